@@ -1,0 +1,61 @@
+"""The executor protocol: where steps run. The engine loop knows nothing else of the worker.
+
+Imports no torch. Implementations: `local` (one step thread on the CPU).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from oneloop_core import SlabLayout
+
+LoadProgress = "Callable[[str, int, int], None]"
+"""(what, done, total): called from any thread while weights are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the engine must know of a loaded model."""
+
+    vocab_size: int
+    """Rows of the output head: every token id is below it."""
+    max_model_len: int
+    """Context length in tokens, after the configuration's limits."""
+    num_blocks: int
+    """KV blocks the memory plan allows."""
+    block_size: int
+    """Tokens per KV block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One step that ended. error is None, or one line without paths or addresses."""
+
+    slab_index: int
+    error: str | None
+
+
+class Executor(Protocol):
+    """Runs steps in the order of submit(). All methods are called from the loop's thread unless they say otherwise."""
+
+    def start(self, progress: Callable[[str, int, int], None] | None = None) -> ModelInfo:
+        """Load the model and plan memory. Blocking (call it in a thread). Raises ModelError."""
+
+    def attach(self, layout: SlabLayout, num_slabs: int, *, max_num_seqs: int) -> Sequence[memoryview]:
+        """Allocate the ring of slabs and the per-slot device state. The views are writable and 64-byte aligned."""
+
+    def submit(self, slab_index: int) -> None:
+        """Launch the step written in that slab: forward and, where no row has a grammar, sampling. Never blocks."""
+
+    def completion_fd(self) -> int:
+        """A descriptor that is readable while completions are waiting."""
+
+    def completions(self) -> list[Completion]:
+        """Take all waiting completions, in order, and clear the descriptor. Never blocks."""
+
+    def shutdown(self) -> None:
+        """Finish the step in flight, drop the rest, free everything. Idempotent; may block a short while."""

@@ -1,0 +1,274 @@
+"""The scheduler, block pool and detokenizer of oneloop, written in Rust (see docs/architecture.md)."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final, Literal, final
+
+from typing_extensions import Buffer
+
+__version__: Final[str]
+BUILD_PROFILE: Final[str]
+"""Cargo profile this module was built with: "release" or "debug"."""
+
+MAX_LOGPROBS: Final[int]
+"""Most top log-probabilities a request may ask for per token (20)."""
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+class CoreError(Exception):
+    """Base of every error the core raises."""
+
+@final
+class RequestError(CoreError):
+    """A request the core refuses. ``args`` is ``(message,)``."""
+
+    field: str
+    """Name of the offending argument of :meth:`Core.submit`."""
+    message: str
+
+@final
+class ConfigError(CoreError):
+    """A :class:`CoreConfig` that cannot work; the message names the field and the remedy."""
+
+@final
+class SlabError(CoreError):
+    """A slab buffer of the wrong size or alignment, or a result out of range."""
+
+@final
+class AuditError(CoreError):
+    """A conservation law does not hold (always a bug of ours)."""
+
+@final
+class CorePoisonedError(CoreError):
+    """A panic was caught earlier; every request has ended with an error and the core accepts no more."""
+
+@final
+class Vocabulary:
+    """Bytes of every token, made once per tokenizer and shared by all requests.
+
+    pieces: bytes of token i (empty for ids that stand for nothing).
+    special_ids: ids dropped when skip_special_tokens is set.
+    strip_leading_space: SentencePiece-style vocabularies: the first piece of a *whole text* loses one leading space.
+    """
+
+    def __new__(
+        cls, pieces: Sequence[bytes], special_ids: Sequence[int] = (), *, strip_leading_space: bool = False
+    ) -> Vocabulary: ...
+    def __len__(self) -> int: ...
+    def piece(self, token_id: int) -> bytes:
+        """Bytes of one token. IndexError when out of range."""
+    def decode(self, token_ids: Buffer | Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of a whole sequence; malformed UTF-8 becomes U+FFFD as in Python's ``errors="replace"``.
+
+        IndexError for an id out of range.
+        """
+
+@final
+class StreamDecoder:
+    """The incremental detokenizer alone (tests, `oneloop generate --url`, parsers): push ids, get text."""
+
+    def __new__(
+        cls,
+        vocabulary: Vocabulary,
+        *,
+        skip_special_tokens: bool = True,
+        stop: Sequence[str] = (),
+        include_stop_str_in_output: bool = False,
+        min_tokens: int = 0,
+    ) -> StreamDecoder: ...
+    def push(self, token_id: int) -> str:
+        """Text that became final with this token (may be empty). After a stop string matched: always empty."""
+    def flush(self) -> str:
+        """What was held back (incomplete characters as U+FFFD, stop-string candidates)."""
+    @property
+    def matched(self) -> str | None:
+        """The stop string that ended the text, if any."""
+
+@final
+class CoreConfig:
+    """Sizes and policies. Raises ConfigError naming the field. All sizes are counts unless the name says otherwise."""
+
+    def __new__(
+        cls,
+        *,
+        num_blocks: int,
+        block_size: int = 16,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int = 2048,
+        max_model_len: int = 2048,
+        vocab_size: int,
+        enable_prefix_caching: bool = True,
+        policy: Literal["fcfs", "priority"] = "fcfs",
+        max_steps_in_flight: int = 2,
+        seed: int = 0,
+        hash_key: bytes | None = None,
+    ) -> CoreConfig:
+        """seed: source of the seeds of requests that bring none. hash_key: 16 bytes; None draws them at random."""
+    @property
+    def max_model_len(self) -> int: ...
+    # … every argument is a read-only property of the same name
+
+@final
+class Field:
+    """One array of the slab."""
+
+    name: str
+    dtype: Literal["i32", "i64", "f32"]
+    offset: int
+    """Bytes from the start of the slab; a multiple of 64."""
+    length: int
+    """Elements."""
+
+@final
+class SlabLayout:
+    fields: tuple[Field, ...]
+    num_bytes: int
+    """Size of the whole slab."""
+    input_bytes: int
+    """The input part is [0, input_bytes); the output part is the rest."""
+    header: dict[str, int]
+    """Name → index into the ``header`` field."""
+
+@final
+class Delta:
+    """What one step added to one sequence."""
+
+    @property
+    def request(self) -> int:
+        """Handle that submit() returned."""
+    @property
+    def index(self) -> int:
+        """Which of the request's n sequences."""
+    @property
+    def text(self) -> str: ...
+    @property
+    def token_ids(self) -> list[int]: ...
+    @property
+    def finish_reason(self) -> FinishReason | None: ...
+    @property
+    def stop_reason(self) -> int | str | None:
+        """The stop token id or stop string that matched; None for EOS and for everything else."""
+    @property
+    def logprobs(self) -> list[tuple[int, list[tuple[int, float]]]] | None:
+        """Per token: (rank of the sampled token, [(sampled id, logprob), (top id, logprob)…]); None when not asked."""
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens taken from the prefix cache at the first admission."""
+    @property
+    def queue_s(self) -> float | None:
+        """Seconds from submit to first admission; only in a sequence's first delta."""
+    @property
+    def error(self) -> str | None:
+        """Message, when finish_reason is "error"."""
+
+@final
+class Deltas:
+    """All deltas of one commit, in the order of the step's samples. Iterating creates the Delta objects lazily."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Delta]: ...
+
+@final
+class Stats:
+    """A snapshot. Gauges first, then counters since the core was made."""
+
+    num_running: int
+    num_waiting: int
+    num_total_blocks: int
+    num_free_blocks: int
+    """Never used, or evicted: no content."""
+    num_cached_blocks: int
+    """Unreferenced but findable content; taken when free ones run out."""
+    num_used_blocks: int
+    """Referenced by a block table. free + cached + used = total."""
+    num_steps_in_flight: int
+    num_steps: int
+    num_preemptions: int
+    num_prefix_query_tokens: int
+    num_prefix_hit_tokens: int
+    num_prompt_tokens: int
+    """Prompt tokens computed or taken from the cache (first admission only)."""
+    num_generation_tokens: int
+    num_submitted: int
+    """Requests; submitted = finished_stop + finished_length + aborted + errored + live, counted per sequence."""
+    num_finished_stop: int
+    num_finished_length: int
+    num_aborted: int
+    num_errored: int
+
+@final
+class Core:
+    """Owns requests, block tables and batch rows. Belongs to the engine's loop thread.
+
+    submit() and abort() may be called from any thread at any moment (they post to a queue that schedule() drains);
+    all other methods from one thread. Every long method releases the GIL.
+    """
+
+    def __new__(cls, config: CoreConfig, vocabulary: Vocabulary | None = None) -> Core:
+        """vocabulary None: deltas carry ids and no text; stop strings are refused."""
+    @property
+    def config(self) -> CoreConfig: ...
+    @property
+    def layout(self) -> SlabLayout: ...
+    def submit(
+        self,
+        prompt_token_ids: Buffer | Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        min_tokens: int = 0,
+        n: int = 1,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        seed: int | None = None,
+        logprobs: int | None = None,
+        logit_bias: Sequence[tuple[int, float]] = (),
+        stop: Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
+        eos_token_ids: Sequence[int] = (),
+        ignore_eos: bool = False,
+        include_stop_str_in_output: bool = False,
+        skip_special_tokens: bool = True,
+        detokenize: bool = True,
+        priority: int = 0,
+        cache_salt: bytes = b"",
+        adapter: int = -1,
+    ) -> int:
+        """Queue a request; returns its handle (never reused, > 0).
+
+        prompt_token_ids: 4-byte signed buffer (array("i"), int32 numpy) or a sequence of ints, each in [0, vocab_size).
+        max_tokens: new tokens per sequence; None fills the context.
+        top_k: 0 = off. temperature 0 = greedy. seed: any i64. logprobs: 0 … MAX_LOGPROBS top entries per token.
+        Raises RequestError naming the argument: empty prompt, id out of range, prompt + 1 > max_model_len, a
+        sequence that could never fit the pool, n > max_num_seqs, non-finite or out-of-range numbers.
+        """
+    def abort(self, request: int) -> bool:
+        """End a request at once, in whatever state. Idempotent; False when the handle is unknown or has ended.
+
+        Its blocks are free after the next schedule() or drain(); no delta follows.
+        """
+    def drain(self) -> None:
+        """Apply what submit() and abort() queued without scheduling a step (abort while no step is due)."""
+    def schedule(self, slab: Buffer) -> int | None:
+        """Write the next step into the slab (a writable buffer of layout.num_bytes, 64-byte aligned).
+
+        Returns the step id, or None when nothing can run now (no work, or max_steps_in_flight reached).
+        May be called again before the last step's commit().
+        """
+    def commit(self, step_id: int, slab: Buffer) -> Deltas:
+        """Read the results of the oldest step in flight, append tokens, test stops, detokenise.
+
+        Steps are committed in the order they were scheduled; another step_id is a SlabError.
+        """
+    def fail(self, step_id: int, message: str) -> Deltas:
+        """The oldest step in flight failed: its requests end with finish_reason "error", its blocks are unregistered."""
+    def has_work(self) -> bool:
+        """Whether anything is queued, waiting, running or in flight."""
+    def stats(self) -> Stats: ...
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks. False (and nothing done) while blocks are referenced."""
+    def audit(self) -> None:
+        """Check every conservation law; AuditError names the one that broke. O(state): for tests."""
