@@ -1,0 +1,38 @@
+"""The errors a person can act on. Each says what is wrong with what they gave us, and the remedy."""
+
+from __future__ import annotations
+
+
+class OneloopError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class ConfigError(OneloopError):
+    """A setting that cannot work. `field` is its name in `oneloop.config`."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+class ModelError(OneloopError):
+    """A model that cannot be served: names the file and the tensor or key."""
+
+    def __init__(self, file: str, message: str, *, item: str | None = None) -> None:
+        where = f"{file}: {item}" if item else file
+        super().__init__(f"{where}: {message}")
+        self.file = file
+        self.item = item
+
+
+class RequestError(OneloopError):
+    """A request that is refused (HTTP 400). `field` is the request field's name."""
+
+    def __init__(self, field: str | None, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+        self.message = message
+
+
+class EngineDeadError(OneloopError):
+    """The engine has stopped; nothing more is accepted (HTTP 503)."""
