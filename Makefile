@@ -1,0 +1,95 @@
+# `make help` lists the targets. Needs: Python ≥ 3.11 with venv, a stable Rust with cargo, a C compiler, make.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV ?= .venv
+MODEL ?=
+ARGS ?=
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust_core -name target -prune -o -type f \( -name '*.rs' -o -name '*.toml' -o -name '*.py' -o -name '*.pyi' \) -print)
+PYTHON_PATHS := py_engine/src kernels/src rust_core/python bench/src tests tools
+
+.PHONY: help
+help: ## This list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# ---- set-up: each step leaves a stamp, so a second run does nothing ----
+
+$(VENV)/.stamp-env: requirements.lock
+	@echo "== Python environment in $(VENV) (PyTorch is large: several GB the first time)"
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
+	@touch $@
+
+$(VENV)/.stamp-core: $(VENV)/.stamp-env $(RUST_SOURCES)
+	@echo "== Rust core (release build)"
+	cd rust_core && VIRTUAL_ENV="$(abspath $(VENV))" "$(abspath $(BIN))/maturin" develop --release --locked
+	@touch $@
+
+$(VENV)/.stamp-packages: $(VENV)/.stamp-env $(VENV)/.stamp-core kernels/pyproject.toml py_engine/pyproject.toml bench/pyproject.toml
+	$(PY) -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e kernels -e py_engine -e bench
+	@touch $@
+
+.PHONY: install core model
+install: $(VENV)/.stamp-packages ## Environment, core and packages
+core: $(VENV)/.stamp-core ## Only the Rust core
+model: install ## Fetch the embedded chat model (SmolLM2-135M-Instruct)
+	@$(PY) -m oneloop.loader.embedded
+
+# ---- run ----
+
+.PHONY: serve chat
+serve: install $(if $(MODEL),,model) ## Serve on 127.0.0.1:8000 (MODEL=path or id, ARGS=more options)
+	@exec $(BIN)/oneloop serve $(MODEL) $(ARGS)
+chat: install $(if $(MODEL),,model) ## Talk to a model in the terminal
+	@exec $(BIN)/oneloop chat $(MODEL) $(ARGS)
+
+# ---- checks: what CI runs is `make test` ----
+
+.PHONY: test lint types test-rust test-python test-slow test-gpu fuzz format lock
+test: lint types test-rust test-python ## Everything CI runs: lints, types, cargo tests, Python tests
+lint: install ## ruff, clippy, rustfmt, import contracts
+	$(BIN)/ruff check $(PYTHON_PATHS)
+	$(BIN)/ruff format --check $(PYTHON_PATHS)
+	$(BIN)/lint-imports
+	cargo fmt --all --check
+	PYO3_PYTHON="$(abspath $(PY))" cargo clippy --workspace --all-targets --locked -- -D warnings
+types: install ## mypy --strict, and the stub against the built core
+	$(BIN)/mypy
+	$(PY) -m mypy.stubtest oneloop_core
+test-rust: ## Unit and property tests of the core (fast profile)
+	cargo test --locked
+test-python: install model ## Python tests on the CPU
+	$(PY) -m pytest
+test-slow: install model ## Long tests and figures with limits
+	$(PY) -m pytest -m slow
+test-gpu: install ## GPU tests (on a machine with a CUDA device)
+	$(PY) -m pytest -m gpu
+fuzz: ## Long profile of the property tests (10^6 operations x 20 seeds; about an hour)
+	ONELOOP_FUZZ=long cargo test --release --locked -- --nocapture
+format: install ## Format Python and Rust
+	$(BIN)/ruff check --fix $(PYTHON_PATHS)
+	$(BIN)/ruff format $(PYTHON_PATHS)
+	cargo fmt --all
+lock: $(VENV)/.stamp-env ## Make requirements.lock anew from requirements.in (needs uv)
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate requirements.in -o requirements.lock
+
+# ---- figures: the last line of each is one JSON object ----
+
+.PHONY: bench-core bench-cpu bench-memory bench-start
+bench-core: install ## Scheduler and detokenizer: µs per step
+	@$(PY) -m oneloop_bench.micro.core
+bench-cpu: install model ## SmolLM2 on the CPU beside transformers (and llama.cpp where installed)
+	@$(PY) -m oneloop_bench.cpu
+bench-memory: install model ## Memory of a server with a 512 MB KV cache, all of it touched
+	@$(PY) -m oneloop_bench.memory
+bench-start: install model ## Seconds from the command to the first answer
+	@$(PY) -m oneloop_bench.start
+
+.PHONY: clean
+clean: ## Remove build outputs and the environment
+	rm -rf target $(VENV) .mypy_cache .ruff_cache .pytest_cache
