@@ -25,7 +25,7 @@ class ModelError(OneloopError):
         self.item = item
 
 
-class RequestError(OneloopError):
+class RequestError(OneloopError, ValueError):
     """A request that is refused (HTTP 400). `field` is the request field's name."""
 
     def __init__(self, field: str | None, message: str) -> None:
@@ -34,5 +34,17 @@ class RequestError(OneloopError):
         self.message = message
 
 
+class OverloadedError(OneloopError):
+    """The queue is full, or the engine is shutting down (HTTP 503 with Retry-After)."""
+
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class EngineDeadError(OneloopError):
     """The engine has stopped; nothing more is accepted (HTTP 503)."""
+
+
+class GenerationError(OneloopError):
+    """A request that was accepted and then failed: its step failed, or the engine died (HTTP 500)."""
