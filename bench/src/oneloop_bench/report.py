@@ -1,0 +1,27 @@
+"""What every bench prints: the machine, and one JSON object as the last line."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores this process may use, Python."""
+    model = platform.processor() or "unknown"
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [
+            line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line
+        ]
+        model = names[0] if names else model
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"cpu": model, "cores": cores, "python": platform.python_version()}
+
+
+def print_result(result: dict[str, Any]) -> None:
+    """The last line of a bench's output."""
+    print(json.dumps({**result, "machine": machine()}))
