@@ -8,13 +8,27 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """Rotary scaling as in Hugging Face's `rope_scaling` / `rope_parameters`."""
+    """How the rotary frequencies differ from theta^(-2i/d). Which fields count depends on the kind.
 
-    kind: Literal["linear", "llama3", "yarn", "dynamic"]
-    factor: float
+    linear: frequencies / factor. dynamic: unchanged up to max_position (NTK beyond it, which is never served).
+    llama3: long waves / factor, short ones unchanged, smooth between low_freq_factor and high_freq_factor.
+    yarn: interpolated between beta_fast and beta_slow; cos and sin are multiplied by attention_factor.
+    factors: frequency i / factors[i] (GGUF's rope_freqs tensor, head_dim / 2 numbers).
+    """
+
+    kind: Literal["linear", "dynamic", "llama3", "yarn", "factors"]
+    factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 0
+    """Context length before the scaling (llama3, yarn, dynamic)."""
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0
+    """Resolved: never left to be derived from the factor."""
+    truncate: bool = True
+    """yarn: round the bounds of the interpolated range to whole dimensions."""
+    factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
