@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 
 import torch
+
 from oneloop.loader.embedded import embedded_model_path
 from oneloop.tokenize import load_tokenizer
 from oneloop_bench.reference import transformers_llama

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from oneloop import LLM, SamplingParams
 from oneloop.loader.embedded import embedded_model_path
 

@@ -14,9 +14,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import torch
+
 from oneloop import LLM, SamplingParams
 from oneloop.loader.embedded import embedded_model_path
-
 from oneloop_bench.reference import transformers_llama
 from oneloop_bench.report import print_result
 
