@@ -88,7 +88,7 @@ def long_prompts() -> list[str]:
     for repeats in (2, 4, 7, 10, 14, 18, 22, 25, 28, 31):
         body = "".join(PARAGRAPH.format(name=NAMES[i % 8], number=i) for i in range(repeats))
         texts += [body, body + "Then the storm began, and"]
-    return texts + ["All day long the rain fell. " * 120 + "In the evening", "ha " * 400]
+    return [*texts, "All day long the rain fell. " * 120 + "In the evening", "ha " * 400]
 
 
 def main() -> None:
