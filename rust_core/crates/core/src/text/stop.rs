@@ -33,6 +33,19 @@ struct State {
     matched: u32,
 }
 
+impl State {
+    fn new(label: u8, live_len: u32) -> Self {
+        Self {
+            label,
+            num_children: 0,
+            first_child: 0,
+            fail: 0,
+            live_len,
+            matched: 0,
+        }
+    }
+}
+
 /// The stop strings of one request, compiled once and shared by its sequences.
 #[derive(Debug)]
 pub struct StopSet {
@@ -168,56 +181,32 @@ impl StopSet {
 
 /// States of the trie in breadth-first order, without failure links. `live_len` is the depth for now.
 fn build_trie(strings: &[String]) -> Vec<State> {
-    let mut order: Vec<u32> = (0..strings.len() as u32).collect();
+    let mut sorted: Vec<(u32, &[u8])> = (0..)
+        .zip(strings)
+        .map(|(index, s)| (index, s.as_bytes()))
+        .collect();
     // Equal strings: the first given one is reported.
-    order.sort_by(|&a, &b| {
-        strings[a as usize]
-            .cmp(&strings[b as usize])
-            .then(a.cmp(&b))
-    });
-    let mut states = vec![State {
-        label: 0,
-        num_children: 0,
-        first_child: 0,
-        fail: 0,
-        live_len: 0,
-        matched: 0,
-    }];
-    // Per state of the level at hand, the range of `order` that shares its prefix.
-    let mut ranges = vec![0..order.len()];
-    let mut next = 0;
-    while next < states.len() {
-        let depth = states[next].live_len as usize;
-        let mut range = ranges[next].clone();
-        if let Some(&first) = order.get(range.start)
-            && depth > 0
-            && strings[first as usize].len() == depth
-        {
-            states[next].matched = first + 1;
-        }
+    sorted.sort_by(|a, b| a.1.cmp(b.1).then(a.0.cmp(&b.0)));
+    let mut states = vec![State::new(0, 0)];
+    // Per state, the part of `sorted` that shares its prefix.
+    let mut spans: Vec<&[(u32, &[u8])]> = vec![&sorted];
+    let mut parent = 0;
+    while parent < states.len() {
+        let depth = states[parent].live_len as usize;
         // Strings that end here sort before those that go on.
-        while range.start < range.end && strings[order[range.start] as usize].len() == depth {
-            range.start += 1;
+        let (ending, mut longer) =
+            spans[parent].split_at(spans[parent].partition_point(|(_, s)| s.len() == depth));
+        states[parent].matched = ending.first().map_or(0, |(index, _)| index + 1);
+        states[parent].first_child = states.len() as u32;
+        while let Some(&(_, string)) = longer.first() {
+            let label = string[depth];
+            let (same, rest) = longer.split_at(longer.partition_point(|(_, s)| s[depth] == label));
+            states.push(State::new(label, depth as u32 + 1));
+            spans.push(same);
+            states[parent].num_children += 1;
+            longer = rest;
         }
-        states[next].first_child = states.len() as u32;
-        while range.start < range.end {
-            let label = strings[order[range.start] as usize].as_bytes()[depth];
-            let same = order[range.clone()]
-                .partition_point(|&s| strings[s as usize].as_bytes()[depth] == label);
-            let live_len = depth as u32 + 1;
-            states.push(State {
-                label,
-                num_children: 0,
-                first_child: 0,
-                fail: 0,
-                live_len,
-                matched: 0,
-            });
-            ranges.push(range.start..range.start + same);
-            states[next].num_children += 1;
-            range.start += same;
-        }
-        next += 1;
+        parent += 1;
     }
     states
 }
