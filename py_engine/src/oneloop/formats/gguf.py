@@ -119,34 +119,25 @@ def _join_parts(first: GgufFile, count: int) -> GgufFile:
         )
     names = [f"{match['prefix']}-{i + 1:05d}-of-{count:05d}.gguf" for i in range(count)]
     if number != 0:
-        raise ModelError(
-            str(first.path),
-            f"is part {number + 1} of {count}; give the first part, {names[0]}",
-            item="split.no",
-        )
+        message = f"is part {number + 1} of {count}; give the first part, {names[0]}"
+        raise ModelError(str(first.path), message, item="split.no")
     tensors = dict(first.tensors)
     for i, name in enumerate(names[1:], start=1):
         part = _read_part(first.path.with_name(name))
-        if (
-            part.metadata.integer("split.no", 0, 99999) != i
-            or part.metadata.integer("split.count", 0, 99999) != count
-        ):
-            raise ModelError(
-                str(part.path),
-                f"does not say that it is part {i + 1} of {count}; the parts are mixed up",
-                item="split.no",
+        said = (part.metadata.integer("split.no", 0, 99999), part.metadata.integer("split.count", 0, 99999))
+        if said != (i, count):
+            message = (
+                f"says it is part {said[0] + 1} of {said[1]}, not {i + 1} of {count}: the parts are mixed up"
             )
+            raise ModelError(str(part.path), message, item="split.no")
         for tensor in part.tensors.values():
             if tensor.name in tensors:
                 raise ModelError(str(part.path), "this tensor is in an earlier part too", item=tensor.name)
             tensors[tensor.name] = tensor
     expected = first.metadata.integer("split.tensors.count", 0, _MAX_TENSORS, default=len(tensors))
     if expected != len(tensors):
-        raise ModelError(
-            str(first.path),
-            f"promises {expected} tensors, the parts hold {len(tensors)}",
-            item="split.tensors.count",
-        )
+        message = f"promises {expected} tensors, the parts hold {len(tensors)}"
+        raise ModelError(str(first.path), message, item="split.tensors.count")
     return GgufFile(first.path, first.version, first.metadata, tensors)
 
 
@@ -232,7 +223,7 @@ class _HeaderReader:
         if kind == _STRING:
             return self._string_array(count, key)
         if kind == _ARRAY:
-            self._claim_objects(count, 12, key)
+            self._claim_objects(count, 12, key, cost=16)
             return [self._array(key, depth + 1) for _ in range(count)]
         dtype = _ARRAY_DTYPES.get(kind)
         if dtype is None:
@@ -264,13 +255,13 @@ class _HeaderReader:
         self._position = position
         return strings
 
-    def _claim_objects(self, count: int, minimum_bytes: int, key: str) -> None:
-        self._num_objects += count
-        if count * minimum_bytes > self._size - self._position or self._num_objects > _MAX_OBJECTS:
-            self._fail(
-                f"an array claims {count} entries: more than the file can hold, or than the {_MAX_OBJECTS} allowed",
-                key,
-            )
+    def _claim_objects(self, count: int, minimum_bytes: int, key: str, *, cost: int = 1) -> None:
+        """Before a list of `count` entries is built: can the file hold them, and may a header cost so much."""
+        self._num_objects += count * cost
+        if count * minimum_bytes > self._size - self._position:
+            self._fail(f"an array claims {count} entries: more than the file can hold", key)
+        if self._num_objects > _MAX_OBJECTS:
+            self._fail(f"an array claims {count} entries: more than any known model has", key)
 
     def _read_tensor_info(self, index: int) -> tuple[str, tuple[int, ...], GgmlType, int]:
         name = self._name(f"tensor {index}")
@@ -303,10 +294,8 @@ class _HeaderReader:
             if relative % alignment:
                 self._fail(f"offset {relative} is no multiple of the alignment {alignment}", name)
             if offset + num_bytes > self._size:
-                self._fail(
-                    f"needs {num_bytes} bytes at {offset}, the file ends at {self._size}: truncated? fetch it again",
-                    name,
-                )
+                place = f"needs {num_bytes} bytes at {offset}, the file ends at {self._size}"
+                self._fail(f"{place}: truncated? fetch it again", name)
             if offset < end:
                 self._fail("overlaps the tensor before it", name)
             end = offset + num_bytes
@@ -340,9 +329,9 @@ class _HeaderReader:
     def _take(self, length: int, item: str) -> bytes:
         end = self._position + length
         if end > self._size:
+            left = self._size - self._position
             self._fail(
-                f"needs {length} bytes where {self._size - self._position} are left: truncated or corrupt; fetch it again",
-                item,
+                f"needs {length} bytes where {left} are left: truncated or corrupt; fetch it again", item
             )
         data = self._data[self._position : end]
         self._position = end
