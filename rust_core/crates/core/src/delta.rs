@@ -1,0 +1,145 @@
+//! What a step added to its sequences: one buffer per kind of data, ranges into it per sequence.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Why a sequence ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FinishReason {
+    /// EOS, a stop id or a stop string.
+    Stop,
+    /// `max_tokens` or the context.
+    Length,
+    /// Aborted (never reported by the core itself: no delta follows an abort).
+    Abort,
+    /// See [`Delta::error`].
+    Error,
+}
+
+impl FinishReason {
+    /// The name on the wire.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Abort => "abort",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// What a "stop" matched; EOS matches nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StopReason {
+    /// One of `stop_token_ids`.
+    Token(i32),
+    /// One of the stop strings.
+    Text(String),
+}
+
+/// What one step added to one sequence. The ranges index the buffers of the [`Deltas`] it lives in.
+#[derive(Debug, Clone)]
+pub struct Delta {
+    /// Handle of the request.
+    pub request: u64,
+    /// Which of the request's n sequences.
+    pub index: u32,
+    /// Bytes of [`Deltas::text`].
+    pub(crate) text: Range<u32>,
+    /// Elements of [`Deltas::token_ids`].
+    pub(crate) tokens: Range<u32>,
+    /// Elements of [`Deltas::logprobs`]; `None` when not asked for.
+    pub(crate) logprobs: Option<Range<u32>>,
+    /// Set in a sequence's last delta.
+    pub finish_reason: Option<FinishReason>,
+    /// What stopped it.
+    pub stop_reason: Option<StopReason>,
+    /// Prompt tokens taken from the prefix cache at the first admission.
+    pub num_cached_tokens: u32,
+    /// Seconds from submit to first admission; only in a sequence's first delta.
+    pub queue_s: Option<f64>,
+    /// Message, when the finish reason is an error.
+    pub error: Option<Arc<str>>,
+}
+
+/// Log-probabilities of one token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TokenLogprobs<'a> {
+    /// Rank of the sampled token, 1 = most likely.
+    pub rank: i32,
+    /// The sampled id, then the top ids.
+    pub token_ids: &'a [i32],
+    /// The log-probabilities of the same.
+    pub logprobs: &'a [f32],
+}
+
+/// Where one token's log-probabilities lie.
+#[derive(Debug, Clone)]
+pub(crate) struct LogprobEntry {
+    pub(crate) rank: i32,
+    pub(crate) range: Range<u32>,
+}
+
+/// All deltas of one commit, in the order of the step's samples.
+#[derive(Debug, Clone, Default)]
+pub struct Deltas {
+    pub(crate) entries: Vec<Delta>,
+    pub(crate) text: String,
+    pub(crate) token_ids: Vec<i32>,
+    pub(crate) logprob_entries: Vec<LogprobEntry>,
+    pub(crate) logprob_ids: Vec<i32>,
+    pub(crate) logprob_values: Vec<f32>,
+}
+
+impl Deltas {
+    /// The deltas.
+    pub fn entries(&self) -> &[Delta] {
+        &self.entries
+    }
+
+    /// Number of deltas.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether nothing was added to any sequence.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Text that became final.
+    pub fn text(&self, delta: &Delta) -> &str {
+        &self.text[delta.text.start as usize..delta.text.end as usize]
+    }
+
+    /// New tokens.
+    pub fn token_ids(&self, delta: &Delta) -> &[i32] {
+        &self.token_ids[delta.tokens.start as usize..delta.tokens.end as usize]
+    }
+
+    /// Per new token its log-probabilities; `None` when not asked for.
+    pub fn logprobs(
+        &self,
+        delta: &Delta,
+    ) -> Option<impl ExactSizeIterator<Item = TokenLogprobs<'_>>> {
+        let range = delta.logprobs.clone()?;
+        let entries = &self.logprob_entries[range.start as usize..range.end as usize];
+        Some(entries.iter().map(|entry| {
+            let range = entry.range.start as usize..entry.range.end as usize;
+            TokenLogprobs {
+                rank: entry.rank,
+                token_ids: &self.logprob_ids[range.clone()],
+                logprobs: &self.logprob_values[range],
+            }
+        }))
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.entries.clear();
+        self.text.clear();
+        self.token_ids.clear();
+        self.logprob_entries.clear();
+        self.logprob_ids.clear();
+        self.logprob_values.clear();
+    }
+}

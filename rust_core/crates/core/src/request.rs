@@ -1,0 +1,86 @@
+//! A request as it is submitted: plain data, checked once by `Inbox::submit`.
+
+/// What a client asks for. Limits and meanings are those of the stub's `Core.submit`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SubmitRequest {
+    /// Token ids, each in `[0, vocab_size)`.
+    pub prompt: Vec<i32>,
+    /// New tokens per sequence; `None` fills the context (and no more than the pool can hold).
+    pub max_tokens: Option<u64>,
+    /// No stop of any kind counts before a later token than this many.
+    pub min_tokens: u64,
+    /// Sequences to generate.
+    pub n: u64,
+    /// 0 = greedy.
+    pub temperature: f64,
+    /// 0 = off.
+    pub top_k: u64,
+    /// In (0, 1].
+    pub top_p: f64,
+    /// In [0, 1].
+    pub min_p: f64,
+    /// > 0.
+    pub repetition_penalty: f64,
+    /// In [-2, 2].
+    pub presence_penalty: f64,
+    /// In [-2, 2].
+    pub frequency_penalty: f64,
+    /// Seed of the first sequence; the others' are derived from it. `None` draws one from the configured seed.
+    pub seed: Option<i64>,
+    /// Top log-probabilities per token.
+    pub logprobs: Option<u64>,
+    /// (token id, value added to its logit).
+    pub logit_bias: Vec<(i64, f64)>,
+    /// Strings that end the text.
+    pub stop: Vec<String>,
+    /// Ids that end the sequence and are reported as the stop reason.
+    pub stop_token_ids: Vec<i64>,
+    /// Ids that end the sequence unless `ignore_eos`.
+    pub eos_token_ids: Vec<i64>,
+    /// EOS ids are ordinary tokens.
+    pub ignore_eos: bool,
+    /// The text ends after what stopped it instead of before.
+    pub include_stop_str_in_output: bool,
+    /// Special tokens leave no text.
+    pub skip_special_tokens: bool,
+    /// Whether deltas carry text.
+    pub detokenize: bool,
+    /// Lower is sooner (policy "priority").
+    pub priority: i64,
+    /// Prefix cache name space.
+    pub cache_salt: Vec<u8>,
+    /// Adapter slot; -1 = none.
+    pub adapter: i32,
+}
+
+impl SubmitRequest {
+    /// A request with every option at its default.
+    pub fn new(prompt: Vec<i32>) -> Self {
+        Self {
+            prompt,
+            max_tokens: None,
+            min_tokens: 0,
+            n: 1,
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            seed: None,
+            logprobs: None,
+            logit_bias: Vec::new(),
+            stop: Vec::new(),
+            stop_token_ids: Vec::new(),
+            eos_token_ids: Vec::new(),
+            ignore_eos: false,
+            include_stop_str_in_output: false,
+            skip_special_tokens: true,
+            detokenize: true,
+            priority: 0,
+            cache_salt: Vec::new(),
+            adapter: -1,
+        }
+    }
+}
