@@ -1,6 +1,6 @@
-"""Every setting, in a handful of frozen dataclasses. The command line is derived from them (see cli/arguments.py).
+"""Every setting, in a handful of frozen dataclasses. The command line is derived from them (cli/arguments.py).
 
-Imports nothing heavy. `EngineConfig.from_flat` builds the aggregate from flat names, as the CLI and `LLM(...)` have them.
+Imports nothing heavy. `EngineConfig.from_flat` builds the aggregate from flat names: the CLI's and those of `LLM(...)`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,19 @@ class ModelConfig:
     tokenizer: str | None = setting(None, "folder or file of the tokenizer; default: the model's own")
     chat_template: str | None = setting(None, "file with a Jinja chat template; default: the model's own")
     revision: str | None = setting(None, "branch, tag or commit of a hub model, for all its files")
-    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = setting("auto", "how weights are read; dummy: random")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting("auto", "type of weights and KV; auto: float32 on a CPU")
-    max_model_len: int | None = setting(None, "context length in tokens; default: the model's own, as far as the KV cache holds it")
+    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = setting(
+        "auto", "how weights are read; dummy: random"
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
+        "auto", "type of weights and KV; auto: float32 on a CPU"
+    )
+    max_model_len: int | None = setting(
+        None, "context length in tokens; default: the model's own, as far as the KV cache holds it"
+    )
     seed: int = setting(0, "seed of requests that bring none, and of dummy weights")
-    generation_config: str = setting("auto", "'auto': the model's generation_config.json gives sampling defaults; 'none'; or a folder")
+    generation_config: str = setting(
+        "auto", "'auto': the model's generation_config.json gives sampling defaults; 'none'; or a folder"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +52,10 @@ class CacheConfig:
 
     block_size: int = setting(16, "tokens per KV block")
     kv_cache_memory_bytes: int | None = setting(
-        None, "size of the KV cache, e.g. 512M or 2G; default: a quarter of the free memory, at most 4G", flags=("--kv-cache-memory",), parse="bytes"
+        None,
+        "size of the KV cache, e.g. 512M or 2G; default: a quarter of the free memory, at most 4G",
+        flags=("--kv-cache-memory",),
+        parse="bytes",
     )
     num_gpu_blocks_override: int | None = setting(None, "number of KV blocks, whatever the memory (tests)")
     enable_prefix_caching: bool = setting(True, "reuse the KV of equal prompt prefixes")
@@ -57,7 +68,12 @@ class SchedulerConfig:
     max_num_seqs: int = setting(256, "sequences that run at once")
     max_num_batched_tokens: int = setting(2048, "tokens one step computes at most")
     scheduling_policy: Literal["fcfs", "priority"] = setting("fcfs", "order of admission and preemption")
-    max_num_queued_reqs: int = setting(4096, "waiting requests beyond which new ones get 503 with Retry-After")
+    max_num_queued_reqs: int = setting(
+        4096, "waiting requests beyond which new ones get 503 with Retry-After"
+    )
+    step_timeout_s: float = setting(
+        300.0, "seconds after which a step that does not complete ends the engine"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,31 +1,46 @@
-"""AsyncEngine: submit, stream, abort, drain. One per process, on one event loop; everything else hangs off it."""
+"""AsyncEngine: submit, stream, abort, drain. One model on one event loop; everything else hangs off it."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from itertools import count
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from oneloop.config import DEFAULT_MODEL, EngineConfig
+from oneloop.engine.assembly import Assembly, assemble
+from oneloop.engine.loop import StepLoop
+from oneloop.engine.metrics import EngineMetrics
+from oneloop.engine.outputs import OutputBuilder, RequestOutput
+from oneloop.engine.params import SamplingParams, check_token_ids
+from oneloop.engine.stream import RequestStream
+from oneloop.engine.threads import in_daemon_thread
+from oneloop.errors import EngineDeadError, OneloopError, OverloadedError, RequestError
+from oneloop.executor.select import create_executor
+from oneloop_core import RequestError as CoreRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
+    from types import TracebackType
 
-    from oneloop_core import Stats
-
-    from oneloop.engine.intake import Prompt
-    from oneloop.engine.metrics import EngineMetrics
-    from oneloop.engine.outputs import RequestOutput
-    from oneloop.engine.params import SamplingDefaults, SamplingParams
-    from oneloop.engine.stream import RequestStream
-    from oneloop.executor.base import Executor, ModelInfo
+    from oneloop.engine.intake import Accepted, Prompt
+    from oneloop.engine.params import SamplingDefaults
+    from oneloop.executor.base import Executor, LoadProgress, ModelInfo
     from oneloop.tokenize import Tokenizer
+    from oneloop_core import Deltas, Stats
+
+log = logging.getLogger(__name__)
+
+State = Literal["loading", "ready", "draining", "dead", "stopped"]
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
     """Whether requests are served now."""
 
-    state: Literal["loading", "ready", "draining", "dead", "stopped"]
+    state: State
     reason: str | None = None
     """Why it is dead, in one line."""
 
@@ -38,44 +53,113 @@ class Health:
 class AsyncEngine:
     """Serves one model on the running event loop.
 
-    All methods belong to the loop that ran `start()`. `executor` None means the local one.
+    All methods belong to the loop that ran `start()`. Also an async context manager: start … shutdown.
     """
 
     def __init__(self, config: EngineConfig, *, executor: Executor | None = None) -> None:
-        raise NotImplementedError
+        """executor: where steps run; None means the local one."""
+        self.config = config
+        self.metrics = EngineMetrics()
+        self.served_model_names: tuple[str, ...] = config.model.served_model_name or (config.model.model,)
+        """At least one; the first is the one replies carry."""
+        self._executor = create_executor(config) if executor is None else executor
+        self._state: State = "loading"
+        self._reason: str | None = None
+        self._assembly: Assembly | None = None
+        self._step_loop: StepLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._streams: dict[int, RequestStream] = {}
+        self._num_in_intake = 0
+        self._without_streams = asyncio.Event()
+        self._without_streams.set()
+        self._dead = asyncio.Event()
+        self._request_numbers = count(1)
 
     @classmethod
-    def from_settings(cls, model: str = DEFAULT_MODEL, **settings: Any) -> AsyncEngine:
+    def from_settings(cls, model: str = DEFAULT_MODEL, **settings: Any) -> Self:
         """An engine from flat settings (names as in `oneloop.config`, same as the command line's)."""
         return cls(EngineConfig.from_flat({"model": model, **settings}))
 
-    config: EngineConfig
-    metrics: EngineMetrics
-    served_model_names: tuple[str, ...]
-    """At least one; the first is the one replies carry."""
+    # Life
+
+    async def start(self, progress: LoadProgress | None = None) -> None:
+        """Load model and tokenizer, then serve. Raises ModelError or ConfigError; the engine is then unusable."""
+        self._assembly = await assemble(self.config, self._executor, progress)
+        if self._state != "loading":
+            raise EngineDeadError("the engine was shut down while it was loading")
+        self._step_loop = StepLoop(
+            self._assembly.core,
+            self._executor,
+            self._assembly.slabs,
+            deliver=self._deliver,
+            metrics=self.metrics,
+            step_timeout_s=self.config.scheduler.step_timeout_s,
+        )
+        self._task = asyncio.create_task(self._step_loop.run(), name="oneloop-step-loop")
+        self._task.add_done_callback(self._loop_ended)
+        self._state = "ready"
+
+    async def shutdown(self, drain_timeout: float = 0.0) -> None:
+        """Refuse new requests, give running ones up to `drain_timeout` seconds, abort the rest, free everything.
+
+        Idempotent; a second call during a drain ends the drain at once.
+        """
+        if self._state in ("loading", "ready"):
+            self._state = "draining"
+        if drain_timeout > 0 and self._state == "draining":
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._without_streams.wait(), drain_timeout)
+        for stream in list(self._streams.values()):
+            stream.abort()
+        if self._state != "dead":
+            self._state = "stopped"
+        if self._step_loop is not None and self._task is not None:
+            self._step_loop.stop()
+            await asyncio.wait([self._task])
+        if self._assembly is not None:
+            self._assembly.intake.close()
+        await in_daemon_thread(self._executor.shutdown, "oneloop-shutdown")
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.shutdown()
+
+    def health(self) -> Health:
+        """Cheap and without side effects; false as soon as the loop died or a step is overdue."""
+        return Health(self._state, self._reason)
+
+    async def wait_dead(self) -> str:
+        """Returns, with the reason, once the engine has died; a server then ends its process."""
+        await self._dead.wait()
+        return self._reason or "unknown"
+
+    # What was loaded
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer, once started."""
-        raise NotImplementedError
+        """The model's tokenizer. EngineDeadError before start() is through."""
+        return self._loaded().tokenizer
 
     @property
     def model_info(self) -> ModelInfo:
-        """Sizes of the loaded model, once started."""
-        raise NotImplementedError
+        """Sizes of the loaded model. EngineDeadError before start() is through."""
+        return self._loaded().info
 
     @property
     def default_sampling(self) -> SamplingDefaults:
-        """What the model's generation_config gives to requests that leave a field open, once started."""
-        raise NotImplementedError
+        """What requests get for fields they leave open. EngineDeadError before start() is through."""
+        return self._loaded().defaults
 
-    async def start(self, progress: Callable[[str, int, int], None] | None = None) -> None:
-        """Load model and tokenizer, then serve. Raises ModelError or ConfigError; the engine is then unusable."""
-        raise NotImplementedError
+    def stats(self) -> Stats:
+        """The core's gauges and counters. EngineDeadError before start() is through."""
+        return self._loaded().core.stats()
 
-    async def shutdown(self, drain_timeout: float = 0.0) -> None:
-        """Refuse new requests, give running ones up to `drain_timeout` seconds, abort the rest, free everything."""
-        raise NotImplementedError
+    # Requests
 
     async def submit(
         self,
@@ -91,9 +175,26 @@ class AsyncEngine:
 
         Raises RequestError (400), OverloadedError (503, Retry-After) or EngineDeadError (503).
         """
-        raise NotImplementedError
+        arrived = asyncio.get_running_loop().time()
+        assembly = self._accepting()
+        self._check_queue(assembly)
+        self._num_in_intake += 1
+        try:
+            accepted = await assembly.intake.accept(
+                prompt,
+                params or SamplingParams(),
+                priority=priority,
+                cache_salt=cache_salt,
+                add_special_tokens=add_special_tokens,
+            )
+            return self._queue(assembly, accepted, request_id, arrived)
+        except RequestError:
+            self.metrics.rejected["invalid"] += 1
+            raise
+        finally:
+            self._num_in_intake -= 1
 
-    def generate(
+    async def generate(
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
@@ -107,27 +208,45 @@ class AsyncEngine:
         Leaving the iteration, or cancelling the task, aborts the request. Raises as submit(), and GenerationError
         when the request failed under way.
         """
-        raise NotImplementedError
+        stream = await self.submit(
+            prompt, sampling_params, request_id=request_id, priority=priority, cache_salt=cache_salt
+        )
+        async with stream:
+            output = self.output_builder(stream)
+            async for deltas in stream:
+                output.add(deltas)
+                yield output.snapshot(stream.num_cached_tokens)
+
+    def output_builder(self, stream: RequestStream) -> OutputBuilder:
+        """Adds the stream's deltas up to RequestOutputs."""
+        return OutputBuilder(
+            stream.request_id,
+            stream.prompt,
+            stream.prompt_token_ids,
+            stream.num_sequences,
+            self._loaded().token_text,
+        )
 
     def abort(self, request_id: str) -> bool:
-        """End the live requests with this id. False when there is none."""
-        raise NotImplementedError
+        """End the live requests with this id. False when there is none. (A stream's own abort() costs less.)"""
+        streams = [stream for stream in self._streams.values() if stream.request_id == request_id]
+        for stream in streams:
+            stream.abort()
+        return bool(streams)
 
-    def health(self) -> Health:
-        """Cheap and without side effects; false as soon as the loop died or a step is overdue."""
-        raise NotImplementedError
-
-    def stats(self) -> Stats:
-        """The core's gauges and counters."""
-        raise NotImplementedError
+    # Text
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, computed off the loop."""
-        raise NotImplementedError
+        return await self._loaded().intake.encode(text, add_special_tokens=add_special_tokens)
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Text of token ids. RequestError naming the first id out of range."""
-        raise NotImplementedError
+        assembly = self._loaded()
+        check_token_ids("tokens", token_ids, len(assembly.vocabulary))
+        return await assembly.intake.in_thread(
+            lambda: assembly.vocabulary.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        )
 
     async def render_chat(
         self,
@@ -142,4 +261,99 @@ class AsyncEngine:
 
         Encode it with add_special_tokens=False: the template writes its own.
         """
-        raise NotImplementedError
+        assembly = self._loaded()
+        return await assembly.intake.in_thread(
+            lambda: assembly.tokenizer.render_chat(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                template_arguments=template_arguments,
+            )
+        )
+
+    # Inside
+
+    def _loaded(self) -> Assembly:
+        if self._assembly is None:
+            raise EngineDeadError("the engine is still loading the model")
+        return self._assembly
+
+    def _accepting(self) -> Assembly:
+        assembly = self._loaded()
+        match self._state:
+            case "ready":
+                return assembly
+            case "draining":
+                raise OverloadedError("the server is shutting down", retry_after_s=10)
+            case "dead":
+                raise EngineDeadError(f"the engine has stopped: {self._reason}")
+            case _:
+                raise EngineDeadError(f"the engine is {self._state}")
+
+    def _check_queue(self, assembly: Assembly) -> None:
+        """Bound what waits: requests in the core's queue and those still being tokenised."""
+        limit = self.config.scheduler.max_num_queued_reqs
+        if self._num_in_intake + assembly.core.stats().num_waiting >= limit:
+            self.metrics.rejected["overloaded"] += 1
+            raise OverloadedError(f"{limit} requests are waiting already; try again later")
+
+    def _queue(
+        self, assembly: Assembly, accepted: Accepted, request_id: str | None, arrived: float
+    ) -> RequestStream:
+        self._accepting()  # again: tokenising took a while
+        params = accepted.params
+        try:
+            handle = assembly.submit(accepted)
+        except CoreRequestError as error:
+            field = "prompt" if error.field == "prompt_token_ids" else error.field
+            raise RequestError(field, error.message) from None
+        stream = RequestStream(
+            handle=handle,
+            request_id=request_id or f"request-{next(self._request_numbers)}",
+            prompt=accepted.prompt,
+            prompt_token_ids=accepted.prompt_token_ids,
+            num_sequences=params.n,
+            arrived=arrived,
+            metrics=self.metrics,
+            on_end=self._stream_ended,
+        )
+        self._streams[handle] = stream
+        self._without_streams.clear()
+        self.metrics.submitted(stream, params)
+        assert self._step_loop is not None
+        self._step_loop.wake()
+        return stream
+
+    def _deliver(self, deltas: Deltas) -> None:
+        """The only loop over requests: it runs after the next step was launched."""
+        now = asyncio.get_running_loop().time()
+        for delta in deltas:
+            stream = self._streams.get(delta.request)
+            if stream is not None:
+                stream.push(delta, now)
+
+    def _stream_ended(self, stream: RequestStream) -> None:
+        """Its last sequence ended. Where the core does not know that yet, it is an abort: free the blocks now."""
+        del self._streams[stream.handle]
+        if not self._streams:
+            self._without_streams.set()
+        if stream.finish_reason == "abort" and self._state != "dead" and self._assembly is not None:
+            if self._assembly.core.abort(stream.handle):
+                self._assembly.core.drain()
+            if self._step_loop is not None:
+                self._step_loop.wake()
+
+    def _loop_ended(self, task: asyncio.Task[None]) -> None:
+        """The step loop is over: by stop(), or because something broke; then every request ends with one error."""
+        error = EngineDeadError("the step loop was cancelled") if task.cancelled() else task.exception()
+        if error is None or self._state == "stopped":
+            return
+        self._state = "dead"
+        self._reason = (
+            str(error) if isinstance(error, OneloopError) else f"internal error ({type(error).__name__})"
+        )
+        log.critical("the engine has died: %s", self._reason, exc_info=error)
+        for stream in list(self._streams.values()):
+            stream.end("error", f"the engine has stopped: {self._reason}")
+        self._dead.set()

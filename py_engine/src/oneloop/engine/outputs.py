@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from oneloop.errors import GenerationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -75,3 +80,68 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     num_cached_tokens: int = 0
+
+
+class OutputBuilder:
+    """Adds a stream's deltas up to RequestOutputs."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        num_sequences: int,
+        token_text: Callable[[int], str],
+    ) -> None:
+        """token_text: text of one token id, for the entries of log-probability lists."""
+        self._request_id = request_id
+        self._prompt = prompt
+        self._prompt_token_ids = prompt_token_ids
+        self._token_text = token_text
+        self._outputs = [CompletionOutput(index) for index in range(num_sequences)]
+
+    def add(self, deltas: Iterable[SequenceDelta]) -> None:
+        """Take in what was added. GenerationError when a sequence failed."""
+        for delta in deltas:
+            if delta.finish_reason == "error":
+                raise GenerationError(delta.error or "the request failed")
+            output = self._outputs[delta.index]
+            output.text += delta.text
+            output.token_ids.extend(delta.token_ids)
+            output.finish_reason = delta.finish_reason
+            output.stop_reason = delta.stop_reason
+            if delta.logprobs is not None:
+                self._add_logprobs(output, delta.logprobs)
+
+    def snapshot(self, num_cached_tokens: int) -> RequestOutput:
+        """Everything so far, independent of what is added later."""
+        outputs = [
+            replace(
+                output,
+                token_ids=output.token_ids.copy(),
+                logprobs=None if output.logprobs is None else output.logprobs.copy(),
+            )
+            for output in self._outputs
+        ]
+        return RequestOutput(
+            self._request_id,
+            self._prompt,
+            self._prompt_token_ids,
+            outputs,
+            all(output.finished() for output in outputs),
+            num_cached_tokens,
+        )
+
+    def _add_logprobs(self, output: CompletionOutput, logprobs: list[TokenLogprobs]) -> None:
+        if output.logprobs is None:
+            output.logprobs, output.cumulative_logprob = [], 0.0
+        assert output.cumulative_logprob is not None
+        for rank, entries in logprobs:
+            sampled_id, sampled = entries[0]
+            tops = {
+                token_id: Logprob(value, place, self._token_text(token_id))
+                for place, (token_id, value) in enumerate(entries[1:], start=1)
+            }
+            tops[sampled_id] = Logprob(sampled, rank, self._token_text(sampled_id))
+            output.logprobs.append(tops)
+            output.cumulative_logprob += sampled

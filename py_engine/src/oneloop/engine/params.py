@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-from oneloop.errors import RequestError  # noqa: F401  (raised by validate)
+from oneloop.errors import ConfigError, RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_STOP_BYTES = 1024
+"""Length of one stop string in UTF-8; text is held back by up to this much."""
+MAX_STOP_TOKEN_IDS = 256
+MAX_LOGIT_BIAS = 1024
+MAX_BIAS = 100.0
+MAX_PENALTY = 2.0
+MAX_TEMPERATURE = 100.0
+MAX_REPETITION_PENALTY = 100.0
+MAX_INT32 = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,19 +47,216 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     """-2 … 2, on output tokens."""
     seed: int | None = None
-    """Same seed, same tokens, whatever else is in the batch."""
+    """Same seed, same tokens, whatever else is in the batch. Any signed 64-bit number."""
     max_tokens: int | None = None
-    """New tokens per sequence; None fills the context."""
+    """New tokens per sequence; None: the generation_config's max_new_tokens, then what the context holds."""
     min_tokens: int = 0
     """No stop of any kind before this many tokens."""
-    stop: tuple[str, ...] | list[str] | str = ()
+    stop: tuple[str, ...] | list[str] | str | None = ()
     """Strings that end the text; not part of it unless include_stop_str_in_output."""
-    stop_token_ids: tuple[int, ...] | list[int] = ()
+    stop_token_ids: tuple[int, ...] | list[int] | None = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     detokenize: bool = True
     logprobs: int | None = None
     """Top log-probabilities per output token (0 … 20); None = none."""
-    logit_bias: dict[int, float] = field(default_factory=dict)
+    logit_bias: Mapping[int, float] | None = field(default_factory=dict)
     """Token id → value in [-100, 100] added to its logit."""
+
+    def resolve(self, defaults: SamplingDefaults, *, vocab_size: int, max_sequences: int) -> ResolvedParams:
+        """Every open field filled in and every field checked.
+
+        vocab_size: every token id must be below it. max_sequences: bound of n. Raises RequestError.
+        """
+        max_tokens = _first(self.max_tokens, defaults.max_tokens)
+        resolved = ResolvedParams(
+            n=integer("n", self.n, 1, max_sequences),
+            temperature=number(
+                "temperature", _first(self.temperature, defaults.temperature), 0, MAX_TEMPERATURE
+            ),
+            top_p=_above_zero("top_p", _first(self.top_p, defaults.top_p), 1),
+            top_k=max(integer("top_k", _first(self.top_k, defaults.top_k), -1, MAX_INT32), 0),
+            min_p=number("min_p", _first(self.min_p, defaults.min_p), 0, 1),
+            repetition_penalty=_above_zero(
+                "repetition_penalty",
+                _first(self.repetition_penalty, defaults.repetition_penalty),
+                MAX_REPETITION_PENALTY,
+            ),
+            presence_penalty=number("presence_penalty", self.presence_penalty, -MAX_PENALTY, MAX_PENALTY),
+            frequency_penalty=number("frequency_penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY),
+            seed=None if self.seed is None else integer("seed", self.seed, -(2**63), 2**63 - 1),
+            max_tokens=None if max_tokens is None else integer("max_tokens", max_tokens, 1, MAX_INT32),
+            min_tokens=integer("min_tokens", self.min_tokens, 0, MAX_INT32),
+            stop=_stop_strings(self.stop),
+            stop_token_ids=_stop_token_ids(self.stop_token_ids, vocab_size),
+            ignore_eos=flag("ignore_eos", self.ignore_eos),
+            include_stop_str_in_output=flag("include_stop_str_in_output", self.include_stop_str_in_output),
+            skip_special_tokens=flag("skip_special_tokens", self.skip_special_tokens),
+            detokenize=flag("detokenize", self.detokenize),
+            logprobs=None if self.logprobs is None else integer("logprobs", self.logprobs, 0, MAX_LOGPROBS),
+            logit_bias=_bias(self.logit_bias, vocab_size),
+        )
+        if resolved.max_tokens is not None and resolved.min_tokens > resolved.max_tokens:
+            raise RequestError(
+                "min_tokens", f"min_tokens ({self.min_tokens}) is above max_tokens ({resolved.max_tokens})"
+            )
+        if resolved.stop and not resolved.detokenize:
+            raise RequestError("stop", "stop strings need detokenize=True")
+        return resolved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedParams:
+    """SamplingParams with nothing left open, every value within its range. Fields as there."""
+
+    n: int
+    temperature: float
+    top_p: float
+    top_k: int
+    """0 = off."""
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int | None
+    max_tokens: int | None
+    """None: what the context holds."""
+    min_tokens: int
+    stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
+    include_stop_str_in_output: bool
+    skip_special_tokens: bool
+    detokenize: bool
+    logprobs: int | None
+    logit_bias: tuple[tuple[int, float], ...]
+
+    def within(self, room: int) -> ResolvedParams:
+        """Limits beyond the `room` tokens that the context holds end there (finish reason "length")."""
+        max_tokens = None if self.max_tokens is None else min(self.max_tokens, room)
+        return replace(self, max_tokens=max_tokens, min_tokens=min(self.min_tokens, room))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingDefaults:
+    """What a request's open fields become: the model's generation_config over the usual defaults."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    max_tokens: int | None = None
+
+    @classmethod
+    def from_generation_config(cls, config: Mapping[str, Any]) -> SamplingDefaults:
+        """From the fields of a Hugging Face generation_config.json. ConfigError names one that cannot work."""
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        given = {name: config[name] for name in names if config.get(name) is not None}
+        if config.get("max_new_tokens") is not None:
+            given["max_tokens"] = config["max_new_tokens"]
+        defaults = cls(**given)
+        try:
+            SamplingParams().resolve(defaults, vocab_size=1, max_sequences=1)
+        except RequestError as error:
+            raise ConfigError(
+                "generation_config", f"{error.message}; use --generation-config none to ignore the model's"
+            ) from None
+        return defaults
+
+
+def check_token_ids(name: str, token_ids: Iterable[Any], vocab_size: int) -> None:
+    """RequestError naming the first entry that is no token id."""
+    for token_id in token_ids:
+        if type(token_id) is not int:
+            raise RequestError(name, f"{name} must hold integers, got {shown(token_id)}")
+        if not 0 <= token_id < vocab_size:
+            raise RequestError(
+                name, f"{name}: token id {shown(token_id)} is out of range (vocabulary: 0 … {vocab_size - 1})"
+            )
+
+
+def encode_utf8(name: str, text: str) -> bytes:
+    """UTF-8 bytes. RequestError for lone surrogates, which JSON can smuggle in."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise RequestError(name, f"{name} holds a lone surrogate, which is no character") from None
+
+
+def shown(value: object) -> str:
+    """A value as error messages show it: short, and cheap to make, whatever was sent."""
+    if isinstance(value, int) and abs(value) > 2**64:
+        return "a number of more than 64 bits"
+    if isinstance(value, int | float | None):
+        return repr(value)
+    if isinstance(value, str):
+        return repr(value[:40]) + ("…" if len(value) > 40 else "")
+    return f"a {type(value).__name__}"
+
+
+def integer(name: str, value: Any, low: int, high: int) -> int:
+    """The value, if it is an integer in low … high; else RequestError."""
+    if type(value) is not int:
+        raise RequestError(name, f"{name} must be an integer, got {shown(value)}")
+    if not low <= value <= high:
+        raise RequestError(name, f"{name} must be in {low} … {high}, got {shown(value)}")
+    return value
+
+
+def number(name: str, value: Any, low: float, high: float) -> float:
+    """The value as a float, if it is a finite number in low … high; else RequestError."""
+    if type(value) not in (int, float):
+        raise RequestError(name, f"{name} must be a number, got {shown(value)}")
+    if not low <= value <= high:  # NaN fails this too
+        raise RequestError(name, f"{name} must be in {low:g} … {high:g}, got {shown(value)}")
+    return float(value)
+
+
+def flag(name: str, value: Any) -> bool:
+    """The value, if it is a boolean; else RequestError."""
+    if type(value) is not bool:
+        raise RequestError(name, f"{name} must be true or false, got {shown(value)}")
+    return value
+
+
+def _first(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def _above_zero(name: str, value: Any, high: float) -> float:
+    checked = number(name, value, 0, high)
+    if checked == 0:
+        raise RequestError(name, f"{name} must be above 0 and at most {high:g}, got 0")
+    return checked
+
+
+def _limited(name: str, values: Any, limit: int) -> Any:
+    if len(values) > limit:
+        raise RequestError(name, f"{name} takes at most {limit} entries, got {len(values)}")
+    return values
+
+
+def _stop_strings(value: Any) -> tuple[str, ...]:
+    strings = (value,) if isinstance(value, str) else tuple(_limited("stop", value or (), MAX_STOP_STRINGS))
+    for text in strings:
+        if not isinstance(text, str) or not text:
+            raise RequestError("stop", f"stop must hold non-empty strings, got {shown(text)}")
+        if len(text) > MAX_STOP_BYTES or len(encode_utf8("stop", text)) > MAX_STOP_BYTES:
+            raise RequestError("stop", f"a stop string may have at most {MAX_STOP_BYTES} bytes")
+    return strings
+
+
+def _stop_token_ids(value: Any, vocab_size: int) -> tuple[int, ...]:
+    ids = tuple(_limited("stop_token_ids", value or (), MAX_STOP_TOKEN_IDS))
+    check_token_ids("stop_token_ids", ids, vocab_size)
+    return ids
+
+
+def _bias(value: Mapping[int, float] | None, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    entries = _limited("logit_bias", value or {}, MAX_LOGIT_BIAS)
+    check_token_ids("logit_bias", entries, vocab_size)
+    return tuple(
+        (token_id, number("logit_bias", bias, -MAX_BIAS, MAX_BIAS)) for token_id, bias in entries.items()
+    )

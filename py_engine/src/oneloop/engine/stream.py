@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+    from oneloop.engine.metrics import EngineMetrics
     from oneloop_core import Delta
+
+_SEVERITY: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
 
 
 @dataclass(slots=True)
 class RequestTimes:
-    """Seconds on the monotonic clock; None until it happened."""
+    """Seconds on the event loop's clock; None until it happened."""
 
     arrived: float
     first_token: float | None = None
@@ -39,8 +42,8 @@ class RequestStream:
     """
 
     __slots__ = (
-        "_on_abort", "_open", "_pending", "_waiter", "handle", "num_cached_tokens", "num_generated_tokens",
-        "num_sequences", "prompt", "prompt_token_ids", "request_id", "times",
+        "_last_token_at", "_metrics", "_on_end", "_pending", "_waiter", "finish_reason", "handle", "num_cached_tokens",
+        "num_generated_tokens", "num_sequences", "prompt", "prompt_token_ids", "request_id", "times",
     )  # fmt: skip
 
     def __init__(
@@ -52,7 +55,8 @@ class RequestStream:
         prompt_token_ids: list[int],
         num_sequences: int,
         arrived: float,
-        on_abort: Callable[[RequestStream], None],
+        metrics: EngineMetrics,
+        on_end: Callable[[RequestStream], None],
     ) -> None:
         self.handle = handle
         """The core's handle."""
@@ -65,23 +69,27 @@ class RequestStream:
         """Prompt tokens that came from the prefix cache (known with the first delta)."""
         self.num_generated_tokens = 0
         """Over all sequences."""
+        self.finish_reason: FinishReason | None = None
+        """The most severe of the sequences that have ended (stop < length < abort < error)."""
         self.times = RequestTimes(arrived)
-        self._open = set(range(num_sequences))
+        # The sequences that have not ended, each with the time of its last token (None before the first).
+        self._last_token_at: dict[int, float | None] = dict.fromkeys(range(num_sequences))
         self._pending: dict[int, SequenceDelta] = {}
         self._waiter: asyncio.Future[None] | None = None
-        self._on_abort = on_abort
+        self._metrics = metrics
+        self._on_end = on_end
 
     @property
     def finished(self) -> bool:
         """Whether every sequence has ended; deltas may still wait to be taken."""
-        return not self._open
+        return not self._last_token_at
 
     async def next_deltas(self) -> list[SequenceDelta]:
         """Everything new, merged per sequence; waits while there is nothing. Empty at the end.
 
         Cancelling the wait loses nothing and aborts nothing (so `asyncio.wait_for` around it is fine). One consumer.
         """
-        while not self._pending and self._open:
+        while not self._pending and self._last_token_at:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
@@ -115,45 +123,56 @@ class RequestStream:
 
     def abort(self) -> None:
         """End the request at once and free its blocks. Its open sequences end with "abort". Idempotent."""
-        if self._open:
-            self._on_abort(self)
-            self.end("abort")
+        self.end("abort")
 
     # Below: the engine's side.
 
     def push(self, delta: Delta, now: float) -> None:
-        """Hand over one sequence's delta of one step (monotonic time `now`)."""
+        """Hand over one sequence's delta of one step. now: the event loop's time."""
         index = delta.index
-        if index not in self._open:
+        if index not in self._last_token_at:
             return
         token_ids = delta.token_ids
         if token_ids:
-            if self.times.first_token is None:
-                self.times.first_token = now
-            self.times.last_token = now
-            self.num_generated_tokens += len(token_ids)
-        if delta.queue_s is not None and self.times.queue_s is None:
+            self._count(index, len(token_ids), now)
+        if self.times.queue_s is None and delta.queue_s is not None:
             self.times.queue_s = delta.queue_s
             self.num_cached_tokens = delta.num_cached_tokens
         reason = delta.finish_reason
-        added = SequenceDelta(
-            index, delta.text, token_ids, delta.logprobs, reason, delta.stop_reason, delta.error
+        self._add(
+            SequenceDelta(
+                index, delta.text, token_ids, delta.logprobs, reason, delta.stop_reason, delta.error
+            )
         )
         if reason is not None:
-            self._close(index, now)
-        self._add(added)
+            self._close(index, reason, now)
 
     def end(self, reason: FinishReason, error: str | None = None) -> None:
-        """End every open sequence with this reason (abort, or the engine's death)."""
+        """End every open sequence with this reason (abort, or the engine's death). Idempotent."""
         now = asyncio.get_running_loop().time()
-        for index in sorted(self._open):
-            self._close(index, now)
+        for index in list(self._last_token_at):
             self._add(SequenceDelta(index, "", [], None, reason, None, error))
+            self._close(index, reason, now)
 
-    def _close(self, index: int, now: float) -> None:
-        self._open.discard(index)
-        if not self._open:
+    def _count(self, index: int, num_tokens: int, now: float) -> None:
+        self.num_generated_tokens += num_tokens
+        times, before = self.times, self._last_token_at[index]
+        if times.first_token is None:
+            times.first_token = now
+            self._metrics.time_to_first_token_seconds.observe(now - times.arrived)
+        if before is not None:
+            for _ in range(num_tokens):
+                self._metrics.inter_token_latency_seconds.observe((now - before) / num_tokens)
+        times.last_token = self._last_token_at[index] = now
+
+    def _close(self, index: int, reason: FinishReason, now: float) -> None:
+        del self._last_token_at[index]
+        if self.finish_reason is None or _SEVERITY.index(reason) > _SEVERITY.index(self.finish_reason):
+            self.finish_reason = reason
+        if not self._last_token_at:
             self.times.finished = now
+            self._metrics.finished(self, self.finish_reason)
+            self._on_end(self)
 
     def _add(self, added: SequenceDelta) -> None:
         waiting = self._pending.get(added.index)

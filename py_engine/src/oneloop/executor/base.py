@@ -6,15 +6,16 @@ Imports no torch. Implementations: `local` (one step thread on the CPU).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from oneloop_core import SlabLayout
 
-LoadProgress = "Callable[[str, int, int], None]"
-"""(what, done, total): called from any thread while weights are read."""
+LoadProgress: TypeAlias = "Callable[[str, int, int], None]"
+"""(what, done, total): called from any thread while a model is fetched or read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,15 @@ class Completion:
 class Executor(Protocol):
     """Runs steps in the order of submit(). All methods are called from the loop's thread unless they say otherwise."""
 
-    def start(self, progress: Callable[[str, int, int], None] | None = None) -> ModelInfo:
-        """Load the model and plan memory. Blocking (call it in a thread). Raises ModelError."""
+    def locate(self, progress: LoadProgress | None = None) -> Path:
+        """The model's folder or file on this machine, fetched first where needed. Imports nothing heavy.
+
+        Called before start(), so that the tokenizer can be read while start() loads. Blocking (call it in a thread).
+        Raises ModelError.
+        """
+
+    def start(self, progress: LoadProgress | None = None) -> ModelInfo:
+        """Load the model that locate() found and plan memory. Blocking (call it in a thread). Raises ModelError."""
 
     def attach(self, layout: SlabLayout, num_slabs: int, *, max_num_seqs: int) -> Sequence[memoryview]:
         """Allocate the ring of slabs and the per-slot device state. The views are writable and 64-byte aligned."""

@@ -1,0 +1,1 @@
+"""The command line. `main` stays light: what a command needs is imported when it runs."""

@@ -1,0 +1,126 @@
+"""Start-up: executor, tokenizer, defaults and core put together into what AsyncEngine serves with."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from oneloop.engine.defaults import Generation, read_generation
+from oneloop.engine.intake import Intake
+from oneloop.engine.loop import MAX_STEPS_IN_FLIGHT, NUM_SLABS
+from oneloop.engine.threads import in_daemon_thread
+from oneloop.errors import ConfigError
+from oneloop_core import ConfigError as CoreConfigError
+from oneloop_core import Core, CoreConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from oneloop.config import EngineConfig, ModelConfig
+    from oneloop.engine.intake import Accepted
+    from oneloop.engine.params import SamplingDefaults
+    from oneloop.executor.base import Executor, LoadProgress, ModelInfo
+    from oneloop.tokenize import Tokenizer
+    from oneloop_core import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """A loaded model, ready to serve."""
+
+    info: ModelInfo
+    tokenizer: Tokenizer
+    vocabulary: Vocabulary
+    defaults: SamplingDefaults
+    eos_token_ids: tuple[int, ...]
+    core: Core
+    slabs: Sequence[memoryview]
+    intake: Intake
+
+    def submit(self, accepted: Accepted) -> int:
+        """Queue a request in the core; returns its handle. Raises the core's RequestError."""
+        params = accepted.params
+        handle = self.core.submit(
+            accepted.prompt_token_ids,
+            max_tokens=params.max_tokens,
+            min_tokens=params.min_tokens,
+            n=params.n,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            repetition_penalty=params.repetition_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            seed=params.seed,
+            logprobs=params.logprobs,
+            logit_bias=params.logit_bias,
+            stop=params.stop,
+            stop_token_ids=params.stop_token_ids,
+            eos_token_ids=self.eos_token_ids,
+            ignore_eos=params.ignore_eos,
+            include_stop_str_in_output=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+            detokenize=params.detokenize,
+            priority=accepted.priority,
+            cache_salt=accepted.cache_salt,
+        )
+        # So that the core's gauges, which bound the queue, count it from now on.
+        self.core.drain()
+        return handle
+
+    def token_text(self, token_id: int) -> str:
+        """Text of one token alone, special ones included."""
+        return self.vocabulary.decode([token_id], skip_special_tokens=False)
+
+
+async def assemble(config: EngineConfig, executor: Executor, progress: LoadProgress | None) -> Assembly:
+    """Fetch, load and connect everything; heavy work runs in threads. Raises ModelError or ConfigError."""
+    path = await in_daemon_thread(partial(executor.locate, progress), "oneloop-locate")
+    info, (tokenizer, vocabulary, generation) = await asyncio.gather(
+        in_daemon_thread(partial(executor.start, progress), "oneloop-load"),
+        in_daemon_thread(partial(_read_text_side, config.model, path), "oneloop-tokenizer"),
+    )
+    core = _make_core(config, info, vocabulary)
+    slabs = executor.attach(core.layout, NUM_SLABS, max_num_seqs=config.scheduler.max_num_seqs)
+    intake = Intake(
+        tokenizer,
+        info,
+        generation.defaults,
+        max_sequences=config.scheduler.max_num_seqs,
+        takes_priority=config.scheduler.scheduling_policy == "priority",
+    )
+    # A tokenizer may know ids that the model has no row for.
+    eos = tuple(
+        sorted(i for i in {*tokenizer.eos_token_ids, *generation.eos_token_ids} if i < info.vocab_size)
+    )
+    return Assembly(info, tokenizer, vocabulary, generation.defaults, eos, core, slabs, intake)
+
+
+def _read_text_side(config: ModelConfig, path: Path) -> tuple[Tokenizer, Vocabulary, Generation]:
+    from oneloop.tokenize import load_tokenizer
+
+    tokenizer = load_tokenizer(config.tokenizer or path, chat_template=config.chat_template)
+    return tokenizer, tokenizer.vocabulary(), read_generation(config.generation_config, path)
+
+
+def _make_core(config: EngineConfig, info: ModelInfo, vocabulary: Vocabulary) -> Core:
+    try:
+        core_config = CoreConfig(
+            num_blocks=info.num_blocks,
+            block_size=info.block_size,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+            max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
+            enable_prefix_caching=config.cache.enable_prefix_caching,
+            policy=config.scheduler.scheduling_policy,
+            max_steps_in_flight=MAX_STEPS_IN_FLIGHT,
+            seed=config.model.seed,
+        )
+    except CoreConfigError as error:
+        raise ConfigError("core", str(error)) from None
+    return Core(core_config, vocabulary)

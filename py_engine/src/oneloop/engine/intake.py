@@ -1,0 +1,169 @@
+"""The front door: text becomes ids in a thread, and everything is checked before anything is queued."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar
+
+from oneloop.engine.params import MAX_INT32, check_token_ids, encode_utf8, integer
+from oneloop.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oneloop.engine.params import ResolvedParams, SamplingDefaults, SamplingParams
+    from oneloop.executor.base import ModelInfo
+    from oneloop.tokenize import Tokenizer
+
+T = TypeVar("T")
+
+NUM_THREADS = 2
+"""Tokenising and rendering threads: enough that one huge prompt does not hold up the small ones."""
+MAX_SALT_CHARS = 128
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids."""
+
+    prompt_token_ids: Sequence[int]
+
+
+Prompt: TypeAlias = "str | TextPrompt | TokensPrompt | Sequence[int]"
+"""Text, ids, or vLLM's dictionaries of either."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A request that can be queued."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: ResolvedParams
+    """Its `max_tokens` is None or fits the context."""
+    cache_salt: bytes
+    priority: int
+
+
+class Intake:
+    """Turns what callers give into `Accepted`, or raises RequestError naming the field."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        info: ModelInfo,
+        defaults: SamplingDefaults,
+        *,
+        max_sequences: int,
+        takes_priority: bool,
+    ) -> None:
+        """max_sequences: bound of n. takes_priority: whether a priority other than 0 means something."""
+        self._tokenizer = tokenizer
+        self._info = info
+        self._defaults = defaults
+        self._max_sequences = max_sequences
+        self._takes_priority = takes_priority
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="oneloop-intake")
+
+    def close(self) -> None:
+        """Drop what waits for a thread; running tokenisations end by themselves."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def accept(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int,
+        cache_salt: str,
+        add_special_tokens: bool,
+    ) -> Accepted:
+        """Check everything; tokenise text. Raises RequestError."""
+        resolved = params.resolve(
+            self._defaults, vocab_size=self._info.vocab_size, max_sequences=self._max_sequences
+        )
+        salt = self._checked_salt(cache_salt)
+        self._check_priority(priority)
+        text, token_ids = _parts(prompt)
+        if token_ids is None:
+            assert text is not None
+            token_ids = await self.encode(text, add_special_tokens=add_special_tokens)
+            if not token_ids:
+                token_ids = self._empty_text()
+        self._check_ids(token_ids)
+        room = self._info.max_model_len - len(token_ids)
+        return Accepted(text, list(token_ids), resolved.within(room), salt, priority)
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text. RequestError for lone surrogates."""
+        encode_utf8("prompt", text)
+        return await self.in_thread(
+            lambda: self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        )
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run text work off the loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _check_ids(self, token_ids: Sequence[int]) -> None:
+        """Length first, so that a huge list costs nothing."""
+        limit = self._info.max_model_len
+        if not token_ids:
+            raise RequestError("prompt", "the prompt is empty")
+        if len(token_ids) >= limit:
+            raise RequestError(
+                "prompt",
+                f"the prompt has {len(token_ids)} tokens, which leaves no room for an answer: "
+                f"the context length is {limit} tokens",
+            )
+        check_token_ids("prompt", token_ids, self._info.vocab_size)
+
+    def _empty_text(self) -> list[int]:
+        """The empty text means the begin token, where there is one."""
+        begin = self._tokenizer.bos_token_id
+        if begin is None:
+            raise RequestError("prompt", "the prompt is empty, and this model has no begin token")
+        return [begin]
+
+    def _check_priority(self, priority: int) -> None:
+        if integer("priority", priority, -MAX_INT32, MAX_INT32) != 0 and not self._takes_priority:
+            raise RequestError(
+                "priority", "priority needs a server started with --scheduling-policy priority"
+            )
+
+    @staticmethod
+    def _checked_salt(cache_salt: str) -> bytes:
+        if not isinstance(cache_salt, str) or len(cache_salt) > MAX_SALT_CHARS:
+            raise RequestError(
+                "cache_salt", f"cache_salt must be a string of at most {MAX_SALT_CHARS} characters"
+            )
+        return encode_utf8("cache_salt", cache_salt)
+
+
+def _parts(prompt: Any) -> tuple[str | None, Sequence[int] | None]:
+    """(text, ids) of a prompt; one of them may be None."""
+    if isinstance(prompt, str):
+        return prompt, None
+    if isinstance(prompt, Mapping):
+        ids, text = prompt.get("prompt_token_ids"), prompt.get("prompt")
+        if ids is not None and _is_list(ids) and (text is None or isinstance(text, str)):
+            return text, ids
+        if ids is None and isinstance(text, str):
+            return text, None
+    elif _is_list(prompt):
+        return None, prompt
+    raise RequestError(
+        "prompt", 'a prompt is a string, a list of token ids, {"prompt": …} or {"prompt_token_ids": …}'
+    )
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)

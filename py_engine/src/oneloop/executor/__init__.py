@@ -1,0 +1,1 @@
+"""Where steps run: the protocol in `base`, one file per implementation."""
