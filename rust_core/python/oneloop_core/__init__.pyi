@@ -5,6 +5,28 @@ from typing import Final, Literal, final
 
 from typing_extensions import Buffer
 
+__all__ = [
+    "BUILD_PROFILE",
+    "MAX_LOGPROBS",
+    "AuditError",
+    "ConfigError",
+    "Core",
+    "CoreConfig",
+    "CoreError",
+    "CorePoisonedError",
+    "Delta",
+    "Deltas",
+    "Field",
+    "FinishReason",
+    "RequestError",
+    "SlabError",
+    "SlabLayout",
+    "Stats",
+    "StreamDecoder",
+    "Vocabulary",
+    "__version__",
+]
+
 __version__: Final[str]
 BUILD_PROFILE: Final[str]
 """Cargo profile this module was built with: "release" or "debug"."""
@@ -39,7 +61,7 @@ class AuditError(CoreError):
 
 @final
 class CorePoisonedError(CoreError):
-    """A panic was caught earlier; every request has ended with an error and the core accepts no more."""
+    """A panic was caught, in this call or an earlier one; every request has ended and the core accepts no more."""
 
 @final
 class Vocabulary:
@@ -47,7 +69,8 @@ class Vocabulary:
 
     pieces: bytes of token i (empty for ids that stand for nothing).
     special_ids: ids dropped when skip_special_tokens is set.
-    strip_leading_space: SentencePiece-style vocabularies: the first piece of a *whole text* loses one leading space.
+    strip_leading_space: SentencePiece-style vocabularies: a *whole text* loses one leading space (streams keep it).
+    Raises ValueError for a special id out of range.
     """
 
     def __new__(
@@ -64,7 +87,12 @@ class Vocabulary:
 
 @final
 class StreamDecoder:
-    """The incremental detokenizer alone (tests, `oneloop generate --url`, parsers): push ids, get text."""
+    """The incremental detokenizer alone (tests, `oneloop generate --url`, parsers): push ids, get text.
+
+    stop: the text ends at the first position where one of them ends; of several that end there the longest counts.
+    Text is held back only as long as it can still become a stop string. min_tokens: a stop string counts only when a
+    later token than that many completes it. ValueError for an empty stop string.
+    """
 
     def __new__(
         cls,
@@ -76,7 +104,10 @@ class StreamDecoder:
         min_tokens: int = 0,
     ) -> StreamDecoder: ...
     def push(self, token_id: int) -> str:
-        """Text that became final with this token (may be empty). After a stop string matched: always empty."""
+        """Text that became final with this token (may be empty). After a stop string matched: always empty.
+
+        IndexError for an id out of range.
+        """
     def flush(self) -> str:
         """What was held back (incomplete characters as U+FFFD, stop-string candidates)."""
     @property
@@ -104,8 +135,27 @@ class CoreConfig:
     ) -> CoreConfig:
         """seed: source of the seeds of requests that bring none. hash_key: 16 bytes; None draws them at random."""
     @property
+    def num_blocks(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def max_num_seqs(self) -> int: ...
+    @property
+    def max_num_batched_tokens(self) -> int: ...
+    @property
     def max_model_len(self) -> int: ...
-    # … every argument is a read-only property of the same name
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def enable_prefix_caching(self) -> bool: ...
+    @property
+    def policy(self) -> Literal["fcfs", "priority"]: ...
+    @property
+    def max_steps_in_flight(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def hash_key(self) -> bytes | None: ...
 
 @final
 class Field:
@@ -264,7 +314,7 @@ class Core:
         Steps are committed in the order they were scheduled; another step_id is a SlabError.
         """
     def fail(self, step_id: int, message: str) -> Deltas:
-        """The oldest step in flight failed: its requests end with finish_reason "error", its blocks are unregistered."""
+        """The oldest step in flight failed: its requests end with finish_reason "error", its blocks are forgotten."""
     def has_work(self) -> bool:
         """Whether anything is queued, waiting, running or in flight."""
     def stats(self) -> Stats: ...

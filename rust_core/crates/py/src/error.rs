@@ -1,0 +1,75 @@
+//! The exceptions, and which error of the core becomes which.
+
+use oneloop_core::Error;
+use pyo3::create_exception;
+use pyo3::exceptions::PyException;
+use pyo3::prelude::*;
+
+create_exception!(
+    oneloop_core,
+    CoreError,
+    PyException,
+    "Base of every error the core raises."
+);
+create_exception!(
+    oneloop_core,
+    RequestError,
+    CoreError,
+    "A request the core refuses. `field` names the argument of `Core.submit`, `message` says what is wrong."
+);
+create_exception!(
+    oneloop_core,
+    ConfigError,
+    CoreError,
+    "A `CoreConfig` that cannot work; the message names the field and the remedy."
+);
+create_exception!(
+    oneloop_core,
+    SlabError,
+    CoreError,
+    "A slab buffer of the wrong size or alignment, or a result out of range."
+);
+create_exception!(
+    oneloop_core,
+    AuditError,
+    CoreError,
+    "A conservation law does not hold (always a bug of ours)."
+);
+create_exception!(
+    oneloop_core,
+    CorePoisonedError,
+    CoreError,
+    "A panic was caught; every request has ended with an error and the core accepts no more."
+);
+
+/// The exception for an error of the core.
+#[allow(clippy::needless_pass_by_value)] // made for map_err
+pub(crate) fn to_py(error: Error) -> PyErr {
+    let message = error.to_string();
+    match error {
+        Error::Request { field, .. } => request_error(field, message),
+        Error::Config { .. } => ConfigError::new_err(message),
+        Error::Slab(_) => SlabError::new_err(message),
+        Error::Audit(_) => AuditError::new_err(message),
+        Error::Poisoned(_) => CorePoisonedError::new_err(message),
+    }
+}
+
+/// A `RequestError` about one argument of `Core.submit`.
+pub(crate) fn refuse(field: &'static str, problem: &str) -> PyErr {
+    request_error(field, format!("{field}: {problem}"))
+}
+
+fn request_error(field: &'static str, message: String) -> PyErr {
+    Python::attach(|py| {
+        let error = RequestError::new_err(message.clone());
+        let value = error.value(py);
+        match value
+            .setattr("field", field)
+            .and_then(|()| value.setattr("message", message))
+        {
+            Ok(()) => error,
+            Err(failed) => failed,
+        }
+    })
+}

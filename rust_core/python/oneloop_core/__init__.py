@@ -1,0 +1,49 @@
+"""The scheduler, block pool and detokenizer of oneloop, written in Rust (see docs/architecture.md)."""
+
+from typing import Literal
+
+from oneloop_core._core import (
+    BUILD_PROFILE,
+    MAX_LOGPROBS,
+    AuditError,
+    ConfigError,
+    Core,
+    CoreConfig,
+    CoreError,
+    CorePoisonedError,
+    Delta,
+    Deltas,
+    Field,
+    RequestError,
+    SlabError,
+    SlabLayout,
+    Stats,
+    StreamDecoder,
+    Vocabulary,
+    __version__,
+)
+
+# Spelled as the union that a Literal of several values stands for: stubtest knows only that form at run time.
+FinishReason = Literal["stop"] | Literal["length"] | Literal["abort"] | Literal["error"]
+
+__all__ = [
+    "BUILD_PROFILE",
+    "MAX_LOGPROBS",
+    "AuditError",
+    "ConfigError",
+    "Core",
+    "CoreConfig",
+    "CoreError",
+    "CorePoisonedError",
+    "Delta",
+    "Deltas",
+    "Field",
+    "FinishReason",
+    "RequestError",
+    "SlabError",
+    "SlabLayout",
+    "Stats",
+    "StreamDecoder",
+    "Vocabulary",
+    "__version__",
+]
