@@ -5,6 +5,7 @@ mod config;
 mod delta;
 mod engine;
 mod error;
+mod guard;
 mod request;
 pub mod text;
 
