@@ -104,7 +104,7 @@ def _read_text_side(config: ModelConfig, path: Path) -> tuple[Tokenizer, Vocabul
     from oneloop.tokenize import load_tokenizer
 
     tokenizer = load_tokenizer(config.tokenizer or path, chat_template=config.chat_template)
-    return tokenizer, tokenizer.vocabulary(), read_generation(config.generation_config, path)
+    return tokenizer, tokenizer.vocabulary, read_generation(config.generation_config, path)
 
 
 def _make_core(config: EngineConfig, info: ModelInfo, vocabulary: Vocabulary) -> Core:

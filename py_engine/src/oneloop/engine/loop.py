@@ -64,7 +64,8 @@ class StepLoop:
         self._timer: asyncio.TimerHandle | None = None
         self._overdue: EngineDeadError | None = None
         # The header's num_tokens of every slab, as a view.
-        start = 8 * core.layout.header["num_tokens"]
+        header = next(field for field in core.layout.fields if field.name == "header")
+        start = header.offset + 8 * core.layout.header["num_tokens"]
         self._step_tokens = [slab[start : start + 8].cast("q") for slab in slabs]
         self._observe_tokens = metrics.iteration_tokens.observe
 

@@ -1,0 +1,135 @@
+"""The command line's options, derived from the dataclasses in `oneloop.config`. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import fields
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+
+from oneloop.config import DEFAULT_MODEL, CacheConfig, ModelConfig, SchedulerConfig, ServerConfig, type_hints
+from oneloop.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+ENGINE_GROUPS: dict[str, type] = {"model": ModelConfig, "KV cache": CacheConfig, "scheduler": SchedulerConfig}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+
+
+def size_in_bytes(text: str) -> int:
+    """ "512M", "2G", "1.5GiB" or plain bytes. Units are powers of 1024."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write it like 512M or 2G")
+    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+
+
+def add_engine_options(parser: argparse.ArgumentParser, *, model_positional: bool) -> None:
+    """Every setting of the engine. Options that are not given do not appear in the namespace.
+
+    model_positional: the model may also be given without --model.
+    """
+    if model_positional:
+        parser.add_argument(
+            "model_argument", nargs="?", metavar="MODEL", help=f"as --model; default: {DEFAULT_MODEL}"
+        )
+    for title, kind in ENGINE_GROUPS.items():
+        _add_group(parser, title, kind)
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    """Every setting of the endpoint."""
+    _add_group(parser, "endpoint", ServerConfig)
+
+
+def add_sampling_options(parser: argparse.ArgumentParser, *, max_tokens: int | None) -> None:
+    """What chat and generate let a person choose. max_tokens: its default."""
+    group = parser.add_argument_group("sampling")
+    default = "what the context holds" if max_tokens is None else str(max_tokens)
+    group.add_argument(
+        "--max-tokens", type=int, default=max_tokens, help=f"new tokens at most; default: {default}"
+    )
+    group.add_argument(
+        "--temperature", type=float, help="0: always the most likely token; default: the model's"
+    )
+    group.add_argument("--top-p", type=float, help="nucleus mass in (0, 1]")
+    group.add_argument("--top-k", type=int, help="keep the k most likely tokens; 0: all")
+    group.add_argument(
+        "--min-p", type=float, help="drop tokens below this part of the most likely one's probability"
+    )
+    group.add_argument("--repetition-penalty", type=float, help="above 1: repeats less")
+    group.add_argument(
+        "--stop", action="append", metavar="TEXT", help="end before this text (may be repeated)"
+    )
+
+
+def sampling_values(options: argparse.Namespace) -> dict[str, Any]:
+    """The sampling options that were given, under SamplingParams' names."""
+    names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop")
+    values = {name: getattr(options, name) for name in names}
+    values["seed"] = vars(options).get("seed")  # the engine's --seed counts for these requests too
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def engine_values(options: argparse.Namespace) -> dict[str, Any]:
+    """The engine settings that were given, flat. ConfigError when two models were named."""
+    values = _given(options, ENGINE_GROUPS.values())
+    named = getattr(options, "model_argument", None)
+    if named is not None:
+        if values.get("model", named) != named:
+            raise ConfigError("model", f"given twice: {named} and {values['model']}")
+        values["model"] = named
+    return values
+
+
+def server_values(options: argparse.Namespace) -> dict[str, Any]:
+    """The endpoint settings that were given."""
+    return _given(options, [ServerConfig])
+
+
+def _given(options: argparse.Namespace, kinds: Iterable[type]) -> dict[str, Any]:
+    given = vars(options)
+    names = [item.name for kind in kinds for item in fields(kind)]
+    return {
+        name: tuple(given[name]) if isinstance(given[name], list) else given[name]
+        for name in names
+        if name in given
+    }
+
+
+def _add_group(parser: argparse.ArgumentParser, title: str, kind: type) -> None:
+    group = parser.add_argument_group(title)
+    hints = type_hints(kind)
+    for item in fields(kind):
+        names = ["--" + item.name.replace("_", "-"), *item.metadata.get("flags", ())]
+        help_text = item.metadata["help"].replace("%", "%%")
+        if item.default not in (None, ()) and "default" not in help_text:
+            help_text += f" (default: {item.default})"
+        group.add_argument(
+            *names,
+            dest=item.name,
+            default=argparse.SUPPRESS,
+            help=help_text,
+            **_shape(hints[item.name], item.metadata),
+        )
+
+
+def _shape(hint: Any, metadata: Any) -> dict[str, Any]:
+    """argparse's keywords for a setting's type."""
+    if get_origin(hint) is UnionType:
+        hint = get_args(hint)[0]
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if get_origin(hint) is Literal:
+        return {"choices": get_args(hint)}
+    if get_origin(hint) is tuple:
+        return {"nargs": "+", "metavar": "NAME"}
+    kinds: dict[Any, tuple[Callable[[str], Any], str]] = {
+        int: (int, "N"),
+        float: (float, "X"),
+        str: (str, "TEXT"),
+    }
+    parse, metavar = (size_in_bytes, "SIZE") if metadata.get("parse") == "bytes" else kinds[hint]
+    return {"type": parse, "metavar": metavar}

@@ -1,0 +1,89 @@
+"""`oneloop`: parses the command line and runs one command. Light: torch and aiohttp are imported by the command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+import oneloop
+from oneloop.cli.arguments import add_engine_options, add_sampling_options, add_server_options
+from oneloop.errors import OneloopError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+"""128 + SIGINT, as shells count."""
+
+DEFAULT_GENERATE_TOKENS = 256
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = argparse.ArgumentParser(prog="oneloop", description="An LLM serving engine in one event loop.")
+    parser.add_argument("--version", action="version", version=f"oneloop {oneloop.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="serve a model over the OpenAI protocol")
+    add_engine_options(serve, model_positional=True)
+    add_server_options(serve)
+
+    chat = commands.add_parser("chat", help="talk to a model in the terminal")
+    chat.add_argument("--url", help="talk to the server at this address instead of loading a model")
+    chat.add_argument("--api-key", help="the server's key, with --url; also ONELOOP_API_KEY")
+    chat.add_argument("--system", metavar="TEXT", help="system message at the start of the conversation")
+    add_sampling_options(chat, max_tokens=None)
+    add_engine_options(chat, model_positional=True)
+
+    generate = commands.add_parser("generate", help="complete one prompt and print it as it comes")
+    generate.add_argument("prompt", nargs="?", help="text to continue; default: what standard input holds")
+    generate.add_argument("--chat", action="store_true", help="treat the prompt as a user's message")
+    add_sampling_options(generate, max_tokens=DEFAULT_GENERATE_TOKENS)
+    add_engine_options(generate, model_positional=False)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code (0, 1 failed, 2 usage, 130 interrupted)."""
+    options = make_parser().parse_args(arguments)
+    try:
+        match options.command:
+            case "serve":
+                from oneloop.cli.serve import serve
+
+                return serve(options)
+            case "chat":
+                from oneloop.cli.chat import chat
+
+                return chat(options)
+            case _:
+                from oneloop.cli.generate import generate
+
+                return generate(options)
+    except OneloopError as error:
+        print(f"oneloop: error: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone; what is still buffered has nowhere to go.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        return EXIT_FAILED
+
+
+def run() -> NoReturn:
+    """The console script: like main(), but ends at once instead of waiting for threads that are still loading."""
+    code = main()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (BrokenPipeError, ValueError):
+            code = code or EXIT_FAILED
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    run()

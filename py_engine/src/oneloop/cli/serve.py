@@ -1,0 +1,127 @@
+"""`oneloop serve`: takes the port, loads the model, serves until a signal, drains, ends.
+
+SIGINT and SIGTERM stop accepting and give running requests `shutdown_timeout` seconds; a second one ends the process at
+once. Exit code: 0 after a stop that was asked for, 1 when something failed, 128 + signal where it cut things short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+from oneloop.cli.arguments import engine_values, server_values
+from oneloop.cli.logs import logging_to_stderr
+from oneloop.config import EngineConfig, ServerConfig
+from oneloop.errors import ConfigError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Coroutine
+    from typing import Any
+
+    from oneloop.engine.async_engine import AsyncEngine
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 1024
+API_KEY_VARIABLE = "ONELOOP_API_KEY"
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Run the server; returns the exit code. Raises ConfigError or ModelError before anything is served."""
+    engine_config = EngineConfig.from_flat(engine_values(options))
+    server_config = ServerConfig(**{"api_key": os.environ.get(API_KEY_VARIABLE), **server_values(options)})
+    with bind(server_config.host, server_config.port) as listening, logging_to_stderr():
+        return asyncio.run(_Serving(engine_config, server_config, listening).run())
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. ConfigError, naming host or port, when there is none to be had."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    except (OSError, UnicodeError) as error:
+        raise ConfigError("host", f"{host} is no address to listen on ({error})") from None
+    except OverflowError:
+        raise ConfigError("port", f"must be at most 65535, got {port}") from None
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OverflowError:
+        raise ConfigError("port", f"must be at most 65535, got {port}") from None
+    except OSError as error:
+        raise ConfigError(
+            "port",
+            f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; choose another with --port",
+        ) from None
+
+
+class _Serving:
+    """The server's life as one readable chain: load, serve, stop."""
+
+    def __init__(
+        self, engine_config: EngineConfig, server_config: ServerConfig, listening: socket.socket
+    ) -> None:
+        self._engine_config = engine_config
+        self._config = server_config
+        self._listening = listening
+        self._stop = asyncio.Event()
+
+    async def run(self) -> int:
+        from oneloop.engine.async_engine import AsyncEngine
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._signalled, number)
+        engine = AsyncEngine(self._engine_config)
+        if not await self._load(engine):
+            return 0
+        try:
+            return await self._serve(engine)
+        finally:
+            await engine.shutdown()
+
+    async def _load(self, engine: AsyncEngine) -> bool:
+        """Load with progress bars. False when a signal came first."""
+        from oneloop.engine.progress import LoadBars
+
+        with LoadBars() as bars:
+            return await self._unless_stopped(engine.start(bars))
+
+    async def _serve(self, engine: AsyncEngine) -> int:
+        from oneloop.api.server import run_server
+
+        host, port = self._listening.getsockname()[:2]
+        log.info("serving %s on http://%s:%d", ", ".join(engine.served_model_names), host, port)
+        death = asyncio.create_task(self._stop_when_dead(engine))
+        try:
+            await run_server(engine, self._config, self._listening, self._stop)
+        finally:
+            death.cancel()
+        return 1 if engine.health().state == "dead" else 0
+
+    async def _stop_when_dead(self, engine: AsyncEngine) -> None:
+        await engine.wait_dead()
+        self._stop.set()
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Await `work`; False, and `work` left behind, when a signal comes first."""
+        task = asyncio.create_task(work)
+        stopped = asyncio.create_task(self._stop.wait())
+        await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not task.done():
+            task.cancel()
+            return False
+        task.result()
+        return True
+
+    def _signalled(self, number: int) -> None:
+        if self._stop.is_set():
+            os._exit(128 + number)
+        log.info(
+            "stopping: running requests get %g s; once more to end at once", self._config.shutdown_timeout
+        )
+        self._stop.set()

@@ -1,0 +1,224 @@
+"""LLM: the engine for scripts and notebooks. Names as vLLM's users know them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, cast
+
+from tqdm import tqdm
+
+from oneloop.config import DEFAULT_MODEL
+from oneloop.engine.async_engine import AsyncEngine
+from oneloop.engine.engine_thread import EngineThread
+from oneloop.engine.params import SamplingParams
+from oneloop.engine.progress import LoadBars
+from oneloop.errors import RequestError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from oneloop.engine.intake import Prompt
+    from oneloop.engine.outputs import RequestOutput
+    from oneloop.engine.stream import RequestStream
+    from oneloop.executor.base import ModelInfo
+    from oneloop.tokenize import Tokenizer
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    prompt: Prompt
+    params: SamplingParams
+    add_special_tokens: bool = True
+
+
+class LLM:
+    """A model in this process. Blocking; usable from several threads, and inside a running event loop.
+
+    Also a context manager. Without `with`, `close()` or the end of the process frees it.
+    """
+
+    def __init__(self, model: str = DEFAULT_MODEL, *, use_tqdm: bool = True, **settings: Any) -> None:
+        """Load a model.
+
+        model: folder, GGUF file, hub id, or "smollm2" (embedded). use_tqdm: show loading bars. settings: any field of
+        `oneloop.config`'s ModelConfig, CacheConfig and SchedulerConfig. Raises ConfigError or ModelError.
+        """
+        engine = AsyncEngine.from_settings(model, **settings)
+        with LoadBars() if use_tqdm else nullcontext() as bars:
+            self._thread = EngineThread(engine, bars)
+        # More than runs at once, so that the next step always finds something to admit; far less than the queue holds.
+        self._room = asyncio.Semaphore(2 * engine.config.scheduler.max_num_seqs)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete prompts; the results are in their order.
+
+        prompts: one or several of: text, list of token ids, {"prompt": …}, {"prompt_token_ids": …}. sampling_params:
+        one for all, or one each. Raises RequestError when one is invalid (the others are then aborted).
+        """
+        several = _as_prompts(prompts)
+        return self._run(
+            [_Job(p, s) for p, s in zip(several, _spread(sampling_params, len(several)), strict=True)],
+            use_tqdm,
+        )
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or several; a message is {"role": …, "content": …}. Else as generate()."""
+        conversations = cast(
+            "Sequence[Messages]", [messages] if messages and isinstance(messages[0], Mapping) else messages
+        )
+        params = _spread(sampling_params, len(conversations))
+
+        async def render() -> list[str]:
+            return [
+                await self._thread.engine.render_chat(
+                    conversation,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    tools=tools,
+                    template_arguments=chat_template_kwargs,
+                )
+                for conversation in conversations
+            ]
+
+        texts = self._thread.run(render())
+        # The template writes the special tokens itself.
+        return self._run([_Job(t, s, False) for t, s in zip(texts, params, strict=True)], use_tqdm)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._thread.engine.tokenizer
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """Sizes of the loaded model."""
+        return self._thread.engine.model_info
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What a request without parameters gets: the model's generation_config over the usual defaults."""
+        given = self._thread.engine.default_sampling
+        return SamplingParams(
+            temperature=given.temperature,
+            top_p=given.top_p,
+            top_k=given.top_k,
+            min_p=given.min_p,
+            repetition_penalty=given.repetition_penalty,
+            max_tokens=given.max_tokens,
+        )
+
+    def close(self) -> None:
+        """Abort what runs and free the model. Idempotent."""
+        self._thread.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, jobs: list[_Job], use_tqdm: bool) -> list[RequestOutput]:
+        """The jobs' results in order; the calling thread only collects and draws the bar."""
+        done: SimpleQueue[tuple[int, RequestOutput] | None] = SimpleQueue()
+        work = self._thread.spawn(self._run_jobs(jobs, done))
+        work.add_done_callback(lambda _: done.put(None))
+        results: list[RequestOutput | None] = [None] * len(jobs)
+        num_tokens = 0
+        try:
+            with tqdm(total=len(jobs), desc="prompts", unit="prompt", disable=not use_tqdm) as bar:
+                while (item := done.get()) is not None:
+                    results[item[0]] = item[1]
+                    num_tokens += sum(len(output.token_ids) for output in item[1].outputs)
+                    seconds = bar.format_dict["elapsed"]
+                    bar.set_postfix_str(f"{num_tokens / seconds if seconds else 0:.0f} tok/s", refresh=False)
+                    bar.update()
+            work.result()
+        except BaseException:
+            work.cancel()
+            raise
+        return cast("list[RequestOutput]", results)
+
+    async def _run_jobs(self, jobs: list[_Job], done: SimpleQueue[tuple[int, RequestOutput] | None]) -> None:
+        """Submit in order, as far as there is room; the first failure aborts the rest."""
+        engine = self._thread.engine
+
+        async def finish(index: int, stream: RequestStream) -> None:
+            async with stream:
+                output = engine.output_builder(stream)
+                async for deltas in stream:
+                    output.add(deltas)
+                done.put((index, output.snapshot(stream.num_cached_tokens)))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index, job in enumerate(jobs):
+                    await self._room.acquire()
+                    try:
+                        stream = await engine.submit(
+                            job.prompt, job.params, add_special_tokens=job.add_special_tokens
+                        )
+                    except BaseException:
+                        self._room.release()
+                        raise
+                    task = group.create_task(finish(index, stream))
+                    # Not in finish(): a task that is cancelled before its first step runs none of its code.
+                    task.add_done_callback(partial(self._settle, stream))
+        except BaseExceptionGroup as errors:
+            raise _first(errors) from None
+
+    def _settle(self, stream: RequestStream, _: asyncio.Task[None]) -> None:
+        stream.abort()
+        self._room.release()
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt (text, dictionary or a list of ids) or several, as a list."""
+    if isinstance(prompts, str | Mapping):
+        return [cast("Prompt", prompts)]
+    if not isinstance(prompts, Sequence):
+        raise RequestError(
+            "prompts", f"prompts must be a prompt or a list of them, got a {type(prompts).__name__}"
+        )
+    if prompts and isinstance(prompts[0], int):
+        return [cast("Prompt", prompts)]
+    return list(cast("Sequence[Prompt]", prompts))
+
+
+def _spread(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
+    """One SamplingParams for each of `count` prompts."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise RequestError("sampling_params", f"{len(params)} sampling_params for {count} prompts")
+    return params
