@@ -14,6 +14,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from oneloop.cli.arguments import engine_values, server_values
+from oneloop.cli.loading import answering_while_loading
 from oneloop.cli.logs import logging_to_stderr
 from oneloop.config import EngineConfig, ServerConfig
 from oneloop.errors import ConfigError
@@ -87,8 +88,9 @@ class _Serving:
         """Load with progress bars. False when a signal came first."""
         from oneloop.engine.progress import LoadBars
 
-        with LoadBars() as bars:
-            return await self._unless_stopped(engine.start(bars))
+        async with answering_while_loading(self._listening):
+            with LoadBars() as bars:
+                return await self._unless_stopped(engine.start(bars))
 
     async def _serve(self, engine: AsyncEngine) -> int:
         from oneloop.api.server import run_server

@@ -5,24 +5,24 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oneloop.engine.defaults import Generation, read_generation
 from oneloop.engine.intake import Intake
 from oneloop.engine.loop import MAX_STEPS_IN_FLIGHT, NUM_SLABS
+from oneloop.engine.params import SamplingDefaults
 from oneloop.engine.threads import in_daemon_thread
 from oneloop.errors import ConfigError
+from oneloop.formats.generation import GenerationDefaults, hf_generation_defaults
 from oneloop_core import ConfigError as CoreConfigError
 from oneloop_core import Core, CoreConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from oneloop.config import EngineConfig, ModelConfig
     from oneloop.engine.intake import Accepted
-    from oneloop.engine.params import SamplingDefaults
-    from oneloop.executor.base import Executor, LoadProgress, ModelInfo
+    from oneloop.executor.base import Executor, LoadProgress, ModelFiles, ModelInfo
     from oneloop.tokenize import Tokenizer
     from oneloop_core import Vocabulary
 
@@ -79,32 +79,47 @@ class Assembly:
 
 async def assemble(config: EngineConfig, executor: Executor, progress: LoadProgress | None) -> Assembly:
     """Fetch, load and connect everything; heavy work runs in threads. Raises ModelError or ConfigError."""
-    path = await in_daemon_thread(partial(executor.locate, progress), "oneloop-locate")
-    info, (tokenizer, vocabulary, generation) = await asyncio.gather(
+    files = await in_daemon_thread(partial(executor.locate, progress), "oneloop-locate")
+    info, text = await asyncio.gather(
         in_daemon_thread(partial(executor.start, progress), "oneloop-load"),
-        in_daemon_thread(partial(_read_text_side, config.model, path), "oneloop-tokenizer"),
+        in_daemon_thread(partial(_read_text_side, config.model, files), "oneloop-tokenizer"),
     )
-    core = _make_core(config, info, vocabulary)
+    core = _make_core(config, info, text.vocabulary)
     slabs = executor.attach(core.layout, NUM_SLABS, max_num_seqs=config.scheduler.max_num_seqs)
     intake = Intake(
-        tokenizer,
+        text.tokenizer,
         info,
-        generation.defaults,
+        text.defaults,
         max_sequences=config.scheduler.max_num_seqs,
         takes_priority=config.scheduler.scheduling_policy == "priority",
     )
     # A tokenizer may know ids that the model has no row for.
-    eos = tuple(
-        sorted(i for i in {*tokenizer.eos_token_ids, *generation.eos_token_ids} if i < info.vocab_size)
-    )
-    return Assembly(info, tokenizer, vocabulary, generation.defaults, eos, core, slabs, intake)
+    end_ids = tuple(token_id for token_id in text.end_ids if token_id < info.vocab_size)
+    return Assembly(info, text.tokenizer, text.vocabulary, text.defaults, end_ids, core, slabs, intake)
 
 
-def _read_text_side(config: ModelConfig, path: Path) -> tuple[Tokenizer, Vocabulary, Generation]:
+@dataclass(frozen=True, slots=True)
+class _TextSide:
+    tokenizer: Tokenizer
+    vocabulary: Vocabulary
+    defaults: SamplingDefaults
+    end_ids: tuple[int, ...]
+
+
+def _read_text_side(config: ModelConfig, files: ModelFiles) -> _TextSide:
     from oneloop.tokenize import load_tokenizer
 
-    tokenizer = load_tokenizer(config.tokenizer or path, chat_template=config.chat_template)
-    return tokenizer, tokenizer.vocabulary, read_generation(config.generation_config, path)
+    tokenizer = load_tokenizer(config.tokenizer or files.path, chat_template=config.chat_template)
+    match config.generation_config:
+        case "auto":
+            given = files.generation
+        case "none":
+            # The end tokens are no matter of taste: without them nothing ends.
+            given = GenerationDefaults(eos_token_ids=files.generation.eos_token_ids)
+        case folder:
+            given = hf_generation_defaults(Path(folder))
+    end_ids = tuple(dict.fromkeys((*tokenizer.eos_token_ids, *given.eos_token_ids)))
+    return _TextSide(tokenizer, tokenizer.vocabulary, SamplingDefaults.over(given), end_ids)
 
 
 def _make_core(config: EngineConfig, info: ModelInfo, vocabulary: Vocabulary) -> Core:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from oneloop.engine.params import SamplingDefaults
     from oneloop.executor.base import Executor, LoadProgress, ModelInfo
     from oneloop.tokenize import Tokenizer
-    from oneloop_core import Deltas, Stats
+    from oneloop_core import Deltas, Stats, Vocabulary
 
 log = logging.getLogger(__name__)
 
@@ -144,6 +144,11 @@ class AsyncEngine:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer. EngineDeadError before start() is through."""
         return self._loaded().tokenizer
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Bytes and text of every token. EngineDeadError before start() is through."""
+        return self._loaded().vocabulary
 
     @property
     def model_info(self) -> ModelInfo:

@@ -10,6 +10,8 @@ from oneloop.errors import ConfigError, RequestError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from oneloop.formats.generation import GenerationDefaults
+
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 1024
@@ -150,18 +152,19 @@ class SamplingDefaults:
     max_tokens: int | None = None
 
     @classmethod
-    def from_generation_config(cls, config: Mapping[str, Any]) -> SamplingDefaults:
-        """From the fields of a Hugging Face generation_config.json. ConfigError names one that cannot work."""
+    def over(cls, given: GenerationDefaults) -> SamplingDefaults:
+        """The usual defaults, with what a model's generation_config.json gives laid over them.
+
+        ConfigError names a value that no request may have either.
+        """
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        given = {name: config[name] for name in names if config.get(name) is not None}
-        if config.get("max_new_tokens") is not None:
-            given["max_tokens"] = config["max_new_tokens"]
-        defaults = cls(**given)
+        values = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+        defaults = cls(**values, max_tokens=given.max_new_tokens)
         try:
             SamplingParams().resolve(defaults, vocab_size=1, max_sequences=1)
         except RequestError as error:
             raise ConfigError(
-                "generation_config", f"{error.message}; use --generation-config none to ignore the model's"
+                "generation_config", f"{error.message}; --generation-config none ignores the model's"
             ) from None
         return defaults
 

@@ -12,10 +12,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from oneloop.formats.generation import GenerationDefaults
+    from oneloop.formats.gguf import GgufFile
     from oneloop_core import SlabLayout
 
 LoadProgress: TypeAlias = "Callable[[str, int, int], None]"
 """(what, done, total): called from any thread while a model is fetched or read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A model's files on this machine, with what their headers say outside the weights."""
+
+    path: Path
+    """The GGUF file, or the folder with config.json."""
+    generation: GenerationDefaults
+    """The model's own sampling defaults and end tokens."""
+    gguf: GgufFile | None = None
+    """The header, where it is a GGUF file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +57,8 @@ class Completion:
 class Executor(Protocol):
     """Runs steps in the order of submit(). All methods are called from the loop's thread unless they say otherwise."""
 
-    def locate(self, progress: LoadProgress | None = None) -> Path:
-        """The model's folder or file on this machine, fetched first where needed. Imports nothing heavy.
+    def locate(self, progress: LoadProgress | None = None) -> ModelFiles:
+        """Find the model's files, fetching them where needed, and read their headers. Imports nothing heavy.
 
         Called before start(), so that the tokenizer can be read while start() loads. Blocking (call it in a thread).
         Raises ModelError.
