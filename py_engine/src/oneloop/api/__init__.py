@@ -1,0 +1,1 @@
+"""The HTTP endpoint. The only package that knows aiohttp; imports no torch."""

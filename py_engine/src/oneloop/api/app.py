@@ -1,0 +1,142 @@
+"""The application: routes, and what every request passes through on its way in and out."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from oneloop.api.auth import KeyCheck
+from oneloop.api.errors import (
+    INTERNAL_MESSAGE,
+    ApiError,
+    ErrorKind,
+    bad_request,
+    error_response,
+    from_exception,
+)
+from oneloop.api.handlers.chat import chat_completions
+from oneloop.api.handlers.completions import completions
+from oneloop.api.handlers.health import health
+from oneloop.api.handlers.metrics import metrics
+from oneloop.api.handlers.models import list_models, show_model
+from oneloop.api.handlers.tokenize import detokenize, tokenize
+from oneloop.api.handlers.version import version
+from oneloop.api.limits import Limits
+from oneloop.api.logprobs import TokenTexts
+from oneloop.api.metrics import HttpMetrics
+from oneloop.api.protocol.sampling import safe_request_id
+from oneloop.api.replies import new_request_id
+from oneloop.api.state import REQUEST_ID, STATE, ApiState
+
+if TYPE_CHECKING:
+    from aiohttp.typedefs import Handler, Middleware
+
+    from oneloop.config import ServerConfig
+    from oneloop.engine.async_engine import AsyncEngine
+
+
+log = logging.getLogger(__name__)
+
+ROUTES: tuple[tuple[str, str, Handler], ...] = (
+    ("GET", "/health", health),
+    ("GET", "/ping", health),
+    ("POST", "/ping", health),
+    ("GET", "/version", version),
+    ("GET", "/metrics", metrics),
+    ("GET", "/v1/models", list_models),
+    ("GET", "/v1/models/{model:.+}", show_model),
+    ("POST", "/v1/chat/completions", chat_completions),
+    ("POST", "/v1/completions", completions),
+    ("POST", "/tokenize", tokenize),
+    ("POST", "/detokenize", detokenize),
+)
+OPEN_HANDLERS: frozenset[Handler] = frozenset({health})
+"""What answers without the key; everything else, unknown paths included, asks for it."""
+
+_HOST = re.compile(r"[A-Za-z0-9._~-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
+
+
+def create_app(engine: AsyncEngine, config: ServerConfig) -> web.Application:
+    """The application over a started engine."""
+    app = web.Application(middlewares=[_exits, _gate(KeyCheck(config.api_key))])
+    app[STATE] = _make_state(engine, config)
+    for method, path, handler in ROUTES:
+        if method == "GET":
+            app.router.add_get(path, handler)
+        else:
+            app.router.add_route(method, path, handler)
+    return app
+
+
+def _make_state(engine: AsyncEngine, config: ServerConfig) -> ApiState:
+    tokenizer = engine.tokenizer
+    scheduler = engine.config.scheduler
+    longest_piece = max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
+    limits = Limits(
+        vocab_size=engine.model_info.vocab_size,
+        max_model_len=engine.model_info.max_model_len,
+        max_sequences=config.max_sequences_per_request,
+        max_n=min(config.max_sequences_per_request, scheduler.max_num_seqs),
+        max_prompt_chars=engine.model_info.max_model_len * longest_piece,
+        max_body_bytes=config.max_body_bytes,
+        priority=scheduler.scheduling_policy == "priority",
+    )
+    return ApiState(
+        engine=engine,
+        config=config,
+        limits=limits,
+        metrics=HttpMetrics(dict.fromkeys(path for _, path, _ in ROUTES)),
+        token_texts=TokenTexts(tokenizer),
+        started=int(time.time()),
+    )
+
+
+@web.middleware
+async def _exits(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """The one exit: every error becomes the wire format here, every reply gets its id and is counted."""
+    request[REQUEST_ID] = safe_request_id(request.headers.get("X-Request-Id")) or new_request_id()
+    begin = time.monotonic()
+    status = 500
+    try:
+        try:
+            response = await handler(request)
+        except (ConnectionError, TimeoutError):
+            raise
+        except Exception as error:
+            response = error_response(_told(request, error))
+        status = response.status
+        if not response.prepared:
+            response.headers["X-Request-Id"] = request[REQUEST_ID]
+        return response
+    finally:
+        resource = request.match_info.route.resource
+        route = None if resource is None else resource.canonical
+        request.app[STATE].metrics.observe(route, request.method, status, time.monotonic() - begin)
+
+
+def _told(request: web.Request, error: Exception) -> ApiError:
+    """What the client is told; our own bugs go to the log in full and to the client in one fixed sentence."""
+    known = from_exception(error)
+    if known is None:
+        log.error("request %s failed", request[REQUEST_ID], exc_info=error)
+        return ApiError(ErrorKind.INTERNAL, INTERNAL_MESSAGE)
+    return known
+
+
+def _gate(keys: KeyCheck) -> Middleware:
+    """Host and key, decided before the handler runs and on the handler the router chose."""
+
+    @web.middleware
+    async def gate(request: web.Request, handler: Handler) -> web.StreamResponse:
+        host = request.headers.get("Host")
+        if (host is None and request.version >= (1, 1)) or (host and not _HOST.fullmatch(host)):
+            return error_response(bad_request(None, "The Host header is missing or malformed."), close=True)
+        if request.match_info.handler not in OPEN_HANDLERS:
+            keys.check(request)
+        return await handler(request)
+
+    return gate

@@ -1,0 +1,1 @@
+"""One file per route: parse, ask the engine, encode."""

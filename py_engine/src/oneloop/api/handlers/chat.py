@@ -1,0 +1,64 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, aclosing
+from typing import TYPE_CHECKING
+
+from oneloop.api.body import read_object
+from oneloop.api.chunks import ChatChunks
+from oneloop.api.handlers.generation import collect, steps, stream_reply, submit_all
+from oneloop.api.handlers.json_reply import ignored_header, json_reply
+from oneloop.api.handlers.prompt import check_context, check_text_len, render
+from oneloop.api.logprobs import ChatLogprobs
+from oneloop.api.protocol.chat import read_chat
+from oneloop.api.replies import ReplyHead, Usage, chat_reply
+from oneloop.api.state import REQUEST_ID, STATE
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from oneloop.api.protocol.chat import ChatRequest
+    from oneloop.api.state import ApiState
+
+
+async def chat_completions(request: web.Request) -> web.StreamResponse:
+    """One conversation, n answers."""
+    state = request.app[STATE]
+    chat = read_chat(await read_object(request, state.limits), state.limits, state.engine.default_sampling)
+    model = state.check_model(chat.model)
+    if chat.scheduling.request_id is not None:
+        request[REQUEST_ID] = chat.scheduling.request_id
+    text = await render(state, chat.prompt)
+    check_text_len("messages", text, state.limits)
+    token_ids = await state.engine.encode(text, add_special_tokens=chat.prompt.add_special_tokens)
+    params = chat.params
+    check_context(
+        params,
+        len(token_ids),
+        state.limits,
+        prompt_field="messages",
+        max_tokens_field=chat.max_tokens_field if chat.explicit_max_tokens else None,
+    )
+    head = ReplyHead.make("chatcmpl", request[REQUEST_ID], model)
+    usage = Usage(prompt_tokens=len(token_ids))
+    logprobs = _logprobs(state, chat)
+    headers = ignored_header(chat.ignored)
+    async with AsyncExitStack() as stack:
+        streams = await submit_all(state, stack, [(token_ids, params)], chat.scheduling)
+        async with aclosing(steps(state, streams, params.n, usage)) as source:
+            if not chat.stream.stream:
+                choices = await collect(source, params.n)
+                return json_reply(chat_reply(head, choices, usage, logprobs), headers)
+            chunks = ChatChunks(
+                head, num_choices=params.n, options=chat.stream, usage=usage, logprobs=logprobs
+            )
+            return await stream_reply(request, source, chunks, chat.stream, headers)
+
+
+def _logprobs(state: ApiState, chat: ChatRequest) -> ChatLogprobs | None:
+    if chat.params.logprobs is None:
+        return None
+    return ChatLogprobs(
+        state.token_texts, num_top=chat.params.logprobs, skip_special=chat.params.skip_special_tokens
+    )

@@ -1,0 +1,42 @@
+"""/tokenize and /detokenize."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oneloop.api.body import read_object
+from oneloop.api.handlers.json_reply import ignored_header, json_reply
+from oneloop.api.handlers.prompt import check_text_len, render
+from oneloop.api.protocol.tokenize import read_detokenize, read_tokenize
+from oneloop.api.state import STATE
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+
+async def tokenize(request: web.Request) -> web.StreamResponse:
+    """Token ids of a text or of a rendered conversation."""
+    state = request.app[STATE]
+    asked = read_tokenize(await read_object(request, state.limits))
+    state.check_model(asked.model)
+    text = asked.prompt if isinstance(asked.prompt, str) else await render(state, asked.prompt)
+    check_text_len("prompt", text, state.limits)
+    tokens = await state.engine.encode(text, add_special_tokens=asked.add_special_tokens)
+    reply = {
+        "count": len(tokens),
+        "max_model_len": state.limits.max_model_len,
+        "tokens": tokens,
+        "token_strs": [state.token_texts.text(token) for token in tokens]
+        if asked.return_token_strs
+        else None,
+    }
+    return json_reply(reply, ignored_header(asked.ignored))
+
+
+async def detokenize(request: web.Request) -> web.StreamResponse:
+    """Text of token ids, special ones included."""
+    state = request.app[STATE]
+    asked = read_detokenize(await read_object(request, state.limits), state.limits)
+    state.check_model(asked.model)
+    text = await state.engine.decode(asked.token_ids, skip_special_tokens=False)
+    return json_reply({"prompt": text}, ignored_header(asked.ignored))

@@ -1,0 +1,43 @@
+"""What one request may ask for. Every list and number is held against these before anything is built from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_MESSAGES = 4096
+MAX_CONTENT_PARTS = 4096
+MAX_TOOL_CALLS = 256
+MAX_TEMPLATE_ARGUMENTS = 32
+MAX_TEMPLATE_ARGUMENT_BYTES = 16 << 10
+MAX_NAME_LEN = 256
+"""Characters of a model name, a function name, a tool call id."""
+
+BODY_TIMEOUT_S = 60.0
+"""A request body must have arrived within this time."""
+HEADER_TIMEOUT_S = 30.0
+"""Headers must be complete, and idle connections are closed, within this time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds that depend on the model and the settings."""
+
+    vocab_size: int
+    """Rows of the output head: every token id is below it."""
+    max_model_len: int
+    """Context length in tokens."""
+    max_sequences: int
+    """Prompts × n of one request."""
+    max_n: int
+    """n of one request."""
+    max_prompt_chars: int
+    """Characters of a prompt; a longer one cannot fit the context, whatever its tokens are."""
+    max_body_bytes: int
+    """Size of a body, after decompression."""
+    priority: bool
+    """Whether the priority policy is on."""
+
+    @property
+    def max_detokenize_ids(self) -> int:
+        """Ids that one /detokenize may carry."""
+        return max(self.max_model_len, 1 << 16)

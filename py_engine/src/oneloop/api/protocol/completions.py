@@ -1,0 +1,130 @@
+"""POST /v1/completions: the request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from oneloop.api.errors import bad_request
+from oneloop.api.protocol import unsupported
+from oneloop.api.protocol.fields import Fields, shown, token_ids
+from oneloop.api.protocol.sampling import (
+    Scheduling,
+    StreamOptions,
+    check_sampling,
+    read_n,
+    read_sampling,
+    read_scheduling,
+    read_stream_options,
+    with_outputs,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from oneloop.api.limits import Limits
+    from oneloop.engine.params import SamplingDefaults, SamplingParams
+
+DEFAULT_MAX_TOKENS = 16
+_FORMS = "a non-empty string, a list of strings, a list of token ids, or a list of lists of token ids"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest:
+    """A checked request: everything past this point is in range."""
+
+    model: str | None
+    prompts: list[str | list[int]]
+    """Texts, or token ids in range; at least one, none empty."""
+    params: SamplingParams
+    """max_tokens is at least 1 here, see `score_only`."""
+    explicit_max_tokens: bool
+    """Whether the client chose max_tokens: then it must fit the context, else it is cut to what is left."""
+    score_only: bool
+    """max_tokens 0: no new tokens."""
+    echo: bool
+    add_special_tokens: bool
+    stream: StreamOptions
+    scheduling: Scheduling
+    ignored: list[str]
+    """Fields that had no effect."""
+
+
+def read_completion(
+    members: Mapping[str, Any], limits: Limits, defaults: SamplingDefaults
+) -> CompletionRequest:
+    """Check a body. ApiError (400) naming the field."""
+    fields = Fields(members)
+    model = fields.text("model")
+    prompts = _prompts(fields, limits)
+    stream = read_stream_options(fields)
+    max_tokens = fields.integer("max_tokens")
+    logprobs = fields.integer("logprobs")
+    echo = fields.flag("echo", False)
+    if echo and logprobs is not None:
+        raise fields.refuse("logprobs", "together with echo is not supported yet")
+    n = read_n(fields, len(prompts), limits)
+    _read_best_of(fields, n)
+    params = read_sampling(fields)
+    score_only = max_tokens == 0
+    if score_only and params.min_tokens:
+        raise fields.refuse("min_tokens", f"({params.min_tokens}) is above max_tokens (0)")
+    if max_tokens is None:
+        effective = max(DEFAULT_MAX_TOKENS, params.min_tokens)
+    else:
+        effective = 1 if score_only else max_tokens
+    params = with_outputs(params, n=n, max_tokens=effective, logprobs=logprobs)
+    check_sampling(params, defaults, limits, {})
+    scheduling = read_scheduling(fields, limits)
+    add_special_tokens = fields.flag("add_special_tokens", True)
+    unsupported.refuse_unsupported(fields, unsupported.COMPLETION)
+    return CompletionRequest(
+        model=model,
+        prompts=prompts,
+        params=params,
+        explicit_max_tokens=max_tokens is not None,
+        score_only=score_only,
+        echo=echo,
+        add_special_tokens=add_special_tokens,
+        stream=stream,
+        scheduling=scheduling,
+        ignored=fields.unread(),
+    )
+
+
+def _prompts(fields: Fields, limits: Limits) -> list[str | list[int]]:
+    """One string, a list of strings, one list of ids, or a list of such: always as a list of prompts."""
+    value = fields.given("prompt")
+    if type(value) is str:
+        return [_text_prompt("prompt", value)]
+    if type(value) is not list or not value:
+        raise fields.refuse("prompt", f"must be {_FORMS}, got {shown(value)}")
+    if type(value[0]) is int:
+        return [token_ids("prompt", value, limits.vocab_size)]
+    if len(value) > limits.max_sequences:
+        raise fields.refuse("prompt", f"may hold at most {limits.max_sequences} prompts, got {len(value)}")
+    return [_prompt(f"prompt[{index}]", entry, type(value[0]), limits) for index, entry in enumerate(value)]
+
+
+def _prompt(name: str, entry: Any, kind: type, limits: Limits) -> str | list[int]:
+    if kind is str and type(entry) is str:
+        return _text_prompt(name, entry)
+    if kind is list and type(entry) is list:
+        return token_ids(name, entry, limits.vocab_size)
+    raise bad_request(name, f"prompt must be {_FORMS}; {name} is {shown(entry)}")
+
+
+def _text_prompt(name: str, text: str) -> str:
+    if not text:
+        raise bad_request(name, f"{name} must not be empty")
+    return text
+
+
+def _read_best_of(fields: Fields, n: int) -> None:
+    """Taken where it asks for nothing: as many candidates as answers."""
+    best_of = fields.integer("best_of")
+    if best_of is None or best_of == n:
+        return
+    if best_of < n:
+        raise fields.refuse("best_of", f"must be at least n ({n}), got {best_of}")
+    raise fields.refuse("best_of", "above n is not supported yet")

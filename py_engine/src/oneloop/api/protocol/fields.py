@@ -1,0 +1,139 @@
+"""Reading a JSON object field by field: right type or a 400 that names the field; what nobody read is "ignored"."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from oneloop.api.errors import ApiError, bad_request
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_EXACT_FLOAT = 2.0**53
+"""Integers that some clients write as 16.0 are taken up to here."""
+
+
+class Fields:
+    """The members of one JSON object. Every reader takes null as "not given".
+
+    path: prefix of the names in errors, for nested objects ("messages[2].").
+    """
+
+    __slots__ = ("_members", "_path", "_read")
+
+    def __init__(self, members: Mapping[str, Any], path: str = "") -> None:
+        self._members = members
+        self._path = path
+        self._read: set[str] = set()
+
+    def name(self, key: str) -> str:
+        """The field's full name, as `param` shows it."""
+        return self._path + key
+
+    def given(self, key: str) -> Any:
+        """The raw value, None when missing or null; counts as read."""
+        self._read.add(key)
+        return self._members.get(key)
+
+    def has(self, key: str) -> bool:
+        """Whether the field is there and not null (does not count as read)."""
+        return self._members.get(key) is not None
+
+    def refuse(self, key: str, message: str) -> ApiError:
+        """The 400 about this field, to be raised by the caller."""
+        return bad_request(self.name(key), f"{self.name(key)} {message}")
+
+    def text(self, key: str) -> str | None:
+        """A string."""
+        value = self.given(key)
+        if value is not None and type(value) is not str:
+            raise self.refuse(key, f"must be a string, got {shown(value)}")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A boolean."""
+        value = self.given(key)
+        if value is None:
+            return default
+        if type(value) is not bool:
+            raise self.refuse(key, f"must be true or false, got {shown(value)}")
+        return value
+
+    def integer(self, key: str) -> int | None:
+        """An integer; 16.0 counts as one."""
+        value = self.given(key)
+        if type(value) is float and value.is_integer() and abs(value) < _EXACT_FLOAT:
+            return int(value)
+        if value is not None and type(value) is not int:
+            raise self.refuse(key, f"must be an integer, got {shown(value)}")
+        return value
+
+    def number(self, key: str) -> float | None:
+        """A finite number (strict JSON has no other)."""
+        value = self.given(key)
+        if value is None:
+            return None
+        if type(value) not in (int, float):
+            raise self.refuse(key, f"must be a number, got {shown(value)}")
+        return float(value)
+
+    def array(self, key: str, *, at_most: int) -> list[Any] | None:
+        """A list of at most so many entries."""
+        value = self.given(key)
+        if value is None:
+            return None
+        if type(value) is not list:
+            raise self.refuse(key, f"must be a list, got {shown(value)}")
+        if len(value) > at_most:
+            raise self.refuse(key, f"may have at most {at_most} entries, got {len(value)}")
+        return value
+
+    def object(self, key: str) -> dict[str, Any] | None:
+        """A JSON object."""
+        value = self.given(key)
+        if value is not None and type(value) is not dict:
+            raise self.refuse(key, f"must be an object, got {shown(value)}")
+        return value
+
+    def choice(self, key: str, allowed: Iterable[str]) -> str | None:
+        """One of some strings."""
+        value = self.text(key)
+        if value is not None and value not in allowed:
+            raise self.refuse(key, f"must be one of {', '.join(sorted(allowed))}, got {shown(value)}")
+        return value
+
+    def unread(self) -> list[str]:
+        """Names that are given and that nobody asked for, in the order sent."""
+        return [key for key, value in self._members.items() if key not in self._read and value is not None]
+
+
+def shown(value: object) -> str:
+    """A value as error messages show it: short, whatever was sent."""
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str):
+        return f"'{value[:40]}…'" if len(value) > 40 else f"'{value}'"
+    return "an object" if isinstance(value, dict) else "a list"
+
+
+def integer_list(name: str, values: list[Any]) -> list[int]:
+    """The list itself, when every entry is an integer. The check runs at C speed: lists may be long."""
+    if set(map(type, values)) <= {int}:
+        return values
+    index = next(i for i, value in enumerate(values) if type(value) is not int)
+    raise bad_request(name, f"{name}[{index}] must be an integer, got {shown(values[index])}")
+
+
+def token_ids(name: str, values: list[Any], vocab_size: int) -> list[int]:
+    """A non-empty list of ids in [0, vocab_size); the error names the first that is not."""
+    ids = integer_list(name, values)
+    if not ids:
+        raise bad_request(name, f"{name} must not be empty")
+    if min(ids) < 0 or max(ids) >= vocab_size:
+        index = next(i for i, token in enumerate(ids) if not 0 <= token < vocab_size)
+        raise bad_request(
+            name, f"{name}[{index}]: token id {ids[index]} is outside the vocabulary (0 … {vocab_size - 1})"
+        )
+    return ids

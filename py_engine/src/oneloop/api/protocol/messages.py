@@ -1,0 +1,153 @@
+"""Chat messages as clients send them → as chat templates read them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from oneloop.api.errors import bad_request
+from oneloop.api.limits import (
+    MAX_CONTENT_PARTS,
+    MAX_MESSAGES,
+    MAX_NAME_LEN,
+    MAX_TEMPLATE_ARGUMENT_BYTES,
+    MAX_TEMPLATE_ARGUMENTS,
+    MAX_TOOL_CALLS,
+)
+from oneloop.api.protocol.fields import Fields, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+RESERVED_TEMPLATE_ARGUMENTS = frozenset(
+    {
+        "messages", "conversation", "chat_template", "template", "tokenize", "tools", "documents", "padding",
+        "truncation", "max_length", "return_dict", "return_tensors", "return_assistant_tokens_mask",
+        "add_generation_prompt", "continue_final_message", "add_special_tokens", "tokenizer_kwargs",
+        "processor_kwargs", "bos_token", "eos_token", "raise_exception", "strftime_now", "namespace", "self", "loop",
+    }
+)  # fmt: skip
+_ARGUMENT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+_TEXT_PARTS = {"text": "text", "refusal": "refusal", "input_text": "text", "output_text": "text"}
+
+
+def read_messages(fields: Fields) -> list[dict[str, Any]]:
+    """The conversation: at least one message, every content a plain string (never None)."""
+    messages = fields.array("messages", at_most=MAX_MESSAGES)
+    if not messages:
+        raise fields.refuse("messages", "must be a list with at least one message")
+    return [_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
+
+
+def read_template_arguments(fields: Fields) -> dict[str, Any]:
+    """`chat_template_kwargs`: few, small, and none that the server itself sets."""
+    arguments = fields.object("chat_template_kwargs") or {}
+    if len(arguments) > MAX_TEMPLATE_ARGUMENTS:
+        raise fields.refuse("chat_template_kwargs", f"may have at most {MAX_TEMPLATE_ARGUMENTS} entries")
+    for name in arguments:
+        if not _ARGUMENT_NAME.fullmatch(name) or name in RESERVED_TEMPLATE_ARGUMENTS:
+            raise fields.refuse("chat_template_kwargs", f"may not set {shown(name)}")
+    if len(orjson.dumps(arguments)) > MAX_TEMPLATE_ARGUMENT_BYTES:
+        raise fields.refuse("chat_template_kwargs", f"may have at most {MAX_TEMPLATE_ARGUMENT_BYTES} bytes")
+    return arguments
+
+
+def _message(path: str, raw: Any) -> dict[str, Any]:
+    if type(raw) is not dict:
+        raise bad_request(path, f"{path} must be an object, got {shown(raw)}")
+    fields = Fields(raw, f"{path}.")
+    role = fields.choice("role", ROLES)
+    if role is None:
+        raise fields.refuse("role", f"is missing; it is one of {', '.join(ROLES)}")
+    message: dict[str, Any] = {"role": role, "content": _content(fields, role)}
+    for name in ("name", "tool_call_id"):
+        value = fields.text(name)
+        if value is not None:
+            if len(value) > MAX_NAME_LEN:
+                raise fields.refuse(name, f"may have at most {MAX_NAME_LEN} characters")
+            message[name] = value
+    if role == "assistant":
+        message |= _assistant_extras(fields)
+    return message
+
+
+def _content(fields: Fields, role: str) -> str:
+    """Text of a message. An assistant turn may leave it out; "" is taken everywhere, an empty list nowhere."""
+    value = fields.given("content")
+    if type(value) is str:
+        return value
+    if value is None:
+        if role == "assistant":
+            return ""
+        raise fields.refuse("content", f"is missing in a message of role {role}")
+    parts = fields.array("content", at_most=MAX_CONTENT_PARTS)
+    if not parts:
+        raise fields.refuse("content", "must not be an empty list")
+    return "\n".join(_part(f"{fields.name('content')}[{index}]", part) for index, part in enumerate(parts))
+
+
+def _part(path: str, raw: Any) -> str:
+    if type(raw) is str:
+        return raw
+    if type(raw) is not dict:
+        raise bad_request(path, f"{path} must be an object, got {shown(raw)}")
+    fields = Fields(raw, f"{path}.")
+    kind = fields.text("type")
+    if kind is None:
+        raise fields.refuse("type", "is missing")
+    if kind not in _TEXT_PARTS:
+        raise fields.refuse("type", f"{shown(kind)} is not supported; this model reads text")
+    text = fields.text(_TEXT_PARTS[kind])
+    if text is None:
+        raise fields.refuse(_TEXT_PARTS[kind], "is missing")
+    return text
+
+
+def _assistant_extras(fields: Fields) -> dict[str, Any]:
+    if fields.given("audio") is not None:
+        raise fields.refuse("audio", "is not supported; this model reads text")
+    if fields.given("function_call") is not None:
+        raise fields.refuse("function_call", "is not supported; send tool_calls")
+    extras: dict[str, Any] = {}
+    reasoning = fields.text("reasoning") or fields.text("reasoning_content")
+    if reasoning is not None:
+        extras |= {"reasoning": reasoning, "reasoning_content": reasoning}
+    calls = fields.array("tool_calls", at_most=MAX_TOOL_CALLS)
+    if calls:
+        extras["tool_calls"] = _tool_calls(fields.name("tool_calls"), calls)
+    return extras
+
+
+def _tool_calls(path: str, calls: Sequence[Any]) -> list[dict[str, Any]]:
+    """Earlier calls; templates want their arguments as an object, clients send them as JSON text."""
+    return [_tool_call(f"{path}[{index}]", call) for index, call in enumerate(calls)]
+
+
+def _tool_call(path: str, raw: Any) -> dict[str, Any]:
+    if type(raw) is not dict:
+        raise bad_request(path, f"{path} must be an object, got {shown(raw)}")
+    fields = Fields(raw, f"{path}.")
+    function = Fields(fields.object("function") or {}, f"{path}.function.")
+    name = function.text("name")
+    if not name or len(name) > MAX_NAME_LEN:
+        raise function.refuse("name", f"must be a string of 1 to {MAX_NAME_LEN} characters")
+    return {
+        "id": fields.text("id") or "",
+        "type": "function",
+        "function": {"name": name, "arguments": _arguments(function)},
+    }
+
+
+def _arguments(function: Fields) -> dict[str, Any]:
+    value = function.given("arguments")
+    if type(value) is str:
+        try:
+            value = orjson.loads(value) if value.strip() else {}
+        except orjson.JSONDecodeError:
+            raise function.refuse("arguments", "must be a JSON object as text") from None
+    if value is not None and type(value) is not dict:
+        raise function.refuse("arguments", "must be a JSON object as text")
+    return value or {}

@@ -1,0 +1,175 @@
+"""The fields that chat and completions share: sampling, streaming, scheduling."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from oneloop.api.errors import bad_request
+from oneloop.api.protocol.fields import shown
+from oneloop.engine.params import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams
+from oneloop.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from oneloop.api.limits import Limits
+    from oneloop.api.protocol.fields import Fields
+    from oneloop.engine.params import SamplingDefaults
+
+_SALT = re.compile(r"[!-~]{1,128}")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_TOKEN_ID_KEY = re.compile(r"[0-9]{1,10}")
+_MAX_PRIORITY = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions:
+    """How a reply is streamed."""
+
+    stream: bool
+    include_usage: bool
+    """One more chunk with the usage before the end; the others say `"usage": null`."""
+    continuous_usage: bool
+    """Running usage on every chunk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduling:
+    """What the request asks of the queue and the prefix cache."""
+
+    priority: int
+    cache_salt: str
+    request_id: str | None
+    """The client's own id, where it is safe to repeat."""
+
+
+def read_sampling(fields: Fields) -> SamplingParams:
+    """The sampling fields as sent: types are checked here, ranges by `check_sampling`.
+
+    `n`, `max_tokens` and `logprobs` are the routes' own.
+    """
+    return SamplingParams(
+        temperature=fields.number("temperature"),
+        top_p=fields.number("top_p"),
+        top_k=fields.integer("top_k"),
+        min_p=fields.number("min_p"),
+        repetition_penalty=fields.number("repetition_penalty"),
+        presence_penalty=fields.number("presence_penalty") or 0.0,
+        frequency_penalty=fields.number("frequency_penalty") or 0.0,
+        seed=fields.integer("seed"),
+        min_tokens=fields.integer("min_tokens") or 0,
+        stop=_stop(fields),
+        stop_token_ids=_stop_token_ids(fields),
+        ignore_eos=fields.flag("ignore_eos", False),
+        include_stop_str_in_output=fields.flag("include_stop_str_in_output", False),
+        skip_special_tokens=fields.flag("skip_special_tokens", True),
+        logit_bias=_logit_bias(fields),
+    )
+
+
+def check_sampling(
+    params: SamplingParams, defaults: SamplingDefaults, limits: Limits, names: Mapping[str, str]
+) -> None:
+    """Hold every field against its range. `names`: the client's word for a field of SamplingParams."""
+    try:
+        params.resolve(defaults, vocab_size=limits.vocab_size, max_sequences=limits.max_n)
+    except RequestError as error:
+        field = error.field or ""
+        renamed = names.get(field, field)
+        raise bad_request(renamed or None, error.message.replace(field, renamed, 1)) from None
+
+
+def read_n(fields: Fields, num_prompts: int, limits: Limits) -> int:
+    """`n`, bounded together with the number of prompts before anything is copied."""
+    n = fields.integer("n")
+    n = 1 if n is None else n
+    if n < 1:
+        raise fields.refuse("n", f"must be at least 1, got {n}")
+    if n * num_prompts > limits.max_sequences:
+        raise fields.refuse(
+            "n",
+            f"times the number of prompts may be at most {limits.max_sequences}, got {shown(n * num_prompts)}",
+        )
+    return n
+
+
+def read_stream_options(fields: Fields) -> StreamOptions:
+    """`stream` and `stream_options`."""
+    stream = fields.flag("stream", False)
+    options = fields.object("stream_options")
+    if options is not None and not stream:
+        raise fields.refuse("stream_options", "is only allowed together with stream: true")
+    nested = type(fields)(options or {}, "stream_options.")
+    continuous = nested.flag("continuous_usage_stats", False)
+    return StreamOptions(
+        stream=stream,
+        include_usage=nested.flag("include_usage", False),
+        continuous_usage=continuous,
+    )
+
+
+def read_scheduling(fields: Fields, limits: Limits) -> Scheduling:
+    """`priority`, `cache_salt`, `request_id`."""
+    priority = fields.integer("priority") or 0
+    if priority and not limits.priority:
+        raise fields.refuse("priority", "needs a server that runs with --scheduling-policy priority")
+    if abs(priority) > _MAX_PRIORITY:
+        raise fields.refuse(
+            "priority", f"must be in -{_MAX_PRIORITY} … {_MAX_PRIORITY}, got {shown(priority)}"
+        )
+    salt = fields.text("cache_salt")
+    if salt is not None and not _SALT.fullmatch(salt):
+        raise fields.refuse("cache_salt", "must be 1 to 128 visible ASCII characters")
+    request_id = fields.text("request_id")
+    if request_id is not None and not _REQUEST_ID.fullmatch(request_id):
+        raise fields.refuse("request_id", "must be 1 to 64 letters, digits, dots, dashes or underscores")
+    return Scheduling(priority=priority, cache_salt=salt or "", request_id=request_id)
+
+
+def safe_request_id(header: str | None) -> str | None:
+    """A client's X-Request-Id, if it is short and plain enough to repeat in headers, ids and logs."""
+    return header if header is not None and _REQUEST_ID.fullmatch(header) else None
+
+
+def with_outputs(
+    params: SamplingParams, *, n: int, max_tokens: int | None, logprobs: int | None
+) -> SamplingParams:
+    """The same sampling with the routes' own fields."""
+    return replace(params, n=n, max_tokens=max_tokens, logprobs=logprobs)
+
+
+def _stop(fields: Fields) -> tuple[str, ...]:
+    value = fields.given("stop")
+    if value is None or type(value) is str:
+        strings = [] if value is None else [value]
+    else:
+        strings = fields.array("stop", at_most=MAX_STOP_STRINGS) or []
+    for text in strings:
+        if type(text) is not str or not text:
+            raise fields.refuse("stop", f"must be a non-empty string or a list of such, got {shown(text)}")
+    return tuple(strings)
+
+
+def _stop_token_ids(fields: Fields) -> tuple[int, ...]:
+    ids = fields.array("stop_token_ids", at_most=MAX_STOP_TOKEN_IDS) or []
+    for token in ids:
+        if type(token) is not int:
+            raise fields.refuse("stop_token_ids", f"must hold integers, got {shown(token)}")
+    return tuple(ids)
+
+
+def _logit_bias(fields: Fields) -> dict[int, float]:
+    members = fields.object("logit_bias") or {}
+    if len(members) > MAX_LOGIT_BIAS:
+        raise fields.refuse("logit_bias", f"may have at most {MAX_LOGIT_BIAS} entries, got {len(members)}")
+    return dict(_bias_entry(fields, key, value) for key, value in members.items())
+
+
+def _bias_entry(fields: Fields, key: str, value: Any) -> tuple[int, float]:
+    if not _TOKEN_ID_KEY.fullmatch(key):
+        raise fields.refuse("logit_bias", f"must map token ids to numbers, got the key {shown(key)}")
+    if type(value) not in (int, float):
+        raise fields.refuse("logit_bias", f"must map token ids to numbers, got {shown(value)} for {key}")
+    return int(key), float(value)

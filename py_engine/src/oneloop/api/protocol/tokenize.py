@@ -1,0 +1,71 @@
+"""POST /tokenize and /detokenize: the requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from oneloop.api.protocol import unsupported
+from oneloop.api.protocol.chat import ChatPrompt, read_chat_prompt
+from oneloop.api.protocol.fields import Fields, token_ids
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from oneloop.api.limits import Limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizeRequest:
+    """A text or a conversation to tokenise."""
+
+    model: str | None
+    prompt: str | ChatPrompt
+    add_special_tokens: bool
+    return_token_strs: bool
+    ignored: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetokenizeRequest:
+    """Ids (in range) to turn into text."""
+
+    model: str | None
+    token_ids: list[int]
+    ignored: list[str]
+
+
+def read_tokenize(members: Mapping[str, Any]) -> TokenizeRequest:
+    """Check a body. ApiError (400) naming the field. An empty prompt is fine here: it has no tokens of its own."""
+    fields = Fields(members)
+    model = fields.text("model")
+    return_token_strs = fields.flag("return_token_strs", False)
+    prompt: str | ChatPrompt | None = fields.text("prompt")
+    if prompt is not None and fields.has("messages"):
+        raise fields.refuse("prompt", "and messages exclude each other")
+    if prompt is None:
+        if not fields.has("messages"):
+            raise fields.refuse("prompt", "is missing; send prompt or messages")
+        prompt = read_chat_prompt(fields)
+        add_special_tokens = prompt.add_special_tokens
+        unsupported.refuse_unsupported(fields, unsupported.TOKENIZE)
+    else:
+        add_special_tokens = fields.flag("add_special_tokens", True)
+    return TokenizeRequest(
+        model=model,
+        prompt=prompt,
+        add_special_tokens=add_special_tokens,
+        return_token_strs=return_token_strs,
+        ignored=fields.unread(),
+    )
+
+
+def read_detokenize(members: Mapping[str, Any], limits: Limits) -> DetokenizeRequest:
+    """Check a body. ApiError (400) naming the field. No ids give an empty text."""
+    fields = Fields(members)
+    model = fields.text("model")
+    ids = fields.array("tokens", at_most=limits.max_detokenize_ids)
+    if ids is None:
+        raise fields.refuse("tokens", "is missing; send a list of token ids")
+    checked = token_ids("tokens", ids, limits.vocab_size) if ids else []
+    return DetokenizeRequest(model=model, token_ids=checked, ignored=fields.unread())

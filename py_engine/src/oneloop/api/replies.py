@@ -1,0 +1,147 @@
+"""Whole replies, and what they share with streamed ones: identity and usage."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import oneloop
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from oneloop.api.logprobs import ChatLogprobs, CompletionLogprobs
+    from oneloop.engine.outputs import FinishReason, SequenceDelta, TokenLogprobs
+
+SYSTEM_FINGERPRINT = f"oneloop-{oneloop.__version__}"
+
+
+def new_request_id() -> str:
+    """An id for a request that brings none."""
+    return uuid.uuid4().hex
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyHead:
+    """The same in every chunk of one reply."""
+
+    id: str
+    created: int
+    """Unix time; the only thing here that follows the wall clock."""
+    model: str
+
+    @classmethod
+    def make(cls, prefix: str, request_id: str, model: str) -> ReplyHead:
+        """prefix: "chatcmpl" or "cmpl"."""
+        return cls(f"{prefix}-{request_id}", int(time.time()), model)
+
+
+@dataclass(slots=True)
+class Usage:
+    """Token counts of one reply; a prompt counts once whatever n, cached tokens included."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+    def wire(self) -> dict[str, Any]:
+        """The `usage` object."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "completion_tokens": self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+@dataclass(slots=True)
+class Choice:
+    """One sequence, added up."""
+
+    text: str = ""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+    def add(self, delta: SequenceDelta) -> None:
+        """Append what a delta brings."""
+        self.text += delta.text
+        self.logprobs += delta.logprobs or []
+        self.finish_reason = delta.finish_reason
+        self.stop_reason = delta.stop_reason
+
+
+def chat_reply(
+    head: ReplyHead, choices: Sequence[Choice], usage: Usage, logprobs: ChatLogprobs | None
+) -> dict[str, Any]:
+    """The body of a chat completion."""
+    return {
+        "id": head.id,
+        "object": "chat.completion",
+        "created": head.created,
+        "model": head.model,
+        "choices": [_chat_choice(index, choice, logprobs) for index, choice in enumerate(choices)],
+        "service_tier": None,
+        "system_fingerprint": SYSTEM_FINGERPRINT,
+        "usage": usage.wire(),
+        "prompt_logprobs": None,
+        "kv_transfer_params": None,
+    }
+
+
+def _chat_choice(index: int, choice: Choice, logprobs: ChatLogprobs | None) -> dict[str, Any]:
+    return {
+        "index": index,
+        "message": {
+            "role": "assistant",
+            "content": choice.text,
+            "refusal": None,
+            "annotations": None,
+            "audio": None,
+            "function_call": None,
+            "reasoning": None,
+        },
+        "logprobs": None if logprobs is None else {"content": logprobs.entries(choice.logprobs)},
+        "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+    }
+
+
+def completion_reply(
+    head: ReplyHead,
+    choices: Sequence[Choice],
+    usage: Usage,
+    *,
+    echoes: Sequence[str],
+    logprobs: Sequence[CompletionLogprobs] | None,
+) -> dict[str, Any]:
+    """The body of a completion. echoes, logprobs: per choice; an echo is the prompt text in front, "" for none."""
+    return {
+        "id": head.id,
+        "object": "text_completion",
+        "created": head.created,
+        "model": head.model,
+        "choices": [
+            _completion_choice(index, choice, echoes[index], logprobs[index] if logprobs else None)
+            for index, choice in enumerate(choices)
+        ],
+        "service_tier": None,
+        "system_fingerprint": SYSTEM_FINGERPRINT,
+        "usage": usage.wire(),
+        "kv_transfer_params": None,
+    }
+
+
+def _completion_choice(
+    index: int, choice: Choice, echo: str, logprobs: CompletionLogprobs | None
+) -> dict[str, Any]:
+    return {
+        "index": index,
+        "text": echo + choice.text,
+        "logprobs": None if logprobs is None else logprobs.lists(choice.logprobs),
+        "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+        "prompt_logprobs": None,
+    }

@@ -1,0 +1,262 @@
+"""A double of AsyncEngine that writes from a script: real RequestStreams, detokenizer and metrics; no scheduler, no model.
+
+Tokens are bytes (ids 0-255), so every character beyond ASCII is cut; 256 and 257 are special, 258-263 are padding rows
+of the "model". What it generates depends on prompt, seed and sequence alone: the same request gets the same answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from oneloop.config import EngineConfig, ModelConfig, SchedulerConfig
+from oneloop.engine.async_engine import Health
+from oneloop.engine.metrics import EngineMetrics
+from oneloop.engine.params import SamplingDefaults, SamplingParams
+from oneloop.engine.stream import RequestStream
+from oneloop.errors import EngineDeadError, OverloadedError, RequestError
+from oneloop.executor.base import ModelInfo
+from oneloop_core import StreamDecoder, Vocabulary
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+BEGIN, END = 256, 257
+VOCAB_SIZE = 264
+MAX_MODEL_LEN = 256
+WORDS = ("one ", "two ", "three, ", "naïve ", "日本", "語 ", "🙂 ", "👩‍🚀 ", "(x) ", "\n", '"q" ', "Ωmega ")
+
+
+class FakeTokenizer:
+    """Bytes as tokens."""
+
+    vocab_size = 258
+    special_ids = frozenset({BEGIN, END})
+    bos_token_id = None
+    eos_token_ids = (END,)
+
+    def __init__(self) -> None:
+        pieces = [bytes([i]) for i in range(256)] + [b"<|begin|>", b"<|end|>"]
+        self._pieces = pieces
+        self.vocabulary = Vocabulary(pieces, sorted(self.special_ids))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._pieces[token_id]
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+
+@dataclass
+class FakeDelta:
+    """As oneloop_core.Delta."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: Any = None
+    num_cached_tokens: int = 0
+    queue_s: float | None = None
+    error: str | None = None
+
+
+class Sequence_:
+    """One sequence being written."""
+
+    def __init__(self, index: int, prompt: Sequence[int], params: Any, limit: int) -> None:
+        self.index = index
+        self.params = params
+        self.limit = limit
+        self.num_tokens = 0
+        self.source = random.Random(repr((tuple(prompt), params.seed, index if params.temperature else 0)))
+        text = "".join(self.source.choice(WORDS) for _ in range(self.source.randint(3, 40)))
+        self.tokens = [*text.encode(), END]
+        self.decoder = StreamDecoder(
+            FakeTokenizer().vocabulary,
+            skip_special_tokens=params.skip_special_tokens,
+            stop=params.stop,
+            include_stop_str_in_output=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+        )
+
+    def step(self) -> FakeDelta:
+        token = self.tokens[self.num_tokens % len(self.tokens)]
+        if token == END and (self.params.ignore_eos or self.num_tokens < self.params.min_tokens):
+            token = ord("~")
+        self.num_tokens += 1
+        text = self.decoder.push(token)
+        delta = FakeDelta(self.index, text, [token], logprobs=self._logprobs(token))
+        if self.decoder.matched is not None:
+            delta.finish_reason, delta.stop_reason = "stop", self.decoder.matched
+        elif token == END:
+            delta.finish_reason = "stop"
+        elif token in self.params.stop_token_ids and self.num_tokens > self.params.min_tokens:
+            delta.finish_reason, delta.stop_reason = "stop", token
+        elif self.num_tokens >= self.limit:
+            delta.finish_reason = "length"
+        if delta.finish_reason is not None:
+            delta.text += self.decoder.flush()
+        return delta
+
+    def _logprobs(self, token: int) -> Any:
+        if self.params.logprobs is None:
+            return None
+        seed = int.from_bytes(hashlib.sha256(f"{token} {self.num_tokens}".encode()).digest()[:4], "big")
+        others = [(seed + i) % 258 for i in range(1, self.params.logprobs)]
+        top = sorted(
+            [(token, -0.25), *((other, -1.0 - i) for i, other in enumerate(others))], key=lambda t: -t[1]
+        )
+        return [(1, [(token, -0.25), *top[: self.params.logprobs]])]
+
+
+class FakeEngine:
+    """AsyncEngine's face. `paused` holds all generation; `fail_after` breaks every sequence at that many tokens."""
+
+    def __init__(self, *, priority: bool = False, max_model_len: int = MAX_MODEL_LEN) -> None:
+        policy = "priority" if priority else "fcfs"
+        self.config = EngineConfig(model=ModelConfig(), scheduler=SchedulerConfig(scheduling_policy=policy))
+        self.served_model_names = ("fake", "alias")
+        self.metrics = EngineMetrics()
+        self.tokenizer = FakeTokenizer()
+        self.model_info = ModelInfo(VOCAB_SIZE, max_model_len, 64, 16)
+        self.default_sampling = SamplingDefaults()
+        self.state = "ready"
+        self.paused = asyncio.Event()
+        self.paused.set()
+        self.fail_after: int | None = None
+        self.overloaded = False
+        self.step_s = 0.0
+        self.live: dict[int, RequestStream] = {}
+        self.submitted: list[tuple[list[int], SamplingParams, int, str]] = []
+        self.num_steps = 0
+        self.generated = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._all_ended = asyncio.Event()
+
+    def health(self) -> Health:
+        return Health(self.state, "told to" if self.state == "dead" else None)
+
+    def stats(self) -> SimpleNamespace:
+        return SimpleNamespace(
+            num_running=len(self.live), num_waiting=0, num_total_blocks=64, num_free_blocks=64 - len(self.live),
+            num_cached_blocks=0, num_used_blocks=len(self.live), num_prompt_tokens=sum(len(s[0]) for s in self.submitted),
+            num_generation_tokens=self.generated, num_prefix_hit_tokens=0, num_prefix_query_tokens=0,
+            num_preemptions=0,
+        )  # fmt: skip
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        await asyncio.sleep(0)
+        return ([BEGIN] if add_special_tokens else []) + self.tokenizer.encode(text)
+
+    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        await asyncio.sleep(0)
+        for token in token_ids:
+            if token >= self.tokenizer.vocab_size:
+                raise RequestError("tokens", f"token id {token} is out of range")
+        return self.tokenizer.vocabulary.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    async def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> str:
+        await asyncio.sleep(0)
+        text = "".join(f"[{message['role']}]{message['content']}" for message in messages)
+        if template_arguments:
+            text += repr(dict(template_arguments))
+        return text + ("[assistant]" if add_generation_prompt else "")
+
+    async def submit(
+        self,
+        prompt: list[int],
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        add_special_tokens: bool = True,
+    ) -> RequestStream:
+        self._check_accepting()
+        resolved = (params or SamplingParams()).resolve(
+            self.default_sampling, vocab_size=VOCAB_SIZE, max_sequences=self.config.scheduler.max_num_seqs
+        )
+        room = self.model_info.max_model_len - len(prompt)
+        if room < 1:
+            raise RequestError("prompt", "too long")
+        resolved = resolved.within(room)
+        handle = len(self.submitted) + 1
+        stream = RequestStream(
+            handle=handle, request_id=request_id or f"r{handle}", prompt=None, prompt_token_ids=prompt,
+            num_sequences=resolved.n, arrived=asyncio.get_running_loop().time(), metrics=self.metrics,
+            on_end=self._ended,
+        )  # fmt: skip
+        self.submitted.append((prompt, params or SamplingParams(), priority, cache_salt))
+        self.metrics.submitted(stream, resolved)
+        self.live[handle] = stream
+        limit = room if resolved.max_tokens is None else resolved.max_tokens
+        sequences = [Sequence_(index, prompt, resolved, limit) for index in range(resolved.n)]
+        task = asyncio.create_task(self._write(stream, sequences))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return stream
+
+    def _check_accepting(self) -> None:
+        if self.overloaded:
+            raise OverloadedError("too many requests are waiting", retry_after_s=3)
+        if self.state == "draining":
+            raise OverloadedError("the server is shutting down", retry_after_s=10)
+        if self.state != "ready":
+            raise EngineDeadError("the engine has stopped")
+
+    def _ended(self, stream: RequestStream) -> None:
+        del self.live[stream.handle]
+        if not self.live:
+            self._all_ended.set()
+
+    async def _write(self, stream: RequestStream, sequences: list[Sequence_]) -> None:
+        loop, first = asyncio.get_running_loop(), True
+        while sequences and not stream.finished:
+            await asyncio.sleep(self.step_s)
+            await self.paused.wait()
+            self.num_steps += 1
+            for sequence in list(sequences):
+                delta = sequence.step()
+                self.generated += 1
+                if first:
+                    delta.queue_s, delta.num_cached_tokens, first = (
+                        0.001,
+                        len(stream.prompt_token_ids) // 2,
+                        False,
+                    )
+                if self.fail_after is not None and sequence.num_tokens > self.fail_after:
+                    delta.text, delta.token_ids, delta.finish_reason = "", [], "error"
+                    delta.error, delta.logprobs = "the step failed", None
+                if delta.finish_reason is not None:
+                    sequences.remove(sequence)
+                stream.push(delta, loop.time())
+
+    async def shutdown(self, drain_timeout: float = 0.0) -> None:
+        self.state = "draining"
+        self._all_ended.clear()
+        if self.live:
+            try:
+                async with asyncio.timeout(drain_timeout):
+                    await self._all_ended.wait()
+            except TimeoutError:
+                pass
+        for stream in list(self.live.values()):
+            stream.abort()
+        self.state = "stopped"
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
