@@ -1,0 +1,1 @@
+"""Benches of single parts, without a model run."""

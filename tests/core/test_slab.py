@@ -1,0 +1,85 @@
+"""Buffers that are no slab, and steps out of order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from oneloop_core import SlabError
+
+
+@pytest.fixture
+def harness(make_harness):
+    harness = make_harness()
+    harness.core.submit([1, 2, 3], max_tokens=4)
+    return harness
+
+
+def misfits(buffer: np.ndarray) -> dict[str, object]:
+    raw = np.zeros(len(buffer) + 128, np.uint8)
+    start = -raw.ctypes.data % 64
+    shifted = raw[start + 4 : start + 4 + len(buffer)]
+    strided = np.zeros(2 * len(buffer), np.uint8)[::2]
+    return {"bytes instead of": buffer[:-64], "multiple of 64": shifted, "contiguous": strided}
+
+
+def test_misfitting_buffers_are_refused(harness) -> None:
+    buffer = harness.ring[0].buffer
+    for message, misfit in misfits(buffer).items():
+        with pytest.raises(SlabError, match=message):
+            harness.core.schedule(misfit)
+    with pytest.raises(SlabError, match="bytes instead of"):
+        harness.core.schedule(bytearray())
+    with pytest.raises(SlabError, match="read-only"):
+        harness.core.schedule(memoryview(buffer).toreadonly())
+    for other in (None, 5, "slab", [1]):
+        with pytest.raises(TypeError):
+            harness.core.schedule(other)
+    assert harness.core.stats().num_steps == 0
+    harness.run()
+    harness.assert_empty()
+
+
+def test_commit_takes_the_oldest_step_and_a_fitting_buffer_only(harness) -> None:
+    assert harness.launch()
+    assert harness.launch()
+    (first, slab), (second, _) = harness.in_flight
+    for wrong in (second, 0, -1, 10**30):
+        with pytest.raises(SlabError):
+            harness.core.commit(wrong, slab.buffer)
+        with pytest.raises(SlabError):
+            harness.core.fail(wrong, "why")
+    for misfit in misfits(slab.buffer).values():
+        with pytest.raises(SlabError):
+            harness.core.commit(first, misfit)
+    harness.core.audit()
+    harness.run()
+    harness.assert_empty()
+
+
+def test_commit_reads_a_read_only_view(harness) -> None:
+    assert harness.launch()
+    step, slab = harness.in_flight.pop()
+    deltas = harness.core.commit(step, memoryview(slab.buffer).toreadonly())
+    assert [len(delta.token_ids) for delta in deltas] == [1]
+
+
+@pytest.mark.parametrize("token", [-1, 256, 2**31 - 1])
+def test_a_sampled_id_out_of_range_is_refused_and_the_step_can_still_fail(harness, token: int) -> None:
+    assert harness.launch()
+    step, slab = harness.in_flight.pop()
+    slab["output_token"][0] = token
+    with pytest.raises(SlabError, match="output_token"):
+        harness.core.commit(step, slab.buffer)
+    harness.core.audit()
+    (delta,) = harness.core.fail(step, "the result was bad")
+    assert (delta.finish_reason, delta.error) == ("error", "the result was bad")
+    harness.run()
+    harness.assert_empty()
+
+
+def test_no_more_steps_than_allowed_are_in_flight(harness) -> None:
+    assert harness.launch()
+    assert harness.launch()
+    assert not harness.launch()
+    assert harness.core.stats().num_steps_in_flight == 2
