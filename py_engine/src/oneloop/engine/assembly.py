@@ -77,12 +77,17 @@ class Assembly:
         return self.vocabulary.decode([token_id], skip_special_tokens=False)
 
 
-async def assemble(config: EngineConfig, executor: Executor, progress: LoadProgress | None) -> Assembly:
-    """Fetch, load and connect everything; heavy work runs in threads. Raises ModelError or ConfigError."""
+async def assemble(
+    config: EngineConfig, executor: Executor, tokenizer: Tokenizer | None, progress: LoadProgress | None
+) -> Assembly:
+    """Fetch, load and connect everything; heavy work runs in threads. Raises ModelError or ConfigError.
+
+    tokenizer: None means the model's own.
+    """
     files = await in_daemon_thread(partial(executor.locate, progress), "oneloop-locate")
     info, text = await asyncio.gather(
         in_daemon_thread(partial(executor.start, progress), "oneloop-load"),
-        in_daemon_thread(partial(_read_text_side, config.model, files), "oneloop-tokenizer"),
+        in_daemon_thread(partial(_read_text_side, config.model, files, tokenizer), "oneloop-tokenizer"),
     )
     core = _make_core(config, info, text.vocabulary)
     slabs = executor.attach(core.layout, NUM_SLABS, max_num_seqs=config.scheduler.max_num_seqs)
@@ -106,10 +111,11 @@ class _TextSide:
     end_ids: tuple[int, ...]
 
 
-def _read_text_side(config: ModelConfig, files: ModelFiles) -> _TextSide:
-    from oneloop.tokenize import load_tokenizer
+def _read_text_side(config: ModelConfig, files: ModelFiles, tokenizer: Tokenizer | None) -> _TextSide:
+    if tokenizer is None:
+        from oneloop.tokenize import load_tokenizer
 
-    tokenizer = load_tokenizer(config.tokenizer or files.path, chat_template=config.chat_template)
+        tokenizer = load_tokenizer(config.tokenizer or files.path, chat_template=config.chat_template)
     match config.generation_config:
         case "auto":
             given = files.generation

@@ -56,13 +56,16 @@ class AsyncEngine:
     All methods belong to the loop that ran `start()`. Also an async context manager: start … shutdown.
     """
 
-    def __init__(self, config: EngineConfig, *, executor: Executor | None = None) -> None:
-        """executor: where steps run; None means the local one."""
+    def __init__(
+        self, config: EngineConfig, *, executor: Executor | None = None, tokenizer: Tokenizer | None = None
+    ) -> None:
+        """executor: where steps run; None means the local one. tokenizer: None means the model's own."""
         self.config = config
         self.metrics = EngineMetrics()
         self.served_model_names: tuple[str, ...] = config.model.served_model_name or (config.model.model,)
         """At least one; the first is the one replies carry."""
         self._executor = create_executor(config) if executor is None else executor
+        self._tokenizer = tokenizer
         self._state: State = "loading"
         self._reason: str | None = None
         self._assembly: Assembly | None = None
@@ -84,7 +87,7 @@ class AsyncEngine:
 
     async def start(self, progress: LoadProgress | None = None) -> None:
         """Load model and tokenizer, then serve. Raises ModelError or ConfigError; the engine is then unusable."""
-        self._assembly = await assemble(self.config, self._executor, progress)
+        self._assembly = await assemble(self.config, self._executor, self._tokenizer, progress)
         if self._state != "loading":
             raise EngineDeadError("the engine was shut down while it was loading")
         self._step_loop = StepLoop(

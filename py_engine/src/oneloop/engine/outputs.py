@@ -37,8 +37,10 @@ class SequenceDelta:
         """Append what came after this delta."""
         self.text += later.text
         self.token_ids += later.token_ids
-        if later.logprobs is not None:
-            self.logprobs = (self.logprobs or []) + later.logprobs
+        if self.logprobs is None:
+            self.logprobs = later.logprobs
+        elif later.logprobs is not None:
+            self.logprobs += later.logprobs
         self.finish_reason = later.finish_reason
         self.stop_reason = later.stop_reason
         self.error = later.error

@@ -1,0 +1,100 @@
+"""Two guards over every test: oneloop makes no blocking call on an event loop, and no loop callback hogs the CPU.
+
+Both record what they see and fail the test at its end, so an `except Exception` in between hides nothing. Their own
+tests are in tests/engine/test_guards.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import blockbuster.blockbuster as blockbuster_module
+import pytest
+from blockbuster import BlockBuster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_CALLBACK_CPU_S = 0.05
+
+pytest_plugins = ["pytester"]
+
+
+@contextmanager
+def recorded_blocking_calls() -> Iterator[list[str]]:
+    """Blocking calls under oneloop's code on a thread that runs an event loop. They raise, and are recorded."""
+    seen: list[str] = []
+    original = blockbuster_module.BlockingError
+
+    class RecordedBlockingError(original):
+        def __init__(self, func: str) -> None:
+            super().__init__(func)
+            seen.append(func)
+
+    guard = BlockBuster("oneloop")
+    blockbuster_module.BlockingError = RecordedBlockingError
+    guard.activate()
+    try:
+        yield seen
+    finally:
+        guard.deactivate()
+        blockbuster_module.BlockingError = original
+
+
+class _CollectorTime(threading.local):
+    """CPU seconds that the garbage collector took in this thread."""
+
+    since = 0.0
+    total = 0.0
+
+    def measure(self, phase: str, _info: dict[str, int]) -> None:
+        if phase == "start":
+            self.since = time.thread_time()
+        else:
+            self.total += time.thread_time() - self.since
+
+
+@contextmanager
+def recorded_slow_callbacks() -> Iterator[list[str]]:
+    """Loop callbacks (task steps included) that took more than MAX_CALLBACK_CPU_S of their thread's CPU time.
+
+    CPU time, so that a busy machine is no false alarm; without the garbage collector's, whose full collections depend
+    on everything the test process ever imported.
+    """
+    seen: list[str] = []
+    original = asyncio.Handle._run
+    collector = _CollectorTime()
+
+    def timed(handle: asyncio.Handle) -> None:
+        collected = collector.total
+        begin = time.thread_time()
+        try:
+            original(handle)
+        finally:
+            cpu_s = time.thread_time() - begin - (collector.total - collected)
+            if cpu_s > MAX_CALLBACK_CPU_S:
+                seen.append(f"{cpu_s * 1e3:.0f} ms of CPU in {handle!r}")
+
+    gc.callbacks.append(collector.measure)
+    asyncio.Handle._run = timed
+    try:
+        yield seen
+    finally:
+        asyncio.Handle._run = original
+        gc.callbacks.remove(collector.measure)
+
+
+@pytest.fixture(autouse=True)
+def loop_guards() -> Iterator[None]:
+    """Fails the test when the loop was blocked or held."""
+    with recorded_blocking_calls() as blocking, recorded_slow_callbacks() as slow:
+        yield
+    if blocking:
+        pytest.fail(f"blocking calls on the event loop: {', '.join(blocking)}", pytrace=False)
+    if slow:
+        pytest.fail(f"the event loop was held: {'; '.join(slow)}", pytrace=False)
