@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import io
 import socket
 import sys
 from contextlib import asynccontextmanager
@@ -54,7 +55,7 @@ class Served:
     async def post_raw(self, path: str, data: bytes, **headers: str) -> tuple[int, Any]:
         """(status, JSON) of a POST of these bytes as JSON."""
         sent = {"Content-Type": "application/json", **headers}
-        async with self.session.post(self.url + path, data=data, headers=sent) as reply:
+        async with self.session.post(self.url + path, data=io.BytesIO(data), headers=sent) as reply:
             return reply.status, await reply.json(content_type=None)
 
     async def get(self, path: str, **options: Any) -> tuple[int, str]:
@@ -81,7 +82,7 @@ class Served:
     async def settled(self) -> None:
         """Wait until the engine has nothing to do."""
         async with asyncio.timeout(5):
-            while self.engine.live:
+            while self.engine.live:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
 

@@ -1,4 +1,4 @@
-"""A double of AsyncEngine that writes from a script: real RequestStreams, detokenizer and metrics; no scheduler, no model.
+"""A double of AsyncEngine that writes from a script: real RequestStreams, detokenizer, metrics; no scheduler, no model.
 
 Tokens are bytes (ids 0-255), so every character beyond ASCII is cut; 256 and 257 are special, 258-263 are padding rows
 of the "model". What it generates depends on prompt, seed and sequence alone: the same request gets the same answer.
@@ -66,7 +66,7 @@ class FakeDelta:
     error: str | None = None
 
 
-class Sequence_:
+class Writer:
     """One sequence being written."""
 
     def __init__(self, index: int, prompt: Sequence[int], params: Any, limit: int) -> None:
@@ -144,10 +144,11 @@ class FakeEngine:
 
     def stats(self) -> SimpleNamespace:
         return SimpleNamespace(
-            num_running=len(self.live), num_waiting=0, num_total_blocks=64, num_free_blocks=64 - len(self.live),
-            num_cached_blocks=0, num_used_blocks=len(self.live), num_prompt_tokens=sum(len(s[0]) for s in self.submitted),
-            num_generation_tokens=self.generated, num_prefix_hit_tokens=0, num_prefix_query_tokens=0,
-            num_preemptions=0,
+            num_running=len(self.live), num_waiting=0, num_preemptions=0,
+            num_total_blocks=64, num_free_blocks=64 - len(self.live), num_cached_blocks=0,
+            num_used_blocks=len(self.live), num_prefix_hit_tokens=0, num_prefix_query_tokens=0,
+            num_prompt_tokens=sum(len(prompt) for prompt, *_ in self.submitted),
+            num_generation_tokens=self.generated,
         )  # fmt: skip
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -204,7 +205,7 @@ class FakeEngine:
         self.metrics.submitted(stream, resolved)
         self.live[handle] = stream
         limit = room if resolved.max_tokens is None else resolved.max_tokens
-        sequences = [Sequence_(index, prompt, resolved, limit) for index in range(resolved.n)]
+        sequences = [Writer(index, prompt, resolved, limit) for index in range(resolved.n)]
         task = asyncio.create_task(self._write(stream, sequences))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -223,7 +224,7 @@ class FakeEngine:
         if not self.live:
             self._all_ended.set()
 
-    async def _write(self, stream: RequestStream, sequences: list[Sequence_]) -> None:
+    async def _write(self, stream: RequestStream, sequences: list[Writer]) -> None:
         loop, first = asyncio.get_running_loop(), True
         while sequences and not stream.finished:
             await asyncio.sleep(self.step_s)

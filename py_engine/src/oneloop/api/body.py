@@ -54,4 +54,6 @@ async def _read(request: web.Request, limit: int) -> bytes:
         body += chunk
         if len(body) > limit:
             raise too_large
+        if not request.content.at_eof():
+            await asyncio.sleep(0)  # the next chunk may be inflated without any waiting: let others run in between
     return bytes(body)

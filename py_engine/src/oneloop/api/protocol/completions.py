@@ -100,7 +100,7 @@ def _prompts(fields: Fields, limits: Limits) -> list[str | list[int]]:
     if type(value) is not list or not value:
         raise fields.refuse("prompt", f"must be {_FORMS}, got {shown(value)}")
     if type(value[0]) is int:
-        return [token_ids("prompt", value, limits.vocab_size)]
+        return [token_ids("prompt", value, limits.vocab_size, at_most=limits.max_model_len)]
     if len(value) > limits.max_sequences:
         raise fields.refuse("prompt", f"may hold at most {limits.max_sequences} prompts, got {len(value)}")
     return [_prompt(f"prompt[{index}]", entry, type(value[0]), limits) for index, entry in enumerate(value)]
@@ -110,7 +110,7 @@ def _prompt(name: str, entry: Any, kind: type, limits: Limits) -> str | list[int
     if kind is str and type(entry) is str:
         return _text_prompt(name, entry)
     if kind is list and type(entry) is list:
-        return token_ids(name, entry, limits.vocab_size)
+        return token_ids(name, entry, limits.vocab_size, at_most=limits.max_model_len)
     raise bad_request(name, f"prompt must be {_FORMS}; {name} is {shown(entry)}")
 
 

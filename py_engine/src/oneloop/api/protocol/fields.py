@@ -126,11 +126,16 @@ def integer_list(name: str, values: list[Any]) -> list[int]:
     raise bad_request(name, f"{name}[{index}] must be an integer, got {shown(values[index])}")
 
 
-def token_ids(name: str, values: list[Any], vocab_size: int) -> list[int]:
-    """A non-empty list of ids in [0, vocab_size); the error names the first that is not."""
-    ids = integer_list(name, values)
-    if not ids:
+def token_ids(name: str, values: list[Any], vocab_size: int, *, at_most: int) -> list[int]:
+    """A non-empty list of ids in [0, vocab_size); the error names the first that is not. Length first: it is free."""
+    if not values:
         raise bad_request(name, f"{name} must not be empty")
+    if len(values) > at_most:
+        raise bad_request(
+            name,
+            f"context_length_exceeded: {name} may have at most {at_most} tokens here, got {len(values)}.",
+        )
+    ids = integer_list(name, values)
     if min(ids) < 0 or max(ids) >= vocab_size:
         index = next(i for i, token in enumerate(ids) if not 0 <= token < vocab_size)
         raise bad_request(

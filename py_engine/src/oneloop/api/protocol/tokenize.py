@@ -64,8 +64,9 @@ def read_detokenize(members: Mapping[str, Any], limits: Limits) -> DetokenizeReq
     """Check a body. ApiError (400) naming the field. No ids give an empty text."""
     fields = Fields(members)
     model = fields.text("model")
-    ids = fields.array("tokens", at_most=limits.max_detokenize_ids)
+    at_most = limits.max_detokenize_ids
+    ids = fields.array("tokens", at_most=at_most)
     if ids is None:
         raise fields.refuse("tokens", "is missing; send a list of token ids")
-    checked = token_ids("tokens", ids, limits.vocab_size) if ids else []
+    checked = token_ids("tokens", ids, limits.vocab_size, at_most=at_most) if ids else []
     return DetokenizeRequest(model=model, token_ids=checked, ignored=fields.unread())
