@@ -363,6 +363,16 @@ async def test_wrongly_packed_bodies(guarded: Any, kind: str) -> None:
     check_error(answer, 400, "BadRequestError", None)
 
 
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-9], lambda data: data + data, lambda data: data + b"x"]
+)
+async def test_damaged_packed_bodies(guarded: Any, damage: Any) -> None:
+    data = damage(packed("gzip", b'{"prompt":"a"}'))
+    status, answer = await guarded.post_raw(COMPLETIONS, data, **{"Content-Encoding": "gzip"})
+    assert status == 400
+    check_error(answer, 400, "BadRequestError", None)
+
+
 @pytest.mark.parametrize("num_tokens", [CONTEXT, CONTEXT + 1])
 async def test_context_errors_name_both_numbers(guarded: Any, num_tokens: int) -> None:
     status, answer = await guarded.post(COMPLETIONS, completion(prompt=[1] * num_tokens, max_tokens=1))

@@ -85,6 +85,7 @@ async def run_server(
             loop=loop,
             keepalive_timeout=HEADER_TIMEOUT_S,
             lingering_time=LINGERING_S,
+            auto_decompress=False,
             access_log=None,  # type: ignore[arg-type]  # as AppRunner takes it: no access log
         )
 
