@@ -57,8 +57,6 @@ class ByteTokenizer:
 
     bos_token_id: int | None = None
     eos_token_ids = (EOS,)
-    chat_template = None
-
     def __init__(self) -> None:
         pieces = [bytes([value]) for value in range(256)] + [b"<eos>", b"<bos>", b"", b""]
         self.vocabulary = Vocabulary(pieces, [EOS, BOS])
@@ -66,7 +64,11 @@ class ByteTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
-    def render_chat(self, messages: Sequence[dict[str, str]], **_: Any) -> str:
+    @property
+    def chat_template(self) -> ByteTokenizer:
+        return self
+
+    def render(self, messages: Sequence[dict[str, str]], **_: Any) -> str:
         return "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant: "
 
 

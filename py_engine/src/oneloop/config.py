@@ -21,13 +21,13 @@ DEFAULT_MODEL = "smollm2"
 def setting(default: Any, help_text: str, **extra: Any) -> Any:
     """A dataclass field with the metadata that the command line and the checks are made from.
 
-    extra: minimum (of a number), flags (more names on the command line), parse ("bytes": sizes such as 512M).
+    extra: minimum and maximum (of a number), flags (more names on the command line), parse ("bytes": sizes such as 512M).
     """
     return field(default=default, metadata={"help": help_text, **extra})
 
 
 class _Settings:
-    """Checks every field of a group of settings against its type and its minimum."""
+    """Checks every field of a group of settings against its type and its range."""
 
     __slots__ = ()
 
@@ -40,6 +40,9 @@ class _Settings:
             minimum = item.metadata.get("minimum")
             if minimum is not None and value is not None and value < minimum:
                 raise ConfigError(item.name, f"must be at least {minimum}, got {value}")
+            maximum = item.metadata.get("maximum")
+            if maximum is not None and value is not None and value > maximum:
+                raise ConfigError(item.name, f"must be at most {maximum}, got {value}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +116,7 @@ class ServerConfig(_Settings):
     """The HTTP endpoint."""
 
     host: str = setting("127.0.0.1", "address to listen on")
-    port: int = setting(8000, "port to listen on; 0: any free one", minimum=0)
+    port: int = setting(8000, "port to listen on; 0: any free one", minimum=0, maximum=65535)
     api_key: str | None = setting(None, "key that clients must send; also ONELOOP_API_KEY")
     max_body_bytes: int = setting(16 << 20, "largest request body", parse="bytes", minimum=1)
     max_sequences_per_request: int = setting(128, "prompts x n that one request may ask for", minimum=1)

@@ -46,12 +46,8 @@ def bind(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     except (OSError, UnicodeError) as error:
         raise ConfigError("host", f"{host} is no address to listen on ({error})") from None
-    except OverflowError:
-        raise ConfigError("port", f"must be at most 65535, got {port}") from None
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OverflowError:
-        raise ConfigError("port", f"must be at most 65535, got {port}") from None
     except OSError as error:
         raise ConfigError(
             "port",

@@ -270,13 +270,18 @@ class AsyncEngine:
         Encode it with add_special_tokens=False: the template writes its own.
         """
         assembly = self._loaded()
+        template = assembly.tokenizer.chat_template
+        if template is None:
+            raise RequestError(
+                "messages", "this model has no chat template; give one with --chat-template, or send a plain prompt"
+            )
         return await assembly.intake.in_thread(
-            lambda: assembly.tokenizer.render_chat(
+            lambda: template.render(
                 messages,
+                tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
-                tools=tools,
-                template_arguments=template_arguments,
+                chat_template_kwargs=template_arguments,
             )
         )
 

@@ -1,0 +1,136 @@
+"""The command line is derived from the settings, and bad settings are named."""
+
+import pytest
+
+from oneloop.cli.arguments import engine_values, sampling_values, server_values, size_in_bytes
+from oneloop.cli.main import main, make_parser
+from oneloop.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
+from oneloop.errors import ConfigError
+
+
+def parse(*arguments):
+    return make_parser().parse_args(arguments)
+
+
+def test_nothing_given_means_every_default():
+    options = parse("serve")
+    assert engine_values(options) == {}
+    assert server_values(options) == {}
+    assert EngineConfig.from_flat({}) == EngineConfig()
+
+
+def test_the_names_that_users_know():
+    options = parse(
+        "serve", "folder/model", "--host", "::1", "--port", "9000", "--dtype", "bfloat16", "--max-model-len", "1024",
+        "--served-model-name", "a", "b", "--load-format", "dummy", "--max-num-seqs", "16", "--max-num-batched-tokens",
+        "512", "--block-size", "32", "--kv-cache-memory", "512M", "--seed", "7", "--no-enable-prefix-caching",
+        "--scheduling-policy", "priority", "--api-key", "k", "--shutdown-timeout", "1.5",
+    )  # fmt: skip
+    config = EngineConfig.from_flat(engine_values(options))
+    assert config == EngineConfig(
+        model=ModelConfig(
+            model="folder/model", dtype="bfloat16", max_model_len=1024, served_model_name=("a", "b"),
+            load_format="dummy", seed=7,
+        ),
+        cache=CacheConfig(block_size=32, kv_cache_memory_bytes=512 << 20, enable_prefix_caching=False),
+        scheduler=SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=512, scheduling_policy="priority"),
+    )  # fmt: skip
+    assert ServerConfig(**server_values(options)) == ServerConfig(
+        host="::1", port=9000, api_key="k", shutdown_timeout=1.5
+    )
+
+
+def test_the_model_in_both_places():
+    assert engine_values(parse("serve", "--model", "m")) == {"model": "m"}
+    assert engine_values(parse("chat", "m", "--model", "m")) == {"model": "m"}
+    assert engine_values(parse("serve", "--kv-cache-memory-bytes", "1024")) == {"kv_cache_memory_bytes": 1024}
+    with pytest.raises(ConfigError, match="model: given twice: a and b"):
+        engine_values(parse("serve", "a", "--model", "b"))
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("512M", 512 << 20),
+        ("2G", 2 << 30),
+        ("1.5GiB", 3 << 29),
+        ("64k", 65536),
+        ("1000", 1000),
+        ("1 TB", 1 << 40),
+    ],
+)
+def test_sizes(text, size):
+    assert size_in_bytes(text) == size
+
+
+@pytest.mark.parametrize("size", ["", "lots", "-1G", "1X", "1e9", "nan"])
+def test_bad_sizes_are_usage_errors(size, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse("serve", f"--kv-cache-memory={size}")
+    assert caught.value.code == 2
+    assert "--kv-cache-memory" in capsys.readouterr().err
+
+
+def test_sampling_options():
+    options = parse(
+        "generate",
+        "p",
+        "--max-tokens",
+        "5",
+        "--temperature",
+        "0",
+        "--stop",
+        "a",
+        "--stop",
+        "b",
+        "--seed",
+        "3",
+    )
+    assert sampling_values(options) == {"max_tokens": 5, "temperature": 0.0, "stop": ["a", "b"], "seed": 3}
+    assert sampling_values(parse("chat")) == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--max-num-seqs", "0"], "max_num_seqs: must be at least 1, got 0"),
+        (["--block-size", "-4"], "block_size: must be at least 1"),
+        (["--max-model-len", "1"], "max_model_len: must be at least 2"),
+        (["--kv-cache-memory", "0"], "kv_cache_memory_bytes: must be at least 1"),
+        (["--max-num-batched-tokens", "8"], "raise it or lower max_num_seqs"),
+        (["--port", "-1"], "port: must be at least 0"),
+        (["--port", "70000"], "port: must be at most 65535"),
+        (["--host", "no.such.host.invalid"], "host: no.such.host.invalid is no address"),
+        (["--step-timeout-s", "nan"], "step_timeout_s: must be a number"),
+        (["a", "--model", "b"], "model: given twice"),
+    ],
+)
+def test_bad_settings_are_one_line_and_exit_1(arguments, message, capsys):
+    assert main(["serve", *arguments]) == 1
+    written = capsys.readouterr()
+    assert message in written.err
+    assert written.err.startswith("oneloop: error: ")
+    assert written.err.count("\n") == 1
+    assert written.out == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dtype": "float8"}, "dtype: must be one of auto, float32, bfloat16, float16, got 'float8'"),
+        ({"max_num_seqs": "many"}, "max_num_seqs: must be an integer, got 'many'"),
+        ({"max_num_seqs": True}, "max_num_seqs: must be an integer"),
+        ({"served_model_name": "name"}, "served_model_name: must be a tuple of strings"),
+        ({"enable_prefix_caching": 1}, "enable_prefix_caching: must be true or false"),
+        ({"no_such": 1}, "no_such: no such setting"),
+    ],
+)
+def test_settings_from_python_are_checked_too(settings, message):
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
+        EngineConfig.from_flat(settings)
+
+
+def test_every_setting_has_help():
+    for kind in (ModelConfig, CacheConfig, SchedulerConfig, ServerConfig):
+        for name, item in kind.__dataclass_fields__.items():
+            assert item.metadata["help"], name

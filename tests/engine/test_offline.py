@@ -1,0 +1,146 @@
+"""LLM and EngineThread: blocking calls on top of the engine, in order, inside and outside of event loops."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from oneloop import LLM, SamplingParams
+from oneloop.errors import ConfigError, EngineDeadError, RequestError
+
+GREEDY = SamplingParams(temperature=0, max_tokens=10)
+
+
+@pytest.fixture
+def llm(kit, monkeypatch):
+    """An LLM over the fake executor (reached through the same door as the real one)."""
+    executor = kit.FakeExecutor()
+    monkeypatch.setattr("oneloop.engine.async_engine.create_executor", lambda config: executor)
+    monkeypatch.setattr(
+        "oneloop.tokenize.load_tokenizer", lambda *_, **__: kit.ByteTokenizer(), raising=False
+    )
+    with LLM("fake", use_tqdm=False, max_num_seqs=4, max_num_batched_tokens=32) as model:
+        model.executor = executor
+        yield model
+
+
+def test_results_in_order(kit, llm):
+    prompts = [f"prompt {'x' * (number % 5)}{number}" for number in range(40)]
+    params = [SamplingParams(temperature=0, max_tokens=1 + number % 13) for number in range(40)]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert [output.prompt for output in outputs] == prompts
+    assert [output.outputs[0].text for output in outputs] == [
+        kit.greedy_text(prompt, 1 + number % 13) for number, prompt in enumerate(prompts)
+    ]
+
+
+@pytest.mark.parametrize(
+    "prompts", ["one", {"prompt": "one"}, list(b"one"), ["one"], [list(b"one")], [{"prompt": "one"}]]
+)
+def test_kinds_of_prompts(kit, llm, prompts):
+    (output,) = llm.generate(prompts, GREEDY, use_tqdm=False)
+    assert output.outputs[0].text == kit.greedy_text("one", 10)
+
+
+def test_chat(kit, llm):
+    messages = [{"role": "user", "content": "hi"}]
+    (output,) = llm.chat(messages, GREEDY, use_tqdm=False)
+    assert output.outputs[0].text == kit.greedy_text("user: hi\nassistant: ", 10)
+    assert len(llm.chat([messages, messages], GREEDY, use_tqdm=False)) == 2
+
+
+def test_one_bad_prompt_ends_the_call_and_nothing_leaks(kit, llm):
+    with pytest.raises(RequestError, match="empty"):
+        llm.generate(
+            [*["fine"] * 20, "", "fine"], SamplingParams(temperature=0, max_tokens=100), use_tqdm=False
+        )
+    with pytest.raises(RequestError, match="2 sampling_params for 1 prompts"):
+        llm.generate("x", [GREEDY, GREEDY])
+    assert llm.generate([], use_tqdm=False) == []
+    # The semaphore has all its places again: more prompts than places go through.
+    assert len(llm.generate(["again"] * 30, GREEDY, use_tqdm=False)) == 30
+    assert llm._room._value == 8
+
+
+async def test_inside_a_running_event_loop(kit, llm):
+    """As in a notebook: the call blocks this loop (on purpose), the engine has its own."""
+    (output,) = await asyncio.to_thread(llm.generate, "nested", GREEDY, use_tqdm=False)
+    assert output.outputs[0].text == kit.greedy_text("nested", 10)
+
+
+def test_from_several_threads(kit, llm):
+    found = {}
+
+    def run(name):
+        found[name] = llm.generate([name] * 5, GREEDY, use_tqdm=False)
+
+    threads = [threading.Thread(target=run, args=(f"thread {number}",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert {name: {o.outputs[0].text for o in outputs} for name, outputs in found.items()} == {
+        f"thread {number}": {kit.greedy_text(f"thread {number}", 10)} for number in range(4)
+    }
+
+
+def test_an_interrupt_aborts_what_runs(kit, llm, monkeypatch):
+    class Interrupted:
+        def __init__(self, *_, **__):
+            pass
+
+        def __enter__(self):
+            raise KeyboardInterrupt
+
+        def __exit__(self, *_):
+            pass
+
+    with monkeypatch.context() as patch:
+        patch.setattr("oneloop.engine.offline.tqdm", Interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(["long"] * 3, SamplingParams(temperature=0, max_tokens=400))
+    assert llm.generate("next", GREEDY, use_tqdm=False)[0].outputs[0].text == kit.greedy_text("next", 10)
+    assert llm._thread.engine.metrics.request_success["abort"] <= 3
+
+
+def test_streaming_and_leaving_early(kit, llm):
+    thread = llm._thread
+    outputs = thread.iterate(
+        lambda: thread.engine.generate("stream", SamplingParams(temperature=0, max_tokens=300))
+    )
+    assert next(outputs).outputs[0].text
+    outputs.close()
+    assert llm.generate("after", GREEDY, use_tqdm=False)[0].finished
+    assert thread.engine.metrics.request_success["abort"] == 1
+
+
+def test_a_closed_llm_says_so(llm):
+    llm.close()
+    llm.close()
+    with pytest.raises(EngineDeadError, match="closed"):
+        llm.generate("x", GREEDY, use_tqdm=False)
+
+
+def test_unknown_settings_are_named():
+    with pytest.raises(ConfigError, match="max_num_sequences: no such setting"):
+        LLM("fake", max_num_sequences=3)
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {folder!r})
+import conftest, oneloop.engine.async_engine as engine, oneloop.tokenize as tokenize
+from oneloop import LLM, SamplingParams
+engine.create_executor = lambda config: conftest.FakeExecutor(delay_s=0.01)
+tokenize.load_tokenizer = lambda *_, **__: conftest.ByteTokenizer()
+llm = LLM("fake", use_tqdm=False)
+print(llm.generate("exit", SamplingParams(temperature=0, max_tokens=3), use_tqdm=False)[0].outputs[0].text)
+"""
+
+
+def test_the_process_ends_by_itself_without_close(kit, request):
+    script = SCRIPT.format(folder=str(request.path.parent))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, kit.greedy_text("exit", 3), "")
