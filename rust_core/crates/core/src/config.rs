@@ -131,5 +131,7 @@ pub const MAX_STOP_STRINGS: usize = 64;
 pub const MAX_STOP_STRING_BYTES: usize = 1024;
 /// Most stop ids of a request, and most EOS ids.
 pub const MAX_STOP_TOKEN_IDS: usize = 1024;
-/// Largest magnitude of a `logit_bias` value, of the priority and of the temperature's divisor.
+/// Largest magnitude of a `logit_bias` value.
 pub const MAX_LOGIT_BIAS_VALUE: f32 = 100.0;
+/// Temperatures below it are greedy: dividing logits by less leaves the range of 32-bit floats.
+pub const MIN_TEMPERATURE: f32 = 1e-5;

@@ -134,12 +134,13 @@ impl Deltas {
         }))
     }
 
-    pub(crate) fn clear(&mut self) {
-        self.entries.clear();
-        self.text.clear();
-        self.token_ids.clear();
-        self.logprob_entries.clear();
-        self.logprob_ids.clear();
-        self.logprob_values.clear();
+    /// Room for one token and a few bytes of text for each of `num_samples` samples.
+    pub(crate) fn with_capacity(num_samples: usize) -> Self {
+        Self {
+            entries: Vec::with_capacity(num_samples),
+            text: String::with_capacity(8 * num_samples),
+            token_ids: Vec::with_capacity(num_samples),
+            ..Self::default()
+        }
     }
 }

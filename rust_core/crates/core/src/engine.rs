@@ -1,4 +1,4 @@
-//! `Core`: the one owner of requests, blocks and slots, and `Inbox`, its door for other threads.
+//! `Core`: the one owner of requests, blocks and slots.
 
 use std::sync::Arc;
 
@@ -6,7 +6,10 @@ use crate::batch::SlabLayout;
 use crate::config::CoreConfig;
 use crate::delta::Deltas;
 use crate::error::Error;
+use crate::inbox::{Inbox, Posted};
+use crate::kv::{PrefixHasher, random_key};
 use crate::request::SubmitRequest;
+use crate::sched::Scheduler;
 use crate::text::Vocabulary;
 
 /// A snapshot. Gauges first, then counters since the core was made. Sequences are counted, not requests.
@@ -33,99 +36,189 @@ pub struct Stats {
     pub num_errored: u64,
 }
 
-/// Where any thread posts requests and aborts; the core takes them up when it schedules, commits or drains.
-#[derive(Debug)]
-pub struct Inbox {}
-
-impl Inbox {
-    /// Checks a request and queues it. Returns its handle (> 0, never reused).
-    pub fn submit(&self, request: SubmitRequest) -> Result<u64, Error> {
-        todo!()
-    }
-
-    /// Ends a request at the core's next turn. False when the handle is unknown or has ended. Idempotent.
-    pub fn abort(&self, request: u64) -> bool {
-        todo!()
-    }
-}
-
 /// Owns requests, block tables and batch rows. One thread at a time; only its [`Inbox`] is shared.
 #[derive(Debug)]
-pub struct Core {}
+pub struct Core {
+    config: Arc<CoreConfig>,
+    inbox: Arc<Inbox>,
+    scheduler: Scheduler,
+    posted: Posted,
+    poisoned: Option<String>,
+}
 
 impl Core {
     /// `vocabulary` `None`: deltas carry ids and no text, and stop strings are refused.
     pub fn new(config: CoreConfig, vocabulary: Option<Arc<Vocabulary>>) -> Result<Self, Error> {
-        todo!()
+        config.validate()?;
+        let config = Arc::new(config);
+        let hasher = PrefixHasher::new(&config.hash_key.unwrap_or_else(random_key));
+        let layout = SlabLayout::new(&config);
+        Ok(Self {
+            inbox: Arc::new(Inbox::new(
+                config.clone(),
+                vocabulary.clone(),
+                hasher.clone(),
+            )),
+            scheduler: Scheduler::new(config.clone(), layout, vocabulary, hasher),
+            config,
+            posted: Posted::default(),
+            poisoned: None,
+        })
     }
 
     /// The configuration it was made with.
     pub fn config(&self) -> &CoreConfig {
-        todo!()
+        &self.config
     }
 
     /// Where the slab's fields lie.
     pub fn layout(&self) -> &SlabLayout {
-        todo!()
+        self.scheduler.layout()
     }
 
     /// The door for other threads.
     pub fn inbox(&self) -> &Arc<Inbox> {
-        todo!()
+        &self.inbox
     }
 
     /// See [`Inbox::submit`].
     pub fn submit(&self, request: SubmitRequest) -> Result<u64, Error> {
-        self.inbox().submit(request)
+        self.inbox.submit(request)
     }
 
     /// See [`Inbox::abort`].
     pub fn abort(&self, request: u64) -> bool {
-        self.inbox().abort(request)
+        self.inbox.abort(request)
     }
 
     /// Takes up what was posted, without scheduling.
     pub fn drain(&mut self) -> Result<(), Error> {
-        todo!()
+        self.check_poison()?;
+        self.take_posted();
+        Ok(())
     }
 
     /// Writes the next step into the slab; `None` when nothing can run now.
+    ///
+    /// Returns the step's id. The slab must have the layout's size and alignment; only its input part is written.
     pub fn schedule(&mut self, slab: &mut [u8]) -> Result<Option<u64>, Error> {
-        todo!()
+        self.check_poison()?;
+        self.take_posted();
+        self.scheduler.schedule(slab)
     }
 
-    /// Takes the results of the oldest step in flight.
+    /// Takes the results of the oldest step in flight: tokens, stops, text.
+    ///
+    /// Fails, and changes nothing, when another step is the oldest or the slab is not one.
     pub fn commit(&mut self, step_id: u64, slab: &[u8]) -> Result<Deltas, Error> {
-        todo!()
+        self.check_poison()?;
+        self.take_posted();
+        let deltas = self.scheduler.commit(step_id, slab)?;
+        self.report_ended();
+        Ok(deltas)
     }
 
-    /// The oldest step in flight failed: its requests end with this message, what it wrote is forgotten.
+    /// The oldest step in flight failed: its requests end with this message, what it was to compute is forgotten.
     pub fn fail(&mut self, step_id: u64, message: &str) -> Result<Deltas, Error> {
-        todo!()
+        self.check_poison()?;
+        self.take_posted();
+        let deltas = self.scheduler.fail(step_id, message)?;
+        self.report_ended();
+        Ok(deltas)
     }
 
     /// Ends every request with this message and accepts no more.
+    ///
+    /// For the caller that has caught a panic of this core: it relies on nothing but the list of live requests.
     pub fn poison(&mut self, message: &str) -> Deltas {
-        todo!()
+        self.inbox.close(message);
+        self.poisoned.get_or_insert_with(|| message.to_owned());
+        self.take_posted();
+        let deltas = self.scheduler.fail_all(message);
+        self.report_ended();
+        deltas
     }
 
     /// Whether anything is posted, waiting, running or in flight.
     pub fn has_work(&self) -> bool {
-        todo!()
+        let (num_posted, has_aborts) = self.inbox.num_posted();
+        num_posted > 0 || has_aborts || !self.scheduler.is_idle()
     }
 
-    /// A snapshot of gauges and counters.
+    /// A snapshot of gauges and counters. What is posted and not taken up counts as submitted and waiting.
     pub fn stats(&self) -> Stats {
-        todo!()
+        let (num_posted, _) = self.inbox.num_posted();
+        let (num_running, num_waiting) = self.scheduler.num_running_and_waiting();
+        let (pool, counters) = (self.scheduler.pool(), self.scheduler.counters());
+        Stats {
+            num_running,
+            num_waiting: num_waiting + num_posted,
+            num_total_blocks: pool.num_total().into(),
+            num_free_blocks: pool.num_free().into(),
+            num_cached_blocks: pool.num_cached().into(),
+            num_used_blocks: pool.num_used().into(),
+            num_steps_in_flight: self.scheduler.num_steps_in_flight() as u64,
+            num_steps: counters.num_steps,
+            num_preemptions: counters.num_preemptions,
+            num_prefix_query_tokens: counters.num_prefix_query_tokens,
+            num_prefix_hit_tokens: counters.num_prefix_hit_tokens,
+            num_prompt_tokens: counters.num_prompt_tokens,
+            num_generation_tokens: counters.num_generation_tokens,
+            num_submitted: counters.num_submitted + num_posted,
+            num_finished_stop: counters.num_finished_stop,
+            num_finished_length: counters.num_finished_length,
+            num_aborted: counters.num_aborted,
+            num_errored: counters.num_errored,
+        }
     }
 
     /// Forgets all cached blocks. False (and nothing done) while blocks are referenced.
     pub fn reset_prefix_cache(&mut self) -> bool {
-        todo!()
+        self.scheduler.reset_prefix_cache()
     }
 
-    /// Checks every conservation law. O(state).
+    /// Checks every conservation law; [`Error::Audit`] names the one that broke. O(state).
     pub fn audit(&self) -> Result<(), Error> {
-        todo!()
+        self.scheduler.audit()?;
+        let stats = self.stats();
+        let num_live = self.scheduler.num_live_requests() + self.inbox.num_submits();
+        let num_known = self.inbox.num_live();
+        if num_live != num_known {
+            return Err(Error::Audit(format!(
+                "{num_live} requests live but the inbox knows {num_known}"
+            )));
+        }
+        if stats.num_free_blocks + stats.num_cached_blocks + stats.num_used_blocks
+            != stats.num_total_blocks
+        {
+            return Err(Error::Audit(
+                "free + cached + used blocks differ from the total".into(),
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_poison(&self) -> Result<(), Error> {
+        match &self.poisoned {
+            Some(reason) => Err(Error::Poisoned(reason.clone())),
+            None => Ok(()),
+        }
+    }
+
+    fn take_posted(&mut self) {
+        self.inbox.take(&mut self.posted);
+        for spec in self.posted.submits.drain(..) {
+            self.scheduler.add(spec);
+        }
+        for handle in self.posted.aborts.drain(..) {
+            self.scheduler.abort(handle);
+        }
+        self.report_ended();
+    }
+
+    fn report_ended(&mut self) {
+        if self.scheduler.has_ended() {
+            self.inbox.forget(self.scheduler.take_ended());
+        }
     }
 }

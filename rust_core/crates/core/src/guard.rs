@@ -29,3 +29,47 @@ fn message(payload: &(dyn Any + Send)) -> String {
         .unwrap_or("a panic without a message")
         .to_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::CoreConfig;
+    use crate::request::SubmitRequest;
+
+    fn core_with_two_requests() -> (Core, Vec<u64>) {
+        let core = Core::new(CoreConfig::new(16, 100), None).unwrap();
+        let handles = (0..2)
+            .map(|_| core.submit(SubmitRequest::new(vec![1, 2, 3])).unwrap())
+            .collect();
+        (core, handles)
+    }
+
+    #[test]
+    fn a_panic_ends_every_request_and_comes_back_as_an_error() {
+        let (mut core, handles) = core_with_two_requests();
+        let slot = 7;
+        let outcome: Result<(), Error> = core.guarded(|_| panic!("slot {slot} is taken"));
+        let poisoned = Error::Poisoned("slot 7 is taken".into());
+        assert_eq!(outcome, Err(poisoned.clone()));
+        assert_eq!(core.stats().num_errored, 2);
+        assert!(!core.has_work());
+        assert!(handles.iter().all(|&handle| !core.abort(handle)));
+        assert_eq!(
+            core.submit(SubmitRequest::new(vec![1])),
+            Err(poisoned.clone())
+        );
+        assert_eq!(core.guarded(Core::drain), Err(poisoned));
+    }
+
+    #[test]
+    fn errors_and_results_pass() {
+        let (mut core, _) = core_with_two_requests();
+        assert_eq!(core.guarded(|_| Ok(5)), Ok(5));
+        let error = Error::Slab("misaligned".into());
+        assert_eq!(
+            core.guarded(|_| -> Result<(), Error> { Err(error.clone()) }),
+            Err(error)
+        );
+        assert_eq!(core.submit(SubmitRequest::new(vec![1])).unwrap(), 3);
+    }
+}

@@ -6,15 +6,20 @@ mod delta;
 mod engine;
 mod error;
 mod guard;
+mod inbox;
+mod kv;
 mod request;
+mod sched;
 pub mod text;
+mod validate;
 
 pub use batch::{DType, Field, HEADER_NAMES, NUM_LOGPROB_COLUMNS, SLAB_ALIGNMENT, SlabLayout};
 pub use config::{
     CoreConfig, MAX_CACHE_SALT_BYTES, MAX_LOGIT_BIAS, MAX_LOGIT_BIAS_VALUE, MAX_LOGPROBS,
-    MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, Policy,
+    MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, MIN_TEMPERATURE, Policy,
 };
 pub use delta::{Delta, Deltas, FinishReason, StopReason, TokenLogprobs};
-pub use engine::{Core, Inbox, Stats};
+pub use engine::{Core, Stats};
 pub use error::Error;
+pub use inbox::Inbox;
 pub use request::SubmitRequest;

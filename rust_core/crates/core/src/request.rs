@@ -2,6 +2,10 @@
 
 /// What a client asks for. Limits and meanings are those of the stub's `Core.submit`.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent switches of the API"
+)]
 pub struct SubmitRequest {
     /// Token ids, each in `[0, vocab_size)`.
     pub prompt: Vec<i32>,

@@ -54,7 +54,7 @@ pub struct Field {
 }
 
 /// Where every field lies.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SlabLayout {
     /// In the order of their offsets, input fields first.
     pub fields: Vec<Field>,

@@ -1,8 +1,11 @@
 //! The slab: one step as a struct of arrays in a buffer that the executor owns.
 
+pub(crate) mod flags;
 mod layout;
 mod view;
+mod write;
 
-pub(crate) use layout::Header;
+pub(crate) use layout::LIST_CAPACITY;
 pub use layout::{DType, Field, HEADER_NAMES, NUM_LOGPROB_COLUMNS, SLAB_ALIGNMENT, SlabLayout};
-pub(crate) use view::{OutputView, SlabView};
+pub(crate) use view::OutputView;
+pub(crate) use write::{Admitted, StepWriter, sample_flags};

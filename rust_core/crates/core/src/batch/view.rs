@@ -33,6 +33,7 @@ fn take<'a, T: Pod>(rest: &mut &'a [u8], field: Option<&Field>) -> &'a [T] {
 }
 
 /// As [`take`], writable.
+#[expect(clippy::mut_mut, reason = "what is left of the bytes is handed on")]
 fn take_mut<'a, T: Pod>(rest: &mut &'a mut [u8], field: Option<&Field>) -> &'a mut [T] {
     let num_bytes = num_bytes::<T>(field);
     let (bytes, tail) =
@@ -53,6 +54,7 @@ macro_rules! slab_part {
 
         $(#[$doc])*
         #[derive(Debug)]
+        #[allow(clippy::struct_field_names)] // the contract's names
         pub(crate) struct $view<'a> { $(pub(crate) $name: $slice<'a, $ty>),* }
 
         impl<'a> $view<'a> {

@@ -1,0 +1,27 @@
+//! Bits of the header's `flags`: what the sampler must do for at least one sample of the step.
+
+use crate::sched::Sampling;
+
+pub(crate) const NOT_GREEDY: u32 = 1;
+pub(crate) const PENALTIES: u32 = 1 << 1;
+pub(crate) const BIAS: u32 = 1 << 2;
+pub(crate) const MIN_TOKENS: u32 = 1 << 3;
+pub(crate) const LOGPROBS: u32 = 1 << 4;
+
+/// The bits of every sample with these columns; `MIN_TOKENS` depends on the sample.
+pub(crate) fn of(sampling: &Sampling) -> u32 {
+    let mut flags = 0;
+    if sampling.temperature > 0.0 {
+        flags |= NOT_GREEDY;
+    }
+    if sampling.has_penalties() {
+        flags |= PENALTIES;
+    }
+    if !sampling.bias.is_empty() {
+        flags |= BIAS;
+    }
+    if sampling.num_logprobs >= 0 {
+        flags |= LOGPROBS;
+    }
+    flags
+}

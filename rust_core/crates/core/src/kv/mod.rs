@@ -1,0 +1,8 @@
+//! The KV blocks: who holds them, what they contain, which of them a new request can share.
+
+mod block;
+mod hash;
+mod pool;
+
+pub(crate) use hash::{BlockKey, PrefixHasher};
+pub(crate) use pool::{BlockPool, BlockRef, random_key};

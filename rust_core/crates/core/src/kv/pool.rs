@@ -1,0 +1,315 @@
+//! The block pool: O(1) allocation, release and sharing, and the map of findable content.
+//!
+//! A block is *free* (unreferenced, no findable content), *cached* (unreferenced, findable) or *used* (referenced).
+//! Free ones are handed out first, then cached ones, least recently used first.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+
+use hashbrown::HashMap;
+
+use super::block::{Block, List};
+use super::hash::{BlockKey, BuildKeyBits};
+use crate::config::CoreConfig;
+use crate::error::Error;
+
+/// One block table's hold on a block. It cannot be copied: it comes from the pool and goes back to it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct BlockRef {
+    id: u32,
+    generation: u32,
+}
+
+impl BlockRef {
+    #[inline]
+    pub(crate) fn id(&self) -> u32 {
+        self.id
+    }
+}
+
+/// All KV blocks.
+#[derive(Debug)]
+pub(crate) struct BlockPool {
+    blocks: Vec<Block>,
+    /// Content of block i, valid while it is findable: `[i * block_size, (i + 1) * block_size)`.
+    tokens: Vec<i32>,
+    block_size: usize,
+    free: List,
+    cached: List,
+    by_key: HashMap<BlockKey, u32, BuildKeyBits>,
+    caching: bool,
+}
+
+impl BlockPool {
+    pub(crate) fn new(config: &CoreConfig) -> Self {
+        let num_blocks = config.num_blocks as usize;
+        let block_size = config.block_size as usize;
+        let caching = config.enable_prefix_caching;
+        let mut pool = Self {
+            blocks: vec![Block::EMPTY; num_blocks],
+            tokens: vec![0; if caching { num_blocks * block_size } else { 0 }],
+            block_size,
+            free: List::EMPTY,
+            cached: List::EMPTY,
+            // Twice the most entries there can be: the table is cleaned in place and never grows.
+            by_key: HashMap::with_capacity_and_hasher(
+                if caching { 2 * num_blocks } else { 0 },
+                BuildKeyBits::default(),
+            ),
+            caching,
+        };
+        for id in 0..config.num_blocks {
+            pool.free.push_back(&mut pool.blocks, id);
+        }
+        pool
+    }
+
+    pub(crate) fn num_total(&self) -> u32 {
+        self.blocks.len() as u32
+    }
+
+    pub(crate) fn num_free(&self) -> u32 {
+        self.free.len()
+    }
+
+    pub(crate) fn num_cached(&self) -> u32 {
+        self.cached.len()
+    }
+
+    pub(crate) fn num_used(&self) -> u32 {
+        self.num_total() - self.num_available()
+    }
+
+    /// Blocks that [`allocate`](Self::allocate) can still hand out.
+    #[inline]
+    pub(crate) fn num_available(&self) -> u32 {
+        self.free.len() + self.cached.len()
+    }
+
+    /// A block for new content; forgets the least recently used cached content if no block is free.
+    pub(crate) fn allocate(&mut self) -> Option<BlockRef> {
+        let id = if let Some(id) = self.free.head() {
+            self.free.remove(&mut self.blocks, id);
+            id
+        } else {
+            let id = self.cached.head()?;
+            self.cached.remove(&mut self.blocks, id);
+            self.forget(id);
+            id
+        };
+        let block = &mut self.blocks[id as usize];
+        block.ref_count = 1;
+        block.generation = block.generation.wrapping_add(1);
+        Some(self.hold(id))
+    }
+
+    /// A second table's hold on a block that is held already.
+    pub(crate) fn share(&mut self, block: &BlockRef) -> BlockRef {
+        self.blocks[block.id as usize].ref_count += 1;
+        self.hold(block.id)
+    }
+
+    /// Gives a hold back. Cached content becomes the most recently used.
+    #[expect(clippy::needless_pass_by_value, reason = "the hold ends here")]
+    pub(crate) fn release(&mut self, held: BlockRef) {
+        let id = held.id;
+        let block = &mut self.blocks[id as usize];
+        debug_assert_eq!(block.generation, held.generation);
+        block.ref_count -= 1;
+        if block.ref_count == 0 {
+            let list = if block.findable {
+                &mut self.cached
+            } else {
+                &mut self.free
+            };
+            list.push_back(&mut self.blocks, id);
+        }
+    }
+
+    /// The block with this content, not yet held.
+    #[inline]
+    pub(crate) fn find(&self, key: BlockKey, parent: BlockKey, tokens: &[i32]) -> Option<u32> {
+        let id = *self.by_key.get(&key)?;
+        let matches = self.blocks[id as usize].parent == parent && self.content(id) == tokens;
+        matches.then_some(id)
+    }
+
+    /// Takes hold of a block that [`find`](Self::find) returned.
+    pub(crate) fn acquire(&mut self, id: u32) -> BlockRef {
+        if self.blocks[id as usize].ref_count == 0 {
+            self.cached.remove(&mut self.blocks, id);
+        }
+        self.blocks[id as usize].ref_count += 1;
+        self.hold(id)
+    }
+
+    /// Makes a full block findable. If another block with this content is findable already, that one stays.
+    ///
+    /// `launch_step`: the step on whose way the content is, 0 when it is computed.
+    pub(crate) fn register(
+        &mut self,
+        held: &BlockRef,
+        key: BlockKey,
+        parent: BlockKey,
+        tokens: &[i32],
+        launch_step: u64,
+    ) {
+        if !self.caching || self.blocks[held.id as usize].findable {
+            return;
+        }
+        debug_assert_eq!(self.blocks[held.id as usize].generation, held.generation);
+        let hashbrown::hash_map::Entry::Vacant(entry) = self.by_key.entry(key) else {
+            return;
+        };
+        entry.insert(held.id);
+        let start = held.id as usize * self.block_size;
+        self.tokens[start..start + self.block_size].copy_from_slice(tokens);
+        let block = &mut self.blocks[held.id as usize];
+        block.findable = true;
+        block.key = key;
+        block.parent = parent;
+        block.launch_step = launch_step;
+    }
+
+    #[inline]
+    pub(crate) fn is_held(&self, id: u32) -> bool {
+        self.blocks[id as usize].ref_count > 0
+    }
+
+    #[inline]
+    pub(crate) fn is_shared(&self, held: &BlockRef) -> bool {
+        self.blocks[held.id as usize].ref_count > 1
+    }
+
+    /// Whether the block became findable on the word of this step or a later one.
+    pub(crate) fn was_launched_since(&self, held: &BlockRef, step: u64) -> bool {
+        self.blocks[held.id as usize].launch_step >= step
+    }
+
+    /// Forgets all content that was to be computed by this step or a later one.
+    pub(crate) fn forget_launched_since(&mut self, step: u64) {
+        for id in 0..self.num_total() {
+            let Block {
+                findable,
+                launch_step,
+                ref_count,
+                ..
+            } = self.blocks[id as usize];
+            if !findable || launch_step < step {
+                continue;
+            }
+            self.forget(id);
+            if ref_count == 0 {
+                self.cached.remove(&mut self.blocks, id);
+                self.free.push_back(&mut self.blocks, id);
+            }
+        }
+    }
+
+    /// Forgets all content. False, and nothing done, while a block is held.
+    pub(crate) fn reset(&mut self) -> bool {
+        if self.num_used() > 0 {
+            return false;
+        }
+        while let Some(id) = self.cached.head() {
+            self.cached.remove(&mut self.blocks, id);
+            self.forget(id);
+            self.free.push_back(&mut self.blocks, id);
+        }
+        true
+    }
+
+    fn hold(&self, id: u32) -> BlockRef {
+        BlockRef {
+            id,
+            generation: self.blocks[id as usize].generation,
+        }
+    }
+
+    fn content(&self, id: u32) -> &[i32] {
+        &self.tokens[id as usize * self.block_size..][..self.block_size]
+    }
+
+    fn forget(&mut self, id: u32) {
+        let block = &mut self.blocks[id as usize];
+        self.by_key.remove(&block.key);
+        block.findable = false;
+        block.launch_step = 0;
+    }
+
+    /// Content of a findable block, for the audit.
+    pub(crate) fn findable_content(&self, held: &BlockRef) -> Option<&[i32]> {
+        self.blocks[held.id as usize]
+            .findable
+            .then(|| self.content(held.id))
+    }
+
+    /// Checks the pool's laws against the number of tables that hold each block.
+    pub(crate) fn audit(&self, holders: &[u32], hasher: &super::PrefixHasher) -> Result<(), Error> {
+        let fault = |message: String| Err(Error::Audit(message));
+        if !self.free.is_sound(&self.blocks) || !self.cached.is_sound(&self.blocks) {
+            return fault("a list of unreferenced blocks is broken".into());
+        }
+        let mut listed = vec![0u8; self.blocks.len()];
+        for (list, findable) in [(&self.free, false), (&self.cached, true)] {
+            for id in list.iter(&self.blocks) {
+                listed[id as usize] += 1;
+                if self.blocks[id as usize].findable != findable {
+                    return fault(format!("block {id} is in the wrong list"));
+                }
+            }
+        }
+        let mut num_findable = 0;
+        for (id, block) in self.blocks.iter().enumerate() {
+            if block.ref_count != holders[id] {
+                return fault(format!(
+                    "block {id} counts {} references but {} tables hold it",
+                    block.ref_count, holders[id]
+                ));
+            }
+            if u32::from(listed[id]) != u32::from(block.ref_count == 0) {
+                return fault(format!("block {id} is in {} lists", listed[id]));
+            }
+            if !block.findable {
+                if block.launch_step != 0 {
+                    return fault(format!("block {id} is launched but not findable"));
+                }
+                continue;
+            }
+            num_findable += 1;
+            if self.by_key.get(&block.key) != Some(&(id as u32)) {
+                return fault(format!("the key of block {id} leads elsewhere"));
+            }
+            if hasher.block(block.parent, self.content(id as u32)) != block.key {
+                return fault(format!("the tokens of block {id} do not give its key"));
+            }
+        }
+        if num_findable != self.by_key.len() {
+            return fault("the key map has entries without a block".into());
+        }
+        let used = self
+            .blocks
+            .iter()
+            .filter(|block| block.ref_count > 0)
+            .count() as u32;
+        if used + self.num_free() + self.num_cached() != self.num_total() || used != self.num_used()
+        {
+            return fault("free + cached + used blocks differ from the total".into());
+        }
+        Ok(())
+    }
+
+    /// Whether the hold is on the block's present content.
+    pub(crate) fn is_current(&self, held: &BlockRef) -> bool {
+        self.blocks[held.id as usize].generation == held.generation
+    }
+}
+
+/// Sixteen random bytes: the standard library draws its hasher keys from the operating system.
+pub(crate) fn random_key() -> [u8; 16] {
+    let mut key = [0; 16];
+    for half in key.chunks_exact_mut(8) {
+        half.copy_from_slice(&RandomState::new().build_hasher().finish().to_le_bytes());
+    }
+    key
+}

@@ -1,0 +1,219 @@
+//! The results of a step: tokens, stops, text.
+
+use std::sync::Arc;
+
+use super::lifecycle::Outcome;
+use super::state::{LaunchedRow, LaunchedSample, LaunchedStep, Scheduler};
+use crate::batch::{NUM_LOGPROB_COLUMNS, OutputView};
+use crate::delta::{Delta, Deltas, FinishReason, LogprobEntry, StopReason};
+use crate::error::Error;
+
+/// Why a sequence ends with its new token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    Eos,
+    StopToken(i32),
+    StopText(u32),
+    Length,
+}
+
+impl Scheduler {
+    /// Appends what the oldest step in flight sampled. A step that cannot be read stays in flight.
+    pub(crate) fn commit(&mut self, step_id: u64, slab: &[u8]) -> Result<Deltas, Error> {
+        let outputs = OutputView::new(&self.layout, slab)?;
+        self.land_step(step_id, &outputs)
+    }
+
+    fn land_step(&mut self, step_id: u64, outputs: &OutputView<'_>) -> Result<Deltas, Error> {
+        let mut step = self.take_oldest(step_id)?;
+        for row in step.rows.drain(..) {
+            self.land_row(row);
+        }
+        let mut deltas = Deltas::with_capacity(step.samples.len());
+        for (position, sample) in step.samples.drain(..).enumerate() {
+            self.land_sample(position, sample, outputs, &mut deltas);
+        }
+        self.scratch.spare_steps.push(step);
+        Ok(deltas)
+    }
+
+    /// The oldest step in flight, if it is this one.
+    pub(super) fn take_oldest(&mut self, step_id: u64) -> Result<LaunchedStep, Error> {
+        match self.in_flight.front() {
+            Some(oldest) if oldest.step_id != step_id => {
+                let oldest = oldest.step_id;
+                Err(Error::Slab(format!(
+                    "step {step_id} is not the oldest in flight; commit step {oldest} first"
+                )))
+            }
+            _ => self
+                .in_flight
+                .pop_front()
+                .ok_or_else(|| Error::Slab(format!("step {step_id} is not in flight"))),
+        }
+    }
+
+    /// The row's KV is there: its full blocks become findable.
+    #[inline]
+    fn land_row(&mut self, row: LaunchedRow) {
+        let sequence = &self.sequences[row.sequence as usize];
+        if sequence.admission == row.admission
+            && row.num_computed / self.config.block_size > sequence.num_registered
+        {
+            self.register_blocks(row.sequence, row.num_computed, 0);
+        }
+    }
+
+    fn land_sample(
+        &mut self,
+        position: usize,
+        sample: LaunchedSample,
+        outputs: &OutputView<'_>,
+        deltas: &mut Deltas,
+    ) {
+        let id = sample.sequence;
+        let sequence = &mut self.sequences[id as usize];
+        if sequence.life != sample.life {
+            return;
+        }
+        sequence.num_pending -= 1;
+        let token = outputs.output_token[position];
+        let vocab_size = self.config.vocab_size;
+        if token < 0 || token as u32 >= vocab_size {
+            let message = format!(
+                "the model returned token id {token}, outside its vocabulary of {vocab_size}"
+            );
+            self.end_with_error(id, &Arc::from(message), deltas);
+            return;
+        }
+        sequence.outputs.push(token);
+        self.counters.num_generation_tokens += 1;
+        let text_start = deltas.text.len() as u32;
+        let ending = self.test_stops(id, token, &mut deltas.text);
+        let mut delta = self.new_delta(id, text_start, deltas);
+        let tokens_start = deltas.token_ids.len() as u32;
+        deltas.token_ids.push(token);
+        delta.tokens = tokens_start..tokens_start + 1;
+        let num_logprobs = self.sequences[id as usize].num_logprobs;
+        if let Ok(num_top) = usize::try_from(num_logprobs) {
+            delta.logprobs = Some(read_logprobs(position, num_top, outputs, deltas));
+        }
+        if let Some(ending) = ending {
+            let outcome = self.describe(id, ending, &mut delta);
+            self.end_sequence(id, outcome);
+        }
+        deltas.entries.push(delta);
+    }
+
+    /// Appends the token's text and tells whether the sequence ends with it.
+    ///
+    /// A stop token is not part of the text unless that was asked for. Ends flush what was held back.
+    fn test_stops(&mut self, id: u32, token: i32, text: &mut String) -> Option<Ending> {
+        let sequence = &mut self.sequences[id as usize];
+        let stopping = &self.requests[sequence.request as usize].spec.stopping;
+        let num_outputs = sequence.outputs.len() as u32;
+        let mut ending = None;
+        if num_outputs > stopping.min_tokens {
+            if stopping.eos_token_ids.contains(&token) {
+                ending = Some(Ending::Eos);
+            } else if stopping.stop_token_ids.contains(&token) {
+                ending = Some(Ending::StopToken(token));
+            }
+        }
+        if let Some(decoder) = &mut sequence.decoder {
+            let mut matched = None;
+            if ending.is_none() || stopping.include_stop_in_output {
+                matched = decoder.push(token as u32, text);
+            }
+            let is_last = ending.is_some() || num_outputs >= sequence.max_tokens;
+            if matched.is_none() && is_last {
+                matched = decoder.flush(text);
+            }
+            ending = ending.or(matched.map(Ending::StopText));
+        }
+        ending.or((num_outputs >= sequence.max_tokens).then_some(Ending::Length))
+    }
+
+    fn describe(&self, id: u32, ending: Ending, delta: &mut Delta) -> Outcome {
+        let request = &self.requests[self.sequences[id as usize].request as usize];
+        delta.stop_reason = match ending {
+            Ending::Eos | Ending::Length => None,
+            Ending::StopToken(token) => Some(StopReason::Token(token)),
+            Ending::StopText(index) => {
+                let strings = request.spec.stopping.stop_strings.as_ref();
+                strings
+                    .and_then(|set| set.strings().get(index as usize))
+                    .cloned()
+                    .map(StopReason::Text)
+            }
+        };
+        if ending == Ending::Length {
+            delta.finish_reason = Some(FinishReason::Length);
+            Outcome::Length
+        } else {
+            delta.finish_reason = Some(FinishReason::Stop);
+            Outcome::Stop
+        }
+    }
+
+    /// A delta without tokens, whose text is what was appended from `text_start` on.
+    fn new_delta(&mut self, id: u32, text_start: u32, deltas: &Deltas) -> Delta {
+        let sequence = &mut self.sequences[id as usize];
+        let request = &self.requests[sequence.request as usize];
+        let queue_s = if sequence.has_reported {
+            None
+        } else {
+            request.queue_s
+        };
+        sequence.has_reported = true;
+        let tokens_start = deltas.token_ids.len() as u32;
+        Delta {
+            request: request.spec.handle,
+            index: sequence.rank.index,
+            text: text_start..deltas.text.len() as u32,
+            tokens: tokens_start..tokens_start,
+            logprobs: None,
+            finish_reason: None,
+            stop_reason: None,
+            num_cached_tokens: request.num_cached_tokens,
+            queue_s,
+            error: None,
+        }
+    }
+
+    /// Ends one sequence with an error; text that was held back is handed out first.
+    pub(super) fn end_with_error(&mut self, id: u32, message: &Arc<str>, deltas: &mut Deltas) {
+        let text_start = deltas.text.len() as u32;
+        if let Some(decoder) = &mut self.sequences[id as usize].decoder {
+            decoder.flush(&mut deltas.text);
+        }
+        let mut delta = self.new_delta(id, text_start, deltas);
+        delta.finish_reason = Some(FinishReason::Error);
+        delta.error = Some(message.clone());
+        deltas.entries.push(delta);
+        self.end_sequence(id, Outcome::Error);
+    }
+}
+
+/// Copies the sampled token's and the top tokens' log-probabilities out of the slab.
+fn read_logprobs(
+    position: usize,
+    num_top: usize,
+    outputs: &OutputView<'_>,
+    deltas: &mut Deltas,
+) -> std::ops::Range<u32> {
+    let columns = position * NUM_LOGPROB_COLUMNS..position * NUM_LOGPROB_COLUMNS + num_top + 1;
+    let start = deltas.logprob_ids.len() as u32;
+    deltas
+        .logprob_ids
+        .extend_from_slice(&outputs.output_logprob_token[columns.clone()]);
+    deltas
+        .logprob_values
+        .extend_from_slice(&outputs.output_logprob[columns]);
+    let entry = deltas.logprob_entries.len() as u32;
+    deltas.logprob_entries.push(LogprobEntry {
+        rank: outputs.output_rank[position],
+        range: start..deltas.logprob_ids.len() as u32,
+    });
+    entry..entry + 1
+}

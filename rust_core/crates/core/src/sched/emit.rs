@@ -1,0 +1,134 @@
+//! The planned rows go into the slab, and into the record of the step in flight.
+
+use super::sequence::{Place, copy_tokens};
+use super::state::{LaunchedRow, LaunchedSample, LaunchedStep, PlannedRow, Scheduler};
+use crate::batch::{StepWriter, sample_flags};
+
+impl Scheduler {
+    /// Writes all rows, those of one token first, then the header.
+    pub(super) fn emit(&mut self, mut step: StepWriter<'_>, plan: &[PlannedRow], step_id: u64) {
+        let mut launched = self.scratch.spare_steps.pop().unwrap_or_default();
+        launched.step_id = step_id;
+        for row in plan.iter().filter(|row| row.num_tokens == 1) {
+            self.emit_row(*row, &mut step, &mut launched);
+        }
+        for row in plan.iter().filter(|row| row.num_tokens > 1) {
+            self.emit_row(*row, &mut step, &mut launched);
+        }
+        self.slots.drain_released(|slot| step.push_freed(slot));
+        let since = std::mem::take(&mut self.since_last_step);
+        step.finish(
+            &self.layout,
+            step_id,
+            since.num_preempted,
+            since.num_finished,
+        );
+        self.in_flight.push_back(launched);
+    }
+
+    fn emit_row(
+        &mut self,
+        row: PlannedRow,
+        step: &mut StepWriter<'_>,
+        launched: &mut LaunchedStep,
+    ) {
+        let id = row.sequence;
+        self.check_writes(id, row.num_tokens);
+        let sequence = &mut self.sequences[id as usize];
+        let start = sequence.num_computed;
+        let end = start + row.num_tokens;
+        let tokens = step.push_row(sequence.slot, start, row.num_tokens);
+        if start >= sequence.num_known() {
+            tokens.fill(-1);
+        } else if start >= sequence.num_prompt {
+            let first = (start - sequence.num_prompt) as usize;
+            tokens.copy_from_slice(&sequence.outputs[first..first + tokens.len()]);
+        } else {
+            let spec = &self.requests[sequence.request as usize].spec;
+            copy_tokens(&spec.prompt, &sequence.outputs, start as usize, tokens);
+        }
+        sequence.num_computed = end;
+        launched.rows.push(LaunchedRow {
+            sequence: id,
+            life: sequence.life,
+            admission: sequence.admission,
+            num_computed: end,
+        });
+        let is_last = end == sequence.num_tokens();
+        if end / self.config.block_size > sequence.num_registered {
+            self.register_blocks(id, end, launched.step_id);
+        }
+        if is_last {
+            self.emit_sample(id, step, launched);
+            let request = self.sequences[id as usize].request;
+            if !self.requests[request as usize].forked {
+                self.fork(request, step, launched);
+            }
+        }
+    }
+
+    fn emit_sample(&mut self, id: u32, step: &mut StepWriter<'_>, launched: &mut LaunchedStep) {
+        let sequence = &mut self.sequences[id as usize];
+        let output_index = sequence.outputs.len() as u32 + sequence.num_pending;
+        let flags = sample_flags(sequence.flags, output_index, sequence.min_tokens);
+        step.push_sample(sequence.slot, output_index, flags, sequence.num_logprobs);
+        sequence.num_pending += 1;
+        launched.samples.push(LaunchedSample {
+            sequence: id,
+            life: sequence.life,
+        });
+    }
+
+    /// The prompt's last token is in the step: each sequence of the request samples from its logits and goes on alone.
+    ///
+    /// The blocks are shared from the end of this step on; a partial last one is copied by whoever writes to it next.
+    fn fork(&mut self, request: u32, step: &mut StepWriter<'_>, launched: &mut LaunchedStep) {
+        self.requests[request as usize].forked = true;
+        let leader = self.requests[request as usize].members[0];
+        let has_partial_block = !self.sequences[leader as usize]
+            .num_prompt
+            .is_multiple_of(self.config.block_size);
+        self.sequences[leader as usize].shares_tail = has_partial_block;
+        for index in 1..self.requests[request as usize].members.len() {
+            let member = self.requests[request as usize].members[index];
+            let mut table = std::mem::take(&mut self.sequences[member as usize].table);
+            let source = &self.sequences[leader as usize];
+            table.extend(source.table.iter().map(|block| self.pool.share(block)));
+            let (num_computed, num_registered, num_hit) =
+                (source.num_computed, source.num_registered, source.num_hit);
+            let source_slot = source.slot;
+            let sequence = &mut self.sequences[member as usize];
+            debug_assert_eq!(sequence.place, Place::Attached);
+            sequence.num_computed = num_computed;
+            sequence.num_registered = num_registered;
+            sequence.num_hit = num_hit;
+            sequence.shares_tail = has_partial_block;
+            step.push_fork(source_slot, sequence.slot, table.len() as u32);
+            sequence.table = table;
+            self.run(member);
+            self.emit_sample(member, step, launched);
+        }
+    }
+
+    /// In debug builds: nobody else holds a block that the row writes to.
+    fn check_writes(&self, id: u32, num_tokens: u32) {
+        if cfg!(debug_assertions) {
+            let sequence = &self.sequences[id as usize];
+            let first = sequence.num_computed / self.config.block_size;
+            let end = self.config.blocks_for(sequence.num_computed + num_tokens);
+            for index in first..end {
+                let block = &sequence.table[index as usize];
+                assert!(
+                    self.pool.is_current(block),
+                    "block {} was given away",
+                    block.id()
+                );
+                assert!(
+                    !self.pool.is_shared(block),
+                    "block {} is shared and written",
+                    block.id()
+                );
+            }
+        }
+    }
+}

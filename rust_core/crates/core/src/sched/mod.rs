@@ -1,0 +1,22 @@
+//! Which sequences run, with which tokens, in which blocks.
+//!
+//! [`Scheduler`] holds all state. Its methods are spread by what they do: `schedule` and `admit` plan a step and
+//! `emit` writes it, `commit` and `fail` take its outcome, `lifecycle` moves sequences between queue, slots and the
+//! end, `audit` checks the laws.
+
+mod admit;
+mod audit;
+mod commit;
+mod emit;
+mod fail;
+mod lifecycle;
+mod queue;
+mod request;
+mod schedule;
+mod sequence;
+mod share;
+mod slots;
+mod state;
+
+pub(crate) use request::{RequestSpec, Sampling, Stopping};
+pub(crate) use state::Scheduler;

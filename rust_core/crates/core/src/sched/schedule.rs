@@ -1,0 +1,143 @@
+//! One step: who gets tokens, and blocks for them.
+
+use super::share::{Candidate, TokenBudget};
+use super::state::{PlannedRow, Scheduler};
+use crate::batch::StepWriter;
+use crate::error::Error;
+
+impl Scheduler {
+    /// Writes the next step into the slab and returns its id; `None` when nothing can run now.
+    pub(crate) fn schedule(&mut self, slab: &mut [u8]) -> Result<Option<u64>, Error> {
+        let mut step = StepWriter::new(&self.layout, slab)?;
+        if self.in_flight.len() >= self.config.max_steps_in_flight as usize {
+            return Ok(None);
+        }
+        let step_id = self.counters.num_steps + 1;
+        let mut plan = std::mem::take(&mut self.scratch.plan);
+        let num_preemptions = self.counters.num_preemptions;
+        let mut budget = self.plan_running(&mut step, &mut plan);
+        budget.serve_important(&mut plan);
+        self.publish(&plan, step_id);
+        // Blocks that were just taken away from someone are needed by the running ones.
+        if self.counters.num_preemptions == num_preemptions {
+            self.admit(&mut step, &mut plan, &mut budget, step_id);
+        }
+        budget.serve_rest(&mut plan);
+        self.scratch.wanting = budget.into_buffer();
+        self.end_copies();
+        let has_rows = !plan.is_empty();
+        if has_rows {
+            self.emit(step, &plan, step_id);
+            self.counters.num_steps = step_id;
+        }
+        plan.clear();
+        self.scratch.plan = plan;
+        Ok(has_rows.then_some(step_id))
+    }
+
+    /// Gives each running sequence that owes tokens its first one, and the block it needs for it.
+    fn plan_running(
+        &mut self,
+        step: &mut StepWriter<'_>,
+        plan: &mut Vec<PlannedRow>,
+    ) -> TokenBudget {
+        let wanting = std::mem::take(&mut self.scratch.wanting);
+        let mut budget = TokenBudget::new(self.config.max_num_batched_tokens, wanting);
+        let mut position = 0;
+        // The least important ones may leave the list while we walk along it.
+        while let Some(&running) = self.running.get(position) {
+            position += 1;
+            let num_owed = self.sequences[running.sequence as usize].num_owed();
+            if num_owed == 0 || !self.secure_block(running.sequence, step) {
+                continue;
+            }
+            let num_tokens = budget.take(1);
+            if num_owed > 1 {
+                budget.want(Candidate {
+                    row: plan.len() as u32,
+                    priority: running.rank.priority,
+                    num_wanted: num_owed - 1,
+                });
+            }
+            plan.push(PlannedRow {
+                sequence: running.sequence,
+                num_tokens,
+            });
+        }
+        budget
+    }
+
+    /// Sees to it that the sequence alone holds the block of its next token, at the cost of less important ones.
+    ///
+    /// False if it was itself the least important one and has lost its slot.
+    fn secure_block(&mut self, id: u32, step: &mut StepWriter<'_>) -> bool {
+        loop {
+            let sequence = &mut self.sequences[id as usize];
+            let index = (sequence.num_computed / self.config.block_size) as usize;
+            let is_shared = match sequence.table.get(index) {
+                None => false,
+                Some(_) if !sequence.shares_tail => return true,
+                Some(block) if !self.pool.is_shared(block) => {
+                    sequence.shares_tail = false;
+                    return true;
+                }
+                Some(_) => true,
+            };
+            let Some(block) = self.pool.allocate() else {
+                // `running` holds at least this sequence.
+                let victim = self.running.last().map_or(id, |running| running.sequence);
+                self.preempt(victim);
+                if victim == id {
+                    return false;
+                }
+                continue;
+            };
+            step.push_delta(sequence.slot, index as u32, block.id());
+            if is_shared {
+                sequence.shares_tail = false;
+                step.push_cow(sequence.table[index].id(), block.id());
+                let source = std::mem::replace(&mut sequence.table[index], block);
+                self.cow_sources.push(source.id());
+                self.pool.release(source);
+            } else {
+                sequence.table.push(block);
+            }
+            return true;
+        }
+    }
+
+    /// Makes what the planned rows will compute findable for those admitted with this step.
+    fn publish(&mut self, plan: &[PlannedRow], step_id: u64) {
+        for row in plan.iter().filter(|row| row.num_tokens > 1) {
+            let end = self.sequences[row.sequence as usize].num_computed + row.num_tokens;
+            self.register_blocks(row.sequence, end, step_id);
+        }
+    }
+
+    /// Makes the full blocks among the sequence's first `num_computed` known tokens findable.
+    ///
+    /// `launch_step`: the step that computes them, 0 if they are computed.
+    pub(super) fn register_blocks(&mut self, id: u32, num_computed: u32, launch_step: u64) {
+        if !self.config.enable_prefix_caching {
+            return;
+        }
+        let num_full =
+            num_computed.min(self.sequences[id as usize].num_known()) / self.config.block_size;
+        for index in self.sequences[id as usize].num_registered..num_full {
+            let (key, parent) = self.key(id, index);
+            let sequence = &mut self.sequences[id as usize];
+            sequence.num_registered = index + 1;
+            let block = &self.sequences[id as usize].table[index as usize];
+            self.pool
+                .register(block, key, parent, &self.scratch.block, launch_step);
+        }
+    }
+
+    /// No copy of this step reads its source any more: what was given back meanwhile may be handed out again.
+    fn end_copies(&mut self) {
+        self.cow_sources.clear();
+        while let Some(block) = self.deferred_releases.pop() {
+            self.pool.release(block);
+        }
+    }
+}

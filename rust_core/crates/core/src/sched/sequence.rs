@@ -1,0 +1,170 @@
+//! One sequence: its tokens, how many of them have KV, and the blocks that hold it.
+
+use crate::kv::{BlockKey, BlockRef};
+use crate::text::StreamDecoder;
+
+/// Importance: the lowest is admitted first and preempted last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Rank {
+    pub(crate) priority: i64,
+    /// Handle of the request: they are given out in order of arrival.
+    pub(crate) arrival: u64,
+    pub(crate) index: u32,
+}
+
+/// Where a sequence is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// The record is unused.
+    Vacant,
+    /// In the queue, without slot and blocks.
+    Queued,
+    /// In a slot.
+    Running,
+    /// Not forked yet: goes where the request's first sequence goes. Has a slot when that one has.
+    Attached,
+}
+
+/// No slot.
+pub(crate) const NO_SLOT: u32 = u32::MAX;
+
+/// State of one sequence.
+///
+/// ```text
+/// 0 ─────────── num_prompt ─── num_prompt + outputs.len() ─── + num_pending
+///                                          known │ being sampled │
+/// 0 ──────── num_computed (has KV, or will have it after the steps in flight)
+/// ```
+#[derive(Debug)]
+pub(crate) struct Sequence {
+    pub(crate) place: Place,
+    pub(crate) slot: u32,
+    pub(crate) num_prompt: u32,
+    pub(crate) num_computed: u32,
+    pub(crate) num_pending: u32,
+    pub(crate) max_tokens: u32,
+    pub(crate) min_tokens: u32,
+    /// `flags` bits that its samples set in the header, without the one for `min_tokens`.
+    pub(crate) flags: u32,
+    pub(crate) num_logprobs: i32,
+    /// Whether the block it writes next may be held by a sibling too.
+    pub(crate) shares_tail: bool,
+    /// Blocks of the table that were looked at for making them findable.
+    pub(crate) num_registered: u32,
+    /// Blocks at the start of the table that were found in the cache: written by others.
+    pub(crate) num_hit: u32,
+    /// Drawn anew when results in flight must not count any more; 0 when vacant.
+    pub(crate) life: u64,
+    /// Drawn anew at each admission: KV computed for an earlier one is gone.
+    pub(crate) admission: u64,
+    pub(crate) request: u32,
+    pub(crate) num_preemptions: u32,
+    pub(crate) rank: Rank,
+    pub(crate) table: Vec<BlockRef>,
+    pub(crate) outputs: Vec<i32>,
+    /// Keys of the full blocks after the prompt's.
+    pub(crate) output_keys: Vec<BlockKey>,
+    pub(crate) decoder: Option<StreamDecoder>,
+    /// Whether a delta was reported.
+    pub(crate) has_reported: bool,
+}
+
+impl Sequence {
+    pub(crate) fn vacant() -> Self {
+        Self {
+            place: Place::Vacant,
+            slot: NO_SLOT,
+            num_prompt: 0,
+            num_computed: 0,
+            num_pending: 0,
+            max_tokens: 0,
+            min_tokens: 0,
+            flags: 0,
+            num_logprobs: -1,
+            shares_tail: false,
+            num_registered: 0,
+            num_hit: 0,
+            life: 0,
+            admission: 0,
+            request: 0,
+            num_preemptions: 0,
+            rank: Rank {
+                priority: 0,
+                arrival: 0,
+                index: 0,
+            },
+            table: Vec::new(),
+            outputs: Vec::new(),
+            output_keys: Vec::new(),
+            decoder: None,
+            has_reported: false,
+        }
+    }
+
+    /// Makes the record vacant; its buffers keep their memory.
+    pub(crate) fn clear(&mut self) {
+        let mut outputs = std::mem::take(&mut self.outputs);
+        let mut output_keys = std::mem::take(&mut self.output_keys);
+        outputs.clear();
+        output_keys.clear();
+        let table = std::mem::take(&mut self.table);
+        *self = Self {
+            table,
+            outputs,
+            output_keys,
+            ..Self::vacant()
+        };
+    }
+
+    /// Tokens that the host knows.
+    #[inline]
+    pub(crate) fn num_known(&self) -> u32 {
+        self.num_prompt + self.outputs.len() as u32
+    }
+
+    /// Known tokens and those being sampled.
+    #[inline]
+    pub(crate) fn num_tokens(&self) -> u32 {
+        self.num_known() + self.num_pending
+    }
+
+    /// Tokens to compute before the next one can be sampled; 0 when every token it may get is known or on its way.
+    #[inline]
+    pub(crate) fn num_owed(&self) -> u32 {
+        if self.outputs.len() as u32 + self.num_pending >= self.max_tokens {
+            return 0;
+        }
+        self.num_tokens() - self.num_computed
+    }
+}
+
+/// The tokens `[start, start + buffer.len())` of prompt and outputs.
+pub(crate) fn copy_tokens(prompt: &[i32], outputs: &[i32], start: usize, buffer: &mut [i32]) {
+    let from_prompt = prompt.len().saturating_sub(start).min(buffer.len());
+    let (head, tail) = buffer.split_at_mut(from_prompt);
+    if !head.is_empty() {
+        head.copy_from_slice(&prompt[start..start + from_prompt]);
+    }
+    if !tail.is_empty() {
+        let first = start + from_prompt - prompt.len();
+        tail.copy_from_slice(&outputs[first..first + tail.len()]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_copied_across_the_end_of_the_prompt() {
+        let (prompt, outputs) = ([1, 2, 3], [4, 5, 6]);
+        for start in 0..6 {
+            for len in 0..=6 - start {
+                let mut buffer = vec![0; len];
+                copy_tokens(&prompt, &outputs, start, &mut buffer);
+                let expected: Vec<i32> = (1..=6).skip(start).take(len).collect();
+                assert_eq!(buffer, expected);
+            }
+        }
+    }
+}

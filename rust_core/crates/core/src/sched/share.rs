@@ -1,0 +1,152 @@
+//! How the tokens of a step are shared.
+//!
+//! 1. Every running sequence that owes tokens gets one: no stream stalls behind a prefill.
+//! 2. Half of the rest goes to those that owe more in order of importance: the oldest prefill always gets on.
+//! 3. The other half goes to those that owe least first, running and new alike (under the priority policy, within
+//!    the more important priority first): a short prompt never waits for a long one to end.
+//! 4. What is left over goes on in the same order.
+//!
+//! A new sequence is admitted when something is left after those that owe less. Each waiting long prompt thus
+//! delays what waits behind it by at most one step, because from the next step on it counts as running.
+
+use super::state::PlannedRow;
+
+/// A row that could use more tokens.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Candidate {
+    /// Index into the plan.
+    pub(super) row: u32,
+    pub(super) priority: i64,
+    pub(super) num_wanted: u32,
+}
+
+/// What is left of the step's tokens, and who wants them.
+#[derive(Debug)]
+pub(super) struct TokenBudget {
+    num_left: u32,
+    /// In order of importance, later in order of service.
+    wanting: Vec<Candidate>,
+    num_served: usize,
+}
+
+impl TokenBudget {
+    /// `wanting`: an empty buffer.
+    pub(super) fn new(num_tokens: u32, wanting: Vec<Candidate>) -> Self {
+        Self {
+            num_left: num_tokens,
+            wanting,
+            num_served: 0,
+        }
+    }
+
+    pub(super) fn num_left(&self) -> u32 {
+        self.num_left
+    }
+
+    pub(super) fn into_buffer(mut self) -> Vec<Candidate> {
+        self.wanting.clear();
+        self.wanting
+    }
+
+    /// Takes tokens for a row; at most what is left.
+    pub(super) fn take(&mut self, num_wanted: u32) -> u32 {
+        let num_taken = num_wanted.min(self.num_left);
+        self.num_left -= num_taken;
+        num_taken
+    }
+
+    /// Announces a row that has its first token and wants more. Most important first.
+    pub(super) fn want(&mut self, candidate: Candidate) {
+        self.wanting.push(candidate);
+    }
+
+    /// Rule 2; then puts those that still want tokens in the order of rule 3.
+    pub(super) fn serve_important(&mut self, plan: &mut [PlannedRow]) {
+        let mut num_to_give = self.num_left / 2;
+        for candidate in &mut self.wanting {
+            let num_given = candidate.num_wanted.min(num_to_give);
+            num_to_give -= num_given;
+            self.num_left -= num_given;
+            candidate.num_wanted -= num_given;
+            plan[candidate.row as usize].num_tokens += num_given;
+        }
+        self.wanting.retain(|candidate| candidate.num_wanted > 0);
+        self.wanting.sort_unstable_by_key(|candidate| {
+            (candidate.priority, candidate.num_wanted, candidate.row)
+        });
+    }
+
+    /// Rule 3 for the running rows that come before a new one of this priority that owes `num_wanted`.
+    pub(super) fn serve_before(&mut self, plan: &mut [PlannedRow], priority: i64, num_wanted: u32) {
+        while let Some(&candidate) = self.wanting.get(self.num_served) {
+            if self.num_left == 0
+                || (candidate.priority, candidate.num_wanted) > (priority, num_wanted)
+            {
+                break;
+            }
+            self.num_served += 1;
+            plan[candidate.row as usize].num_tokens += self.take(candidate.num_wanted);
+        }
+    }
+
+    /// Rule 4.
+    pub(super) fn serve_rest(&mut self, plan: &mut [PlannedRow]) {
+        self.serve_before(plan, i64::MAX, u32::MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Shares 100 tokens among running rows that want these numbers; a new row that wants `new` comes along.
+    fn share(wanted: &[u32], new: Option<u32>) -> (Vec<u32>, u32) {
+        let mut plan = vec![
+            PlannedRow {
+                sequence: 0,
+                num_tokens: 0
+            };
+            wanted.len()
+        ];
+        let mut budget = TokenBudget::new(100, Vec::new());
+        for (row, &num_wanted) in wanted.iter().enumerate() {
+            budget.want(Candidate {
+                row: row as u32,
+                priority: 0,
+                num_wanted,
+            });
+        }
+        budget.serve_important(&mut plan);
+        let mut num_new = 0;
+        if let Some(num_wanted) = new {
+            budget.serve_before(&mut plan, 0, num_wanted);
+            num_new = budget.take(num_wanted);
+        }
+        budget.serve_rest(&mut plan);
+        (plan.iter().map(|row| row.num_tokens).collect(), num_new)
+    }
+
+    #[test]
+    fn a_lone_prefill_gets_everything() {
+        assert_eq!(share(&[500], None), (vec![100], 0));
+    }
+
+    #[test]
+    fn half_goes_by_importance_and_half_to_the_shortest() {
+        assert_eq!(share(&[500, 400, 300], None), (vec![50, 0, 50], 0));
+        assert_eq!(share(&[20, 400, 300], None), (vec![20, 30, 50], 0));
+    }
+
+    #[test]
+    fn a_short_newcomer_goes_before_long_prefills() {
+        assert_eq!(share(&[500, 400], Some(30)), (vec![50, 20], 30));
+        assert_eq!(share(&[500, 10, 400], Some(30)), (vec![50, 10, 10], 30));
+    }
+
+    #[test]
+    fn a_long_newcomer_gets_what_shorter_ones_leave() {
+        assert_eq!(share(&[500, 20], Some(900)), (vec![50, 20], 30));
+        assert_eq!(share(&[500, 60], Some(900)), (vec![50, 50], 0));
+        assert_eq!(share(&[], Some(900)), (vec![], 100));
+    }
+}

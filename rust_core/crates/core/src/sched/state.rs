@@ -1,0 +1,221 @@
+//! The scheduler's state.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use super::queue::WaitQueue;
+use super::request::Request;
+use super::sequence::{Rank, Sequence};
+use super::share::Candidate;
+use super::slots::Slots;
+use crate::batch::SlabLayout;
+use crate::config::CoreConfig;
+use crate::kv::{BlockPool, BlockRef, PrefixHasher};
+use crate::text::Vocabulary;
+
+/// A running sequence under its importance.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Running {
+    pub(super) rank: Rank,
+    pub(super) sequence: u32,
+}
+
+/// A row of the step being planned.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PlannedRow {
+    pub(super) sequence: u32,
+    pub(super) num_tokens: u32,
+}
+
+/// A row of a step in flight.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LaunchedRow {
+    pub(super) sequence: u32,
+    pub(super) life: u64,
+    pub(super) admission: u64,
+    /// Tokens with KV after the step.
+    pub(super) num_computed: u32,
+}
+
+/// A sample of a step in flight.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LaunchedSample {
+    pub(super) sequence: u32,
+    pub(super) life: u64,
+}
+
+/// A step in flight.
+#[derive(Debug, Default)]
+pub(super) struct LaunchedStep {
+    pub(super) step_id: u64,
+    pub(super) rows: Vec<LaunchedRow>,
+    pub(super) samples: Vec<LaunchedSample>,
+}
+
+/// Counts since the start.
+#[derive(Debug, Clone, Copy, Default)]
+#[expect(clippy::struct_field_names, reason = "the names of the statistics")]
+pub(crate) struct Counters {
+    pub(crate) num_steps: u64,
+    pub(crate) num_preemptions: u64,
+    pub(crate) num_prefix_query_tokens: u64,
+    pub(crate) num_prefix_hit_tokens: u64,
+    pub(crate) num_prompt_tokens: u64,
+    pub(crate) num_generation_tokens: u64,
+    pub(crate) num_submitted: u64,
+    pub(crate) num_finished_stop: u64,
+    pub(crate) num_finished_length: u64,
+    pub(crate) num_aborted: u64,
+    pub(crate) num_errored: u64,
+}
+
+/// What happened since the last step was written.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct SinceLastStep {
+    pub(super) num_preempted: u32,
+    pub(super) num_finished: u32,
+}
+
+/// Buffers that every step uses anew, kept for their memory.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    pub(super) plan: Vec<PlannedRow>,
+    pub(super) wanting: Vec<Candidate>,
+    pub(super) hits: Vec<u32>,
+    pub(super) block: Vec<i32>,
+    pub(super) spare_steps: Vec<LaunchedStep>,
+}
+
+/// The first waiting sequence could not be admitted for want of blocks.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StarvedHead {
+    pub(super) life: u64,
+    /// Available blocks it waits for.
+    pub(super) num_needed: u32,
+}
+
+/// All requests, sequences, blocks and slots.
+#[derive(Debug)]
+pub(crate) struct Scheduler {
+    pub(super) config: Arc<CoreConfig>,
+    pub(super) layout: SlabLayout,
+    pub(super) vocabulary: Option<Arc<Vocabulary>>,
+    pub(super) hasher: PrefixHasher,
+    pub(super) pool: BlockPool,
+    pub(super) slots: Slots,
+    pub(super) queue: WaitQueue,
+    /// In order of importance.
+    pub(super) running: Vec<Running>,
+    pub(super) sequences: Vec<Sequence>,
+    pub(super) vacant_sequences: Vec<u32>,
+    pub(super) requests: Vec<Request>,
+    pub(super) vacant_requests: Vec<u32>,
+    pub(super) by_handle: HashMap<u64, u32>,
+    /// Handles of requests that ended since the inbox was told.
+    pub(super) ended: Vec<u64>,
+    pub(super) in_flight: VecDeque<LaunchedStep>,
+    /// Blocks that the step being planned copies from, and holds on them that were given back meanwhile.
+    pub(super) cow_sources: Vec<u32>,
+    pub(super) deferred_releases: Vec<BlockRef>,
+    pub(super) starved_head: Option<StarvedHead>,
+    /// Source of lives and admissions.
+    pub(super) last_draw: u64,
+    pub(super) counters: Counters,
+    pub(super) since_last_step: SinceLastStep,
+    pub(super) scratch: Scratch,
+}
+
+impl Scheduler {
+    pub(crate) fn new(
+        config: Arc<CoreConfig>,
+        layout: SlabLayout,
+        vocabulary: Option<Arc<Vocabulary>>,
+        hasher: PrefixHasher,
+    ) -> Self {
+        let max_num_seqs = config.max_num_seqs as usize;
+        Self {
+            pool: BlockPool::new(&config),
+            slots: Slots::new(config.max_num_seqs),
+            layout,
+            vocabulary,
+            hasher,
+            queue: WaitQueue::default(),
+            running: Vec::with_capacity(max_num_seqs),
+            sequences: Vec::with_capacity(max_num_seqs),
+            vacant_sequences: Vec::new(),
+            requests: Vec::with_capacity(max_num_seqs),
+            vacant_requests: Vec::new(),
+            by_handle: HashMap::with_capacity(max_num_seqs),
+            ended: Vec::new(),
+            in_flight: VecDeque::with_capacity(config.max_steps_in_flight as usize),
+            cow_sources: Vec::new(),
+            deferred_releases: Vec::new(),
+            starved_head: None,
+            last_draw: 0,
+            counters: Counters::default(),
+            since_last_step: SinceLastStep::default(),
+            scratch: Scratch {
+                block: vec![0; config.block_size as usize],
+                ..Scratch::default()
+            },
+            config,
+        }
+    }
+
+    /// A number never drawn before.
+    pub(super) fn draw(&mut self) -> u64 {
+        self.last_draw += 1;
+        self.last_draw
+    }
+
+    pub(crate) fn layout(&self) -> &SlabLayout {
+        &self.layout
+    }
+
+    pub(crate) fn pool(&self) -> &BlockPool {
+        &self.pool
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Sequences that hold a slot, and sequences that wait for one.
+    pub(crate) fn num_running_and_waiting(&self) -> (u64, u64) {
+        let num_running = u64::from(self.config.max_num_seqs - self.slots.num_free());
+        let counters = &self.counters;
+        let num_ended = counters.num_finished_stop
+            + counters.num_finished_length
+            + counters.num_aborted
+            + counters.num_errored;
+        (
+            num_running,
+            counters.num_submitted - num_ended - num_running,
+        )
+    }
+
+    pub(crate) fn num_steps_in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.running.is_empty() && self.queue.is_empty() && self.in_flight.is_empty()
+    }
+
+    pub(crate) fn num_live_requests(&self) -> usize {
+        self.by_handle.len()
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        !self.ended.is_empty()
+    }
+
+    pub(crate) fn reset_prefix_cache(&mut self) -> bool {
+        self.pool.reset()
+    }
+
+    /// Handles of the requests that ended since the last call.
+    pub(crate) fn take_ended(&mut self) -> std::vec::Drain<'_, u64> {
+        self.ended.drain(..)
+    }
+}
