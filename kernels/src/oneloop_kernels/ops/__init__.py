@@ -1,0 +1,1 @@
+"""One folder per family: `__init__` holds the contract and the family, `reference` the plain-torch implementation."""

@@ -1,0 +1,100 @@
+"""Turning logits into tokens: penalties, seeded draws, log-probabilities.
+
+The draw is Gumbel's: argmax of logits / temperature + noise is a sample of their softmax. The noise is a function of
+(seed, output index, token id) alone, in 32- and 64-bit integer arithmetic, so that a row draws the same token whatever
+else is in the batch and whichever implementation computes it:
+
+    mix(z)  = z ← (z ⊕ z≫30) · BF58476D1CE4E5B9;  z ← (z ⊕ z≫27) · 94D049BB133111EB;  z ⊕ z≫31     (SplitMix64)
+    key     = mix(mix(seed) + (output_index + 1) · 9E3779B97F4A7C15)                               (mod 2⁶⁴)
+    x       = token_id · (key≫32 | 1) + key                                                         (mod 2³²)
+    x       = x ⊕ x≫16;  x ← x · 7FEB352D;  x ← x ⊕ x≫15;  x ← x · 846CA68B;  x ← x ⊕ x≫16          (lowbias32)
+    v       = min(((x mod 2³¹) + ½) · 2⁻³¹, 1 − 2⁻²⁴)      float32: fine near 0, which decides on rare tokens
+    noise   = −log(−log1p(−v))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from oneloop_kernels.registry import Family, Implementation
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """Which tokens of each row may be drawn. Applied after the temperature: min_p, then top_k, then top_p.
+
+    top_k: [num_rows] int64, 0 = off. top_p: [num_rows] float32 in (0, 1], 1 = off. Rows use at least one of them.
+    max_top_k: the largest top_k if all rows use it, else 0.
+    """
+
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    max_top_k: int
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """One random draw per row.
+
+    temperature: [num_rows] float32 > 0. seed: [num_rows] int64. output_index: [num_rows] int64, the token's place in
+    its output. min_p: [num_rows] float32 in [0, 1), 0 = off, or None for no row.
+    truncation: None where no row has top_k or top_p.
+    """
+
+    temperature: torch.Tensor
+    seed: torch.Tensor
+    output_index: torch.Tensor
+    min_p: torch.Tensor | None
+    truncation: Truncation | None
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """Penalties of each row and the history they look at.
+
+    repetition, presence, frequency: [num_rows] float32. in_prompt: [num_rows, vocab_size] bool.
+    output_counts: [num_rows, vocab_size] int32: how often the row has put out each token.
+    """
+
+    repetition: torch.Tensor
+    presence: torch.Tensor
+    frequency: torch.Tensor
+    in_prompt: torch.Tensor
+    output_counts: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogprobs:
+    """ranks: [num_rows] int64, 1 + how many tokens are likelier. token_ids: [num_rows, 1 + num_top] int64 and logprobs
+    of the same shape in float32: column 0 is the chosen token, then the most likely ones in order."""
+
+    ranks: torch.Tensor
+    token_ids: torch.Tensor
+    logprobs: torch.Tensor
+
+
+class SamplingOps(Protocol):
+    """Logits are [num_rows, vocab_size] float32 of any strides. Every id returned is in [0, vocab_size), NaN or not."""
+
+    def penalize(self, logits: torch.Tensor, penalties: Penalties) -> None:
+        """In place. Repetition (Keskar et al., 2019) divides positive and multiplies negative logits of tokens seen in
+        prompt or output; then frequency · count and presence · (count > 0) of the output are subtracted."""
+
+    def draw(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """[num_rows] int64. The logits are overwritten. Which of equal logits top_k and top_p keep is left open."""
+
+    def noise(self, seed: torch.Tensor, output_index: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        """[num_rows, n] float32 Gumbel noise as above. token_ids: [n] or [num_rows, n] int32."""
+
+    def top_logprobs(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> TopLogprobs:
+        """Log-softmax of the logits at the chosen token_ids ([num_rows] int64) and at the num_top most likely ones."""
+
+
+SAMPLING: Family[SamplingOps] = Family(
+    "sampling",
+    (Implementation("reference", "oneloop_kernels.ops.sampling.reference", "REFERENCE"),),
+)

@@ -1,0 +1,1 @@
+"""The paged KV cache, what a step needs to attend to it, and the attention block of a decoder layer."""

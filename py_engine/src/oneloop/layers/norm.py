@@ -1,0 +1,28 @@
+"""RMS normalisation."""
+
+from __future__ import annotations
+
+import torch
+
+from oneloop_kernels.ops.rms_norm import RMS_NORM
+
+
+class RMSNorm:
+    """x / sqrt(mean(x²) + eps) · weight over the last dimension."""
+
+    __slots__ = ("_compute", "_eps", "_name", "weight")
+
+    def __init__(self, name: str, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
+        """name: checkpoint name prefix."""
+        self._name = name
+        self._eps = eps
+        self.weight = torch.empty(size, dtype=dtype, device=device)
+        self._compute = RMS_NORM.resolve(device, dtype)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [..., size] → new [..., size]."""
+        return self._compute(x, self.weight, self._eps)
+
+    def weight_targets(self) -> dict[str, torch.Tensor]:
+        """Checkpoint tensor name → the tensor that it fills."""
+        return {f"{self._name}.weight": self.weight}

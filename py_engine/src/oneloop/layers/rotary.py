@@ -1,0 +1,108 @@
+"""Rotary position embedding: frequencies with their scalings, and cos and sin of a step.
+
+Sources: Su et al. 2021 (RoPE); Chen et al. 2023 (linear); Peng et al. 2023 (YaRN); the Llama 3.1 release (llama3).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from oneloop.errors import ModelError
+
+if TYPE_CHECKING:
+    from oneloop.formats.model_spec import ModelSpec, RopeScaling
+
+
+class RotaryStep(NamedTuple):
+    """cos and sin of a step's positions, [num_tokens, 1, head_dim]; the first half of sin is negated."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+
+class Rotary:
+    """Angles of one model. Nothing is tabulated: a step computes its own positions, once for all layers."""
+
+    __slots__ = ("_cos_factor", "_dtype", "_frequencies", "_sin_factor")
+
+    def __init__(self, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device) -> None:
+        """Raises ModelError for a scaling it does not know."""
+        frequencies, factor = rope_frequencies(spec)
+        half = torch.ones(spec.head_dim // 2) * factor
+        self._frequencies = torch.cat((frequencies, frequencies)).to(device)
+        self._cos_factor = factor
+        self._sin_factor = torch.cat((-half, half)).to(device)
+        self._dtype = dtype
+
+    def __call__(self, positions: torch.Tensor) -> RotaryStep:
+        """positions: [num_tokens] int64. The angles are float32 whatever the model's dtype."""
+        angles = (positions[:, None].to(torch.float32) * self._frequencies)[:, None, :]
+        cos, sin = angles.cos(), angles.sin_().mul_(self._sin_factor)
+        if self._cos_factor != 1.0:
+            cos.mul_(self._cos_factor)
+        return RotaryStep(cos.to(self._dtype), sin.to(self._dtype))
+
+
+def rope_frequencies(spec: ModelSpec) -> tuple[torch.Tensor, float]:
+    """Radians per position, [head_dim / 2] float32, and the factor on cos and sin."""
+    exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.float32) / spec.head_dim
+    plain = 1.0 / (spec.rope_theta**exponents)
+    scaling = spec.rope_scaling
+    if scaling is None or scaling.kind == "dynamic":  # NTK by length starts beyond max_position, never served
+        return plain, 1.0
+    if scaling.kind == "linear":
+        return plain / scaling.factor, 1.0
+    if scaling.kind == "llama3":
+        return _llama3(plain, scaling), 1.0
+    if scaling.kind == "yarn":
+        return _yarn(plain, spec, scaling), scaling.attention_factor
+    if scaling.kind == "factors":
+        if len(scaling.factors) != len(plain):
+            raise ModelError(
+                spec.architecture,
+                f"{len(scaling.factors)} rotary factors, expected {len(plain)} (head_dim / 2)",
+                item="rope_freqs",
+            )
+        return plain / torch.tensor(scaling.factors, dtype=torch.float32), 1.0
+    raise ModelError(
+        spec.architecture,
+        f"unknown rotary scaling {scaling.kind!r}; known: linear, dynamic, llama3, yarn, factors",
+        item="rope_scaling",
+    )
+
+
+def _llama3(plain: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
+    """Waves longer than the original context are stretched, short ones kept, those between interpolated."""
+    context = scaling.original_max_position
+    waves = 2 * math.pi / plain
+    stretched = plain / scaling.factor
+    longest_kept = context / scaling.high_freq_factor
+    shortest_stretched = context / scaling.low_freq_factor
+    smooth = (context / waves - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
+    between = (1 - smooth) * stretched + smooth * plain
+    scaled = torch.where(waves > shortest_stretched, stretched, between)
+    return torch.where(waves < longest_kept, plain, scaled)
+
+
+def _yarn(plain: torch.Tensor, spec: ModelSpec, scaling: RopeScaling) -> torch.Tensor:
+    """Dimensions that turn often in the original context are kept, those that turn rarely stretched."""
+
+    def dimension_of(rotations: float) -> float:
+        """The dimension whose wave turns that often in the original context."""
+        ratio = scaling.original_max_position / (rotations * 2 * math.pi)
+        return spec.head_dim * math.log(ratio) / (2 * math.log(spec.rope_theta))
+
+    low, high = dimension_of(scaling.beta_fast), dimension_of(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, spec.head_dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = ((torch.arange(len(plain), dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    kept = 1 - ramp
+    return plain / scaling.factor * (1 - kept) + plain * kept

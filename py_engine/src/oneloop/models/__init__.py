@@ -1,0 +1,1 @@
+"""Decoder-only language models: one short file per family, found by architecture name in `registry`."""

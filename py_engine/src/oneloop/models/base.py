@@ -1,0 +1,46 @@
+"""What a model is to the worker and the loader."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from oneloop.attention.kv_cache import PagedKVCache
+    from oneloop.attention.metadata import AttentionMetadata
+    from oneloop.formats.model_spec import ModelSpec
+
+
+class Model(Protocol):
+    """A language model. Its weights are uninitialised until the loader has filled every target."""
+
+    spec: ModelSpec
+    dtype: torch.dtype
+    device: torch.device
+
+    def weight_targets(self) -> dict[str, torch.Tensor]:
+        """Hugging Face checkpoint tensor name → the tensor of exactly that shape to copy it into.
+
+        Views of fused parameters. A tied head has no target of its own.
+        """
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv: PagedKVCache,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """token_ids, positions: [n] int64, n ≥ metadata.num_tokens; rows beyond are padding (any valid id).
+
+        Writes the tokens' keys and values and returns the final hidden states, [n, hidden_size], normalised.
+        """
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: [n, hidden_size] contiguous rows of forward's result → [n, vocab_size] float32, any strides."""
+
+
+def num_weight_bytes(model: Model) -> int:
+    """Bytes of all parameters, a tied head counted once."""
+    return sum(target.numel() * target.element_size() for target in model.weight_targets().values())

@@ -1,0 +1,111 @@
+"""The pre-norm decoder that the Llama and Qwen families share; ModelSpec's switches tell them apart."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from oneloop.attention.block import AttentionBlock
+from oneloop.layers.embedding import Embedding
+from oneloop.layers.linear import Linear
+from oneloop.layers.mlp import GatedMLP
+from oneloop.layers.norm import RMSNorm
+from oneloop.layers.rotary import Rotary, RotaryStep
+
+if TYPE_CHECKING:
+    from oneloop.attention.kv_cache import PagedKVCache
+    from oneloop.attention.metadata import AttentionMetadata
+    from oneloop.formats.model_spec import ModelSpec
+
+
+class DecoderLayer:
+    """x + attention(norm(x)), then x + mlp(norm(x)), in place on x."""
+
+    __slots__ = ("attention", "attention_norm", "mlp", "mlp_norm")
+
+    def __init__(self, index: int, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device) -> None:
+        name = f"model.layers.{index}"
+        eps = spec.rms_norm_eps
+        self.attention_norm = RMSNorm(
+            f"{name}.input_layernorm", spec.hidden_size, eps, dtype=dtype, device=device
+        )
+        self.attention = AttentionBlock(f"{name}.self_attn", index, spec, dtype=dtype, device=device)
+        self.mlp_norm = RMSNorm(
+            f"{name}.post_attention_layernorm", spec.hidden_size, eps, dtype=dtype, device=device
+        )
+        self.mlp = GatedMLP(
+            f"{name}.mlp",
+            spec.hidden_size,
+            spec.intermediate_size,
+            bias=spec.mlp_bias,
+            dtype=dtype,
+            device=device,
+        )
+
+    def __call__(
+        self, x: torch.Tensor, rotary: RotaryStep, kv: PagedKVCache, metadata: AttentionMetadata
+    ) -> None:
+        """x: [n, hidden_size] contiguous, updated in place."""
+        x.add_(self.attention(self.attention_norm(x), rotary, kv, metadata))
+        x.add_(self.mlp(self.mlp_norm(x)))
+
+    def weight_targets(self) -> dict[str, torch.Tensor]:
+        """Checkpoint tensor name → the view that it fills."""
+        return (
+            self.attention_norm.weight_targets()
+            | self.attention.weight_targets()
+            | self.mlp_norm.weight_targets()
+            | self.mlp.weight_targets()
+        )
+
+
+class Decoder:
+    """See models.base.Model."""
+
+    def __init__(self, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.spec = spec
+        self.dtype = dtype
+        self.device = device
+        self.embedding = Embedding(
+            "model.embed_tokens", spec.vocab_size, spec.hidden_size, dtype=dtype, device=device
+        )
+        self.rotary = Rotary(spec, dtype=dtype, device=device)
+        self.layers = tuple(DecoderLayer(i, spec, dtype=dtype, device=device) for i in range(spec.num_layers))
+        self.norm = RMSNorm("model.norm", spec.hidden_size, spec.rms_norm_eps, dtype=dtype, device=device)
+        tied = self.embedding.weight if spec.tie_word_embeddings else None
+        self.head = Linear(
+            spec.hidden_size,
+            {"lm_head": spec.vocab_size},
+            bias=False,
+            dtype=dtype,
+            device=device,
+            weight=tied,
+        )
+
+    def weight_targets(self) -> dict[str, torch.Tensor]:
+        """See Model."""
+        targets = self.embedding.weight_targets() | self.norm.weight_targets()
+        for layer in self.layers:
+            targets |= layer.weight_targets()
+        if not self.spec.tie_word_embeddings:
+            targets |= self.head.weight_targets()
+        return targets
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv: PagedKVCache,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """See Model."""
+        hidden = self.embedding(token_ids)
+        rotary = self.rotary(positions)
+        for layer in self.layers:
+            layer(hidden, rotary, kv, metadata)
+        return self.norm(hidden)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See Model."""
+        return self.head(hidden).to(torch.float32)

@@ -1,0 +1,129 @@
+"""Runs one step: slab in, tokens out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from oneloop.attention.kv_cache import PagedKVCache
+from oneloop.attention.metadata import AttentionMetadata
+from oneloop.worker.rows import RowTable
+from oneloop.worker.sampling.sampler import Sampler
+from oneloop_kernels.ops.linear import padded_num_tokens
+from oneloop_kernels.ops.paged_attention import PAGED_ATTENTION, AttentionRows, AttentionShape
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from oneloop.models.base import Model
+    from oneloop.worker.inputs import SlabViews, StepHeader
+    from oneloop.worker.memory import MemoryPlan
+
+
+class ModelRunner:
+    """A model with its KV cache and the state of its slots. One thread at a time; steps in the core's order."""
+
+    __slots__ = ("_attention_shape", "_model", "_plan_attention", "_sampler", "kv", "rows")
+
+    def __init__(self, model: Model, plan: MemoryPlan, *, max_num_seqs: int) -> None:
+        """Allocates the KV cache. plan: from `memory.plan_memory`."""
+        spec = model.spec
+        self._model = model
+        self.kv = PagedKVCache(spec, plan.num_blocks, plan.block_size, dtype=model.dtype, device=model.device)
+        max_blocks = (
+            -(-plan.max_model_len // plan.block_size) + 1
+        )  # + 1: a step ahead may have begun the next
+        self.rows = RowTable(max_num_seqs, max_blocks, spec.vocab_size, model.device)
+        self._sampler = Sampler(self.rows, model.device)
+        self._attention_shape = AttentionShape(
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            block_size=plan.block_size,
+            scale=spec.head_dim**-0.5,
+        )
+        self._plan_attention = PAGED_ATTENTION.resolve(model.device, model.dtype)
+
+    @torch.inference_mode()
+    def execute(self, slab: SlabViews) -> None:
+        """Run the step in the slab and write its output part.
+
+        IndexError for an id, slot or block out of range; the tables may then hold part of the step.
+        """
+        header = slab.header()
+        self.rows.apply(slab, header)
+        if header.num_cow:
+            self.kv.copy_blocks(
+                self._upload(slab.cow_src[: header.num_cow]), self._upload(slab.cow_dst[: header.num_cow])
+            )
+        if header.num_tokens == 0:
+            return
+        hidden = self._forward(slab, header)
+        if header.num_samples:
+            logits = self._logits(hidden, slab.sample_token_index[: header.num_samples])
+            tokens = self._sampler.sample(logits, slab, header)
+            slab.output_token[: header.num_samples] = tokens.cpu().numpy()
+
+    def _forward(self, slab: SlabViews, header: StepHeader) -> torch.Tensor:
+        """Final hidden states, [≥ num_tokens, hidden_size]."""
+        num_rows, num_tokens = header.num_rows, header.num_tokens
+        row_slots = slab.row_slot[:num_rows]
+        num_scheduled = slab.row_num_scheduled[:num_rows]
+        num_computed = slab.row_num_computed[:num_rows]
+        if header.num_single == num_rows:
+            token_slots, positions = row_slots, num_computed
+        else:
+            row_of_token = np.repeat(np.arange(num_rows), num_scheduled)
+            token_slots = row_slots[row_of_token]
+            first = (num_computed - slab.query_start[:num_rows])[row_of_token]
+            positions = first + np.arange(num_tokens, dtype=np.int32)
+        num_padded = padded_num_tokens(num_tokens)
+        token_index, position_index = self._upload(token_slots), self._upload(positions)
+        token_ids = torch.zeros(num_padded, dtype=torch.int64, device=self._model.device)
+        given = self._upload(slab.token_ids[:num_tokens])
+        token_ids[:num_tokens] = torch.where(given < 0, self.rows.last_token[token_index], given)
+        padded_positions = torch.zeros_like(token_ids)
+        padded_positions[:num_tokens] = position_index
+        metadata = self._attention_metadata(
+            header, row_slots, num_scheduled, num_computed, token_index, position_index
+        )
+        return self._model.forward(token_ids, padded_positions, self.kv, metadata)
+
+    def _attention_metadata(
+        self,
+        header: StepHeader,
+        row_slots: npt.NDArray[np.int32],
+        num_scheduled: npt.NDArray[np.int32],
+        num_computed: npt.NDArray[np.int32],
+        token_slots: torch.Tensor,
+        positions: torch.Tensor,
+    ) -> AttentionMetadata:
+        block_size = self.kv.block_size
+        tables = self.rows.block_tables
+        blocks = tables[token_slots, positions // block_size].to(torch.int64)
+        width = -(-header.max_seq_len // block_size)
+        rows = AttentionRows(
+            num_scheduled=num_scheduled,
+            num_computed=num_computed,
+            num_single=header.num_single,
+            block_tables=tables[:, :width].index_select(0, self._upload(row_slots)),
+        )
+        return AttentionMetadata(
+            num_tokens=header.num_tokens,
+            slots=blocks * block_size + positions % block_size,
+            plan=self._plan_attention(self._attention_shape, rows, self._model.dtype),
+        )
+
+    def _logits(self, hidden: torch.Tensor, token_index: npt.NDArray[np.int32]) -> torch.Tensor:
+        """[num_samples, vocab_size] float32; samples may share a token's hidden state."""
+        num_samples = len(token_index)
+        padded = np.zeros(padded_num_tokens(num_samples), np.int64)
+        padded[:num_samples] = token_index
+        chosen = hidden.index_select(0, torch.from_numpy(padded).to(hidden.device))
+        return self._model.compute_logits(chosen)[:num_samples]
+
+    def _upload(self, values: npt.NDArray[np.int32]) -> torch.Tensor:
+        """Host integers as int64 on the device."""
+        return torch.from_numpy(values.astype(np.int64)).to(self._model.device)

@@ -1,0 +1,162 @@
+"""Logits of a step → tokens and log-probabilities.
+
+Order, as vLLM's users know it: raw log-probabilities are taken first; then min_tokens bans, logit_bias, penalties
+(repetition, frequency, presence), temperature, min_p, top_k, top_p, the draw. Each stage touches only rows that ask
+for it, and a step whose samples are all plain greedy is one argmax.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+
+from oneloop.worker.inputs import LOGPROB_COLUMNS, StepFlag
+from oneloop_kernels.ops.sampling import SAMPLING, Draws, Penalties, Truncation
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from oneloop.worker.inputs import SlabViews, StepHeader
+    from oneloop.worker.rows import RowTable
+    from oneloop.worker.sampling.slot_lists import Entries
+
+GREEDY_TEMPERATURE: Final = 1e-5
+"""Temperatures below count as 0: the division would leave nothing of the lesser logits anyway."""
+
+
+class Sampler:
+    """Samples the rows of a step from its slab's columns and the state of their slots."""
+
+    __slots__ = ("_device", "_ops", "_rows")
+
+    def __init__(self, rows: RowTable, device: torch.device) -> None:
+        self._rows = rows
+        self._device = device
+        self._ops = SAMPLING.resolve(device, torch.float32)
+
+    def sample(self, logits: torch.Tensor, slab: SlabViews, header: StepHeader) -> torch.Tensor:
+        """logits: [num_samples, vocab_size] float32 of the step's samples, overwritten. Returns [num_samples] int64.
+
+        Writes log-probabilities into the slab where rows ask for them, and remembers the tokens for their slots.
+        """
+        slots = slab.sample_slot[: header.num_samples]
+        device_slots = self._upload(slots.astype(np.int64))
+        if header.flags == 0:
+            tokens = logits.argmax(-1)
+        else:
+            tokens = self._sample_with_options(logits, slab, header, slots)
+        self._rows.last_token.index_copy_(0, device_slots, tokens)
+        return tokens
+
+    def _sample_with_options(
+        self,
+        logits: torch.Tensor,
+        slab: SlabViews,
+        header: StepHeader,
+        slots: npt.NDArray[np.int32],
+    ) -> torch.Tensor:
+        rows, columns, flags = self._rows, self._rows.columns, header.flags
+        output_index = slab.sample_output_index[: header.num_samples]
+        asked = np.flatnonzero(columns.num_logprobs[slots] >= 0) if flags & StepFlag.LOGPROBS else None
+        raw = None if asked is None else logits.index_select(0, self._upload(asked))
+        if flags & StepFlag.MIN_TOKENS:
+            self._add(logits, rows.banned.select(slots, output_index < columns.min_tokens[slots]))
+        if flags & StepFlag.BIAS:
+            self._add(logits, rows.bias.select(slots))
+        penalized = np.flatnonzero(columns.uses_penalties[slots]) if flags & StepFlag.PENALTIES else None
+        if penalized is not None:
+            self._penalize(logits, penalized, slots[penalized])
+        tokens = self._choose(logits, slots, output_index, bool(flags & StepFlag.RANDOM))
+        if penalized is not None:
+            chosen = tokens.index_select(0, self._upload(penalized))
+            rows.history.append(self._upload(slots[penalized].astype(np.int64)), chosen)
+        if raw is not None and asked is not None:
+            self._write_logprobs(raw, asked, tokens, slab, header.max_logprobs)
+        return tokens
+
+    def _penalize(
+        self, logits: torch.Tensor, samples: npt.NDArray[np.int64], slots: npt.NDArray[np.int32]
+    ) -> None:
+        columns = self._rows.columns
+        in_prompt, output_counts = self._rows.history.rows(self._upload(slots.astype(np.int64)))
+        index = self._upload(samples)
+        chosen = logits.index_select(0, index)
+        penalties = Penalties(
+            repetition=self._upload(columns.repetition_penalty[slots]),
+            presence=self._upload(columns.presence_penalty[slots]),
+            frequency=self._upload(columns.frequency_penalty[slots]),
+            in_prompt=in_prompt,
+            output_counts=output_counts,
+        )
+        self._ops.penalize(chosen, penalties)
+        logits.index_copy_(0, index, chosen)
+
+    def _choose(
+        self,
+        logits: torch.Tensor,
+        slots: npt.NDArray[np.int32],
+        output_index: npt.NDArray[np.int32],
+        any_random: bool,
+    ) -> torch.Tensor:
+        """Greedy rows, rows drawn from all tokens, and rows drawn from the likeliest, each group at once."""
+        columns = self._rows.columns
+        random = columns.temperature[slots] >= GREEDY_TEMPERATURE
+        if not any_random or not random.any():
+            return logits.argmax(-1)
+        truncated = (columns.top_k[slots] > 0) | (columns.top_p[slots] < 1.0)
+        tokens = torch.empty(len(slots), dtype=torch.int64, device=self._device)
+        if not random.all():
+            greedy = self._upload(np.flatnonzero(~random))
+            tokens[greedy] = logits.index_select(0, greedy).argmax(-1)
+        for members, truncates in ((random & ~truncated, False), (random & truncated, True)):
+            if members.any():
+                samples = np.flatnonzero(members)
+                index = self._upload(samples)
+                draws = self._draws(slots[samples], output_index[samples], truncates)
+                tokens[index] = self._ops.draw(logits.index_select(0, index), draws)
+        return tokens
+
+    def _draws(
+        self, slots: npt.NDArray[np.int32], output_index: npt.NDArray[np.int32], truncates: bool
+    ) -> Draws:
+        columns = self._rows.columns
+        min_p, top_k, top_p = columns.min_p[slots], columns.top_k[slots], columns.top_p[slots]
+        truncation = None
+        if truncates:
+            truncation = Truncation(
+                top_k=self._upload(top_k.astype(np.int64)),
+                top_p=self._upload(top_p),
+                max_top_k=int(top_k.max()) if (top_k > 0).all() else 0,
+            )
+        return Draws(
+            temperature=self._upload(columns.temperature[slots]),
+            seed=self._upload(columns.seed[slots]),
+            output_index=self._upload(output_index.astype(np.int64)),
+            min_p=self._upload(min_p) if (min_p > 0).any() else None,
+            truncation=truncation,
+        )
+
+    def _write_logprobs(
+        self,
+        raw: torch.Tensor,
+        samples: npt.NDArray[np.int64],
+        tokens: torch.Tensor,
+        slab: SlabViews,
+        max_logprobs: int,
+    ) -> None:
+        num_top = min(max_logprobs, LOGPROB_COLUMNS - 1, raw.shape[1])
+        top = self._ops.top_logprobs(raw, tokens.index_select(0, self._upload(samples)), num_top)
+        slab.output_rank[samples] = top.ranks.cpu().numpy()
+        slab.output_logprob_token[samples, : num_top + 1] = top.token_ids.cpu().numpy()
+        slab.output_logprob[samples, : num_top + 1] = top.logprobs.cpu().numpy()
+
+    def _add(self, logits: torch.Tensor, entries: Entries) -> None:
+        if len(entries.samples):
+            where = (self._upload(entries.samples), self._upload(entries.tokens))
+            logits.index_put_(where, self._upload(entries.values), accumulate=True)
+
+    def _upload(self, values: npt.NDArray[np.generic]) -> torch.Tensor:
+        """A host array on the device; on the CPU the same memory."""
+        return torch.from_numpy(values).to(self._device)
