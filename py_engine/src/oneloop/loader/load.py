@@ -1,0 +1,50 @@
+"""The one way to a model with weights: shape → empty model → filled from whatever the source is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from oneloop.errors import ConfigError
+from oneloop.loader.dummy import fill_dummy_weights
+from oneloop.loader.gguf import load_gguf_weights
+from oneloop.loader.hf import load_hf_weights
+from oneloop.loader.progress import Progress, no_progress
+from oneloop.models import build_model
+
+if TYPE_CHECKING:
+    from oneloop.loader.resolve import ModelSource
+    from oneloop.models import CausalLM
+
+LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
+
+
+def load_model(
+    source: ModelSource,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    load_format: LoadFormat = "auto",
+    seed: int = 0,
+    progress: Progress = no_progress,
+) -> CausalLM:
+    """A model ready to run, its parameters on `device` in `dtype`.
+
+    load_format: auto takes what the source is; dummy fills random weights (`seed`) without reading any.
+    ModelError names the file and tensor that is missing, misshapen or unreadable; ConfigError a load_format that
+    does not fit the source.
+    """
+    expected = "gguf" if source.kind == "gguf" else "safetensors"
+    if load_format not in ("auto", "dummy", expected):
+        raise ConfigError("load_format", f"is {load_format}, but {source.path} is a {expected} model")
+    model = build_model(source.spec, dtype=dtype, device=device)
+    targets = model.weight_targets()
+    with torch.no_grad():
+        if load_format == "dummy":
+            fill_dummy_weights(targets, seed=seed, progress=progress)
+        elif source.gguf is not None:
+            load_gguf_weights(source.gguf, source.spec, targets, progress=progress)
+        else:
+            load_hf_weights(source.path, targets, progress=progress)
+    return model

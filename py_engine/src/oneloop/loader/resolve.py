@@ -1,0 +1,103 @@
+"""Model argument → the files it means: a folder, a GGUF file, a hub id, or the embedded model. No torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from oneloop.config import DEFAULT_MODEL
+from oneloop.errors import ModelError
+from oneloop.formats.generation import GenerationDefaults, hf_generation_defaults
+from oneloop.formats.gguf import GgufFile, read_gguf
+from oneloop.formats.gguf_spec import gguf_model_spec
+from oneloop.formats.hf_config import hf_model_spec
+from oneloop.loader.embedded import fetch_embedded
+from oneloop.loader.progress import Progress, no_progress
+
+if TYPE_CHECKING:
+    from oneloop.formats.model_spec import ModelSpec
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "additional_chat_templates/*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """A model's files and its shape, before any weight is read."""
+
+    kind: Literal["gguf", "folder"]
+    path: Path
+    """The GGUF file, or the folder with config.json."""
+    spec: ModelSpec
+    generation: GenerationDefaults
+    """Sampling defaults and end tokens of the model's generation_config.json; empty for GGUF."""
+    gguf: GgufFile | None = None
+    """The header that was read, so that tokenizer and loader need not read it again."""
+
+
+def resolve_model(
+    model: str, *, revision: str | None = None, weights: bool = True, progress: Progress = no_progress
+) -> ModelSource:
+    """Find the files, fetching them where `model` is a hub id or the embedded model's name.
+
+    revision: commit, tag or branch of a hub model, the same for all its files. weights: False fetches no weight
+    files (dummy weights, tokenizer only). ModelError says what is missing or malformed and what to do.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return _folder_source(path)
+    if path.is_file():
+        return _file_source(path)
+    if model == DEFAULT_MODEL:
+        return _file_source(fetch_embedded(progress=progress))
+    if (
+        path.is_absolute()
+        or model.startswith((".", "~"))
+        or path.suffix == ".gguf"
+        or not _HUB_ID.fullmatch(model)
+    ):
+        raise ModelError(model, "no such file or folder (and no hub id)")
+    return _folder_source(_fetch_from_hub(model, revision, weights=weights))
+
+
+def _file_source(path: Path) -> ModelSource:
+    if path.suffix in (".bin", ".pt", ".pth", ".ckpt"):
+        raise ModelError(str(path), "pickled weights are never loaded; convert the model to safetensors")
+    if path.suffix == ".safetensors" or path.name == "config.json":
+        raise ModelError(str(path), f"give the folder it is in: {path.parent}")
+    file = read_gguf(path)
+    return ModelSource(
+        kind="gguf", path=path, spec=gguf_model_spec(file), generation=GenerationDefaults(), gguf=file
+    )
+
+
+def _folder_source(path: Path) -> ModelSource:
+    if not (path / "config.json").is_file():
+        single = sorted(path.glob("*.gguf"))
+        if single:
+            raise ModelError(
+                str(path), f"holds GGUF files and no config.json; name one of them, e.g. {single[0]}"
+            )
+        raise ModelError(str(path), "holds no config.json: not a Hugging Face model folder")
+    return ModelSource(
+        kind="folder", path=path, spec=hf_model_spec(path), generation=hf_generation_defaults(path)
+    )
+
+
+def _fetch_from_hub(model: str, revision: str | None, *, weights: bool) -> Path:
+    """Snapshot of a hub model: one revision for all its files; only data files, never code."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    patterns = [pattern for pattern in _HUB_FILES if weights or pattern != "*.safetensors"]
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
+    except LocalEntryNotFoundError as error:
+        raise ModelError(
+            model,
+            "is no file or folder here, and the hub cannot be reached; give a local folder or GGUF file",
+        ) from error
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise ModelError(model, f"is no file or folder here, and the hub did not give it: {error}") from error

@@ -1,0 +1,34 @@
+"""Which tokenizer a path means: a Hugging Face folder or a GGUF file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oneloop.errors import ModelError
+from oneloop.formats.gguf import GgufFile, read_gguf
+from oneloop.tokenize.gguf import gguf_tokenizer
+from oneloop.tokenize.hf import hf_tokenizer
+from oneloop.tokenize.template_files import read_template_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from oneloop.tokenize.tokenizer import Tokenizer
+
+
+def load_tokenizer(
+    path: Path, *, gguf: GgufFile | None = None, chat_template_file: Path | None = None
+) -> Tokenizer:
+    """The tokenizer of a model folder, tokenizer.json's folder or GGUF file, with its chat template.
+
+    gguf: the file's header where it was read before. chat_template_file: replaces the model's own template.
+    ModelError names the file and key that is missing, malformed or not supported.
+    """
+    override = read_template_file(chat_template_file) if chat_template_file is not None else None
+    if path.is_dir():
+        return hf_tokenizer(path, chat_template=override)
+    if path.name == "tokenizer.json":
+        return hf_tokenizer(path.parent, chat_template=override)
+    if not path.is_file():
+        raise ModelError(str(path), "no such file or folder")
+    return gguf_tokenizer((gguf or read_gguf(path)).metadata, chat_template=override)

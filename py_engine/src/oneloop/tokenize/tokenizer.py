@@ -1,0 +1,110 @@
+"""The one tokenizer type of the engine: text → ids, ids → text, and the vocabulary bytes the core detokenises with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from oneloop.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import tokenizers
+
+    from oneloop.tokenize.templates import ChatTemplate
+    from oneloop_core import Vocabulary
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerInfo:
+    """What a tokenizer file says besides how to cut text."""
+
+    pieces: Sequence[bytes]
+    """Bytes of token i; empty for ids that stand for nothing."""
+    special_ids: frozenset[int]
+    """Ids that skip_special_tokens drops."""
+    strip_leading_space: bool
+    """SentencePiece: a whole text loses the one leading space that encoding put there."""
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    """Ids that end a turn or a text, without duplicates; the main one first."""
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    """Names as chat templates use them (bos_token, eos_token, …) → text."""
+    chat_template: ChatTemplate | None = None
+
+
+class Tokenizer:
+    """Immutable and thread-safe: encode and decode may run in any number of threads at once."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, info: TokenizerInfo) -> None:
+        self._backend = backend
+        self._info = info
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids. Special tokens written in the text are recognised.
+
+        add_special_tokens: also add what the tokenizer puts around a plain prompt (mostly a BOS). Chat templates
+        write theirs themselves. RequestError for text that has no UTF-8 form (lone surrogates).
+        """
+        try:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except (UnicodeEncodeError, TypeError) as error:
+            raise RequestError(
+                "prompt", "text holds lone surrogates, which no UTF-8 text can hold"
+            ) from error
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of a whole sequence; malformed UTF-8 becomes U+FFFD. IndexError for an id out of range."""
+        return self.vocabulary.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The token's own bytes, which may be a part of a character. IndexError when out of range."""
+        if token_id < 0:
+            raise IndexError(token_id)
+        return self._info.pieces[token_id]
+
+    def token_str(self, token_id: int) -> str:
+        """The token as text; bytes that are no whole character become U+FFFD."""
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    def token_id(self, token: str) -> int | None:
+        """Id of a token by its name in the vocabulary (as the tokenizer file writes it)."""
+        return self._backend.token_to_id(token)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """Bytes of every token, for the core's detokenizer; built on first use."""
+        from oneloop_core import Vocabulary
+
+        info = self._info
+        return Vocabulary(
+            list(info.pieces), sorted(info.special_ids), strip_leading_space=info.strip_leading_space
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that have a place in the vocabulary; a model may have more (padding) rows."""
+        return len(self._info.pieces)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._info.bos_token_id
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self._info.eos_token_ids
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        return self._info.special_ids
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        return self._info.special_tokens
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's chat template; None for a base model."""
+        return self._info.chat_template
