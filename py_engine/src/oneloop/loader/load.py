@@ -11,11 +11,11 @@ from oneloop.loader.dummy import fill_dummy_weights
 from oneloop.loader.gguf import load_gguf_weights
 from oneloop.loader.hf import load_hf_weights
 from oneloop.loader.progress import Progress, no_progress
-from oneloop.models import build_model
+from oneloop.models.registry import build_model
 
 if TYPE_CHECKING:
     from oneloop.loader.resolve import ModelSource
-    from oneloop.models import CausalLM
+    from oneloop.models.base import Model
 
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 
@@ -28,7 +28,7 @@ def load_model(
     load_format: LoadFormat = "auto",
     seed: int = 0,
     progress: Progress = no_progress,
-) -> CausalLM:
+) -> Model:
     """A model ready to run, its parameters on `device` in `dtype`.
 
     load_format: auto takes what the source is; dummy fills random weights (`seed`) without reading any.
