@@ -56,12 +56,12 @@ class FakeDevice:
     def run(self, slab: Slab) -> None:
         """One step in the order that docs/architecture.md fixes."""
         self._admit(slab)
-        for i in range(slab.header("num_forks")):
-            src, dst, count = (int(slab[name][i]) for name in ("fork_src", "fork_dst", "fork_num_blocks"))
-            self.block_table[dst, :count] = self.block_table[src, :count]
         count = slab.header("num_block_deltas")
         slots, indices = slab["delta_slot"][:count], slab["delta_index"][:count]
         self.block_table[slots, indices] = slab["delta_block"][:count]
+        for i in range(slab.header("num_forks")):
+            src, dst, count = (int(slab[name][i]) for name in ("fork_src", "fork_dst", "fork_num_blocks"))
+            self.block_table[dst, :count] = self.block_table[src, :count]
         count = slab.header("num_cow")
         self.kv[slab["cow_dst"][:count]] = self.kv[slab["cow_src"][:count]]
         self._forward(slab)

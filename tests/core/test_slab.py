@@ -65,17 +65,16 @@ def test_commit_reads_a_read_only_view(harness) -> None:
 
 
 @pytest.mark.parametrize("token", [-1, 256, 2**31 - 1])
-def test_a_sampled_id_out_of_range_is_refused_and_the_step_can_still_fail(harness, token: int) -> None:
+def test_a_sampled_id_out_of_range_ends_its_own_sequence_only(harness, reference, token: int) -> None:
+    other = harness.core.submit([4, 5], max_tokens=4, temperature=0.0)
     assert harness.launch()
-    step, slab = harness.in_flight.pop()
-    slab["output_token"][0] = token
-    with pytest.raises(SlabError, match="output_token"):
-        harness.core.commit(step, slab.buffer)
-    harness.core.audit()
-    (delta,) = harness.core.fail(step, "the result was bad")
-    assert (delta.finish_reason, delta.error) == ("error", "the result was bad")
+    harness.in_flight[0][1]["output_token"][0] = token
+    delta, _ = harness.commit()
+    assert (delta.finish_reason, delta.token_ids) == ("error", [])
+    assert str(token) in delta.error
     harness.run()
     harness.assert_empty()
+    assert harness.outputs[other, 0].token_ids == reference([4, 5], 4)
 
 
 def test_no_more_steps_than_allowed_are_in_flight(harness) -> None:

@@ -6,6 +6,10 @@ import random
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
 
 
 def test_submits_and_aborts_from_many_threads(make_harness, reference) -> None:
@@ -44,17 +48,17 @@ def test_submits_and_aborts_from_many_threads(make_harness, reference) -> None:
     assert not any(harness.outputs[handle, 0].finish_reason for handle in aborted)
 
 
-def test_schedule_and_commit_let_other_threads_run(make_harness) -> None:
-    """With a switch interval of a minute another thread gets on only where a call gives up the GIL."""
-    harness = make_harness()
-    harness.core.submit([1, 2, 3], max_tokens=400)
+@pytest.fixture
+def turns() -> Iterator[Callable[[], int]]:
+    """Turns of a second thread. With a switch interval of a minute it gets on only where a call gives up the GIL."""
     ready, stop = threading.Event(), threading.Event()
-    turns = [0]
+    count = 0
 
     def other() -> None:
+        nonlocal count
         ready.set()
         while not stop.is_set():
-            turns[0] += 1
+            count += 1
             time.sleep(0)
 
     interval = sys.getswitchinterval()
@@ -62,16 +66,30 @@ def test_schedule_and_commit_let_other_threads_run(make_harness) -> None:
     thread.start()
     ready.wait()
     sys.setswitchinterval(60)
-    try:
-        seen = turns[0]
-        slab = harness.ring[0]
-        for _ in range(300):
-            step = harness.core.schedule(slab.buffer)
-            slab["output_token"][0] = 1
-            harness.core.commit(step, slab.buffer)
-        progress = turns[0] - seen
-    finally:
-        sys.setswitchinterval(interval)
-        stop.set()
-        thread.join()
-    assert progress > 10
+    yield lambda: count
+    sys.setswitchinterval(interval)
+    stop.set()
+    thread.join()
+
+
+def test_long_calls_let_other_threads_run(make_harness, turns: Callable[[], int]) -> None:
+    """A prompt of 500,000 tokens, computed in one step: each call takes long enough for a waiting thread to wake."""
+    long = 500_000
+    sizes = {"max_model_len": 2 * long, "max_num_batched_tokens": 2 * long, "num_blocks": 40_000}
+    harness = make_harness(max_num_seqs=2, **sizes)
+    prompt = np.arange(long, dtype=np.int32) % 256
+    slab = harness.ring[0]
+    progress = {"submit": 0, "schedule": 0, "commit": 0}
+    for turn in range(20):
+        prompt[0] = turn
+        before = turns()
+        harness.core.submit(prompt, max_tokens=1, cache_salt=bytes([turn]))
+        submitted = turns()
+        step = harness.core.schedule(slab.buffer)
+        scheduled = turns()
+        slab["output_token"][0] = 1
+        assert len(harness.core.commit(step, slab.buffer)) == 1
+        progress["submit"] += submitted - before
+        progress["schedule"] += scheduled - submitted
+        progress["commit"] += turns() - scheduled
+    assert min(progress.values()) > 0, progress

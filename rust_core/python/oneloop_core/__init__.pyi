@@ -53,7 +53,7 @@ class ConfigError(CoreError):
 
 @final
 class SlabError(CoreError):
-    """A slab buffer of the wrong size or alignment, or a result out of range."""
+    """A slab buffer of the wrong size or alignment, or a step out of order."""
 
 @final
 class AuditError(CoreError):
@@ -310,6 +310,8 @@ class Core:
         """
     def commit(self, step_id: int, slab: Buffer) -> Deltas:
         """Read the results of the oldest step in flight, append tokens, test stops, detokenise.
+
+        A sampled id outside the vocabulary ends its sequence with finish_reason "error".
 
         Steps are committed in the order they were scheduled; another step_id is a SlabError.
         """

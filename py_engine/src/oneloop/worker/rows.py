@@ -88,15 +88,15 @@ class RowTable:
         self.history = TokenHistory(max_num_seqs, vocab_size, device)
 
     def apply(self, slab: SlabViews, header: StepHeader) -> None:
-        """Bring the tables up to the step: admitted rows, then forks, then block-table deltas."""
+        """Bring the tables up to the step: admitted rows, then block-table deltas, then forks."""
         if header.num_admitted:
             self._admit(slab, header)
-        if header.num_forks:
-            self._fork(slab, header.num_forks)
         if header.num_block_deltas:
             count = header.num_block_deltas
             where = (self._index(slab.delta_slot[:count]), self._index(slab.delta_index[:count]))
             self.block_tables[where] = torch.from_numpy(slab.delta_block[:count]).to(self.device)
+        if header.num_forks:
+            self._fork(slab, header.num_forks)
 
     def _admit(self, slab: SlabViews, header: StepHeader) -> None:
         count = header.num_admitted

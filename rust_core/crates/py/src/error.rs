@@ -27,7 +27,7 @@ create_exception!(
     oneloop_core,
     SlabError,
     CoreError,
-    "A slab buffer of the wrong size or alignment, or a result out of range."
+    "A slab buffer of the wrong size or alignment, or a step out of order."
 );
 create_exception!(
     oneloop_core,
