@@ -57,6 +57,7 @@ class ByteTokenizer:
 
     bos_token_id: int | None = None
     eos_token_ids = (EOS,)
+
     def __init__(self) -> None:
         pieces = [bytes([value]) for value in range(256)] + [b"<eos>", b"<bos>", b"", b""]
         self.vocabulary = Vocabulary(pieces, [EOS, BOS])
@@ -186,11 +187,11 @@ class FakeExecutor:
                 "seed": 0 if greedy else int(v["admitted_seed"][i]) | 1,
                 "num_logprobs": int(v["admitted_num_logprobs"][i]),
             }
+        for i in range(count["num_block_deltas"]):
+            self._tables[v["delta_slot"][i], v["delta_index"][i]] = v["delta_block"][i]
         for i in range(count["num_forks"]):
             src, dst, blocks = (int(v[name][i]) for name in ("fork_src", "fork_dst", "fork_num_blocks"))
             self._tables[dst, :blocks] = self._tables[src, :blocks]
-        for i in range(count["num_block_deltas"]):
-            self._tables[v["delta_slot"][i], v["delta_index"][i]] = v["delta_block"][i]
         for i in range(count["num_cow"]):
             self._kv[v["cow_dst"][i]] = self._kv[v["cow_src"][i]]
         token_slot, token_position = self._write_kv(v, count)
