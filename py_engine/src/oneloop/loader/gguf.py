@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 _CHUNK_ELEMENTS = 1 << 18
 """Elements dequantised at a time: 1 MiB of float32, so that the dequantiser's intermediates stay in the cache."""
 
-_PLAIN_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_PLAIN_DTYPES = {"F32": "<f4", "F16": "<f2"}
 
 _LAYER_NAMES = {
     "input_layernorm": "attn_norm",
@@ -140,21 +140,31 @@ def _fill(reader: RangeReader, tensor: GgufTensor, target: torch.Tensor, head_di
         raw = reader.read(
             tensor.offset + first_block * tensor.type.block_bytes, num_blocks * tensor.type.block_bytes
         )
-        values = _dequantize(tensor, raw).view(stop - start, *tensor.shape[1:])
-        destination = target[start:stop]
-        if head_dim is not None:
-            # stored row 2·i + j of a head is row j·head_dim/2 + i
-            heads = (stop - start) // head_dim
-            rest = tensor.shape[1:]
-            values = values.view(heads, head_dim // 2, 2, *rest)
-            destination = destination.view(heads, 2, head_dim // 2, *rest).transpose(1, 2)
-        destination.copy_(values)
+        values = _dequantize(tensor, raw).reshape(stop - start, *tensor.shape[1:])
+        _copy_rows(target[start:stop], values, head_dim)
 
 
-def _dequantize(tensor: GgufTensor, raw: NDArray[np.uint8]) -> torch.Tensor:
-    """Flat tensor of the elements; float32 for every quantised type."""
-    dtype = _PLAIN_DTYPES.get(tensor.type.name)
-    if dtype is not None:
-        return torch.from_numpy(raw).view(dtype)
+def _copy_rows(target: torch.Tensor, values: NDArray[np.floating[Any]], head_dim: int | None) -> None:
+    """Copy whole rows; with head_dim, undo the interleaving of each head's rotary halves.
+
+    numpy does it for float32 on the CPU: chunks are small, and torch would start its thread pool for each.
+    """
+    if head_dim is not None:
+        # stored row 2·i + j of a head is row j·head_dim/2 + i
+        heads, rest = len(values) // head_dim, values.shape[1:]
+        values = values.reshape(heads, head_dim // 2, 2, *rest)
+        target = target.view(heads, 2, head_dim // 2, *rest).transpose(1, 2)
+    if target.dtype == torch.float32 and target.device.type == "cpu":
+        np.copyto(target.numpy(), values)
+    else:
+        target.copy_(torch.from_numpy(values))
+
+
+def _dequantize(tensor: GgufTensor, raw: NDArray[np.uint8]) -> NDArray[np.floating[Any]]:
+    """Flat array of the elements; float32 for every type but F16."""
+    if tensor.type.name in _PLAIN_DTYPES:
+        plain: NDArray[np.floating[Any]] = raw.view(_PLAIN_DTYPES[tensor.type.name])
+        return plain
     # as one row: the gguf package loops in Python over groups of 16 rows
-    return torch.from_numpy(dequantize(raw[None, :], GGMLQuantizationType(tensor.type.type_id))).view(-1)
+    values: NDArray[np.floating[Any]] = dequantize(raw[None, :], GGMLQuantizationType(tensor.type.type_id))[0]
+    return values
