@@ -132,6 +132,8 @@ class FakeEngine:
         self.fail_after: int | None = None
         self.overloaded = False
         self.step_s = 0.0
+        self.in_step = False
+        """Whether a step waits until the last one was taken, so that nothing is ever merged."""
         self.live: dict[int, RequestStream] = {}
         self.submitted: list[tuple[list[int], SamplingParams, int, str]] = []
         self.num_steps = 0
@@ -229,6 +231,8 @@ class FakeEngine:
         while sequences and not stream.finished:
             await asyncio.sleep(self.step_s)
             await self.paused.wait()
+            while self.in_step and stream._pending and not stream.finished:  # noqa: ASYNC110
+                await asyncio.sleep(0)
             self.num_steps += 1
             for sequence in list(sequences):
                 delta = sequence.step()

@@ -1,0 +1,302 @@
+"""A stream says what the whole reply says (B-25, H02, H04, H06, H10), and ends in order when something breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from typing import Any
+
+import pytest
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+HELLO = [{"role": "user", "content": "hello"}]
+ROUNDS = 150
+
+
+def random_request(source: random.Random) -> tuple[str, dict[str, Any]]:
+    """Any mix of options the routes take."""
+    path = source.choice([CHAT, COMPLETIONS])
+    body: dict[str, Any] = {
+        "seed": source.randrange(10**6),
+        "max_tokens": source.choice([1, 2, 5, 20, 100]),
+        "n": source.choice([1, 1, 2, 3]),
+        "temperature": source.choice([0, 1]),
+    }
+    if source.random() < 0.3:
+        body["stop"] = source.sample(["two", "語", "👩‍🚀", "x) ", "e t", "\n", "🙂"], k=source.randint(1, 3))
+        body["include_stop_str_in_output"] = source.random() < 0.5
+    if source.random() < 0.2:
+        body["stop_token_ids"] = [source.choice([0x20, 0xE8, 0x0A])]
+    if source.random() < 0.2:
+        body["min_tokens"] = source.randint(0, body["max_tokens"])
+    if source.random() < 0.1:
+        body["ignore_eos"] = True
+    if source.random() < 0.2:
+        body["skip_special_tokens"] = False
+    if path == CHAT:
+        body["messages"] = [{"role": "user", "content": source.choice(["a", "日本", "x" * 50])}]
+        if source.random() < 0.4:
+            body |= {"logprobs": True, "top_logprobs": source.choice([0, 1, 5])}
+    else:
+        body["prompt"] = source.choice(["a", [1, 2], ["a", "日本"], [[1], [2, 3], [4]]])
+        if source.random() < 0.4:
+            body["logprobs"] = source.choice([0, 1, 5])
+        elif source.random() < 0.4:
+            body["echo"] = True
+    return path, body
+
+
+def joined_chat(chunks: list[Any], n: int) -> list[dict[str, Any]]:
+    """What a chat stream adds up to; checks the order of its chunks."""
+    choices: list[dict[str, Any]] = [
+        {"role": None, "content": "", "logprobs": None, "finish_reason": None, "stop_reason": None}
+        for _ in range(n)
+    ]
+    for chunk in chunks:
+        assert chunk["object"] == "chat.completion.chunk"
+        for part in chunk["choices"]:
+            choice = choices[part["index"]]
+            assert choice["finish_reason"] is None, "nothing comes after the finish"
+            delta = part["delta"]
+            if choice["role"] is None:
+                assert part == {
+                    "index": part["index"],
+                    "delta": {"role": "assistant", "content": ""},
+                    "finish_reason": None,
+                }
+                choice["role"] = "assistant"
+                continue
+            assert "role" not in delta
+            assert delta.get("content") != "", "no empty content"
+            assert delta or part["finish_reason"], "no empty chunk"
+            choice["content"] += delta.get("content", "")
+            if "logprobs" in part:
+                choice["logprobs"] = (choice["logprobs"] or []) + part["logprobs"]["content"]
+            choice["finish_reason"] = part["finish_reason"]
+            choice["stop_reason"] = part.get("stop_reason")
+            assert ("stop_reason" in part) == (part["finish_reason"] is not None)
+    return choices
+
+
+def whole_chat(answer: Any) -> list[dict[str, Any]]:
+    assert [choice["index"] for choice in answer["choices"]] == list(range(len(answer["choices"])))
+    return [
+        {
+            "role": choice["message"]["role"],
+            "content": choice["message"]["content"],
+            "logprobs": choice["logprobs"] and choice["logprobs"]["content"],
+            "finish_reason": choice["finish_reason"],
+            "stop_reason": choice["stop_reason"],
+        }
+        for choice in answer["choices"]
+    ]
+
+
+def joined_completion(chunks: list[Any], num_choices: int) -> list[dict[str, Any]]:
+    choices: list[dict[str, Any]] = [
+        {"text": "", "logprobs": None, "finish_reason": None, "stop_reason": None} for _ in range(num_choices)
+    ]
+    for chunk in chunks:
+        assert chunk["object"] == "text_completion"
+        for part in chunk["choices"]:
+            choice = choices[part["index"]]
+            assert choice["finish_reason"] is None
+            assert part["text"] or part["finish_reason"], "no empty chunk"
+            choice["text"] += part["text"]
+            if "logprobs" in part:
+                lists = choice["logprobs"] or {name: [] for name in part["logprobs"]}
+                choice["logprobs"] = {name: lists[name] + part["logprobs"][name] for name in lists}
+            choice["finish_reason"] = part["finish_reason"]
+            choice["stop_reason"] = part.get("stop_reason")
+    return choices
+
+
+def whole_completion(answer: Any) -> list[dict[str, Any]]:
+    assert [choice["index"] for choice in answer["choices"]] == list(range(len(answer["choices"])))
+    names = ("text", "logprobs", "finish_reason", "stop_reason")
+    return [{name: choice[name] for name in names} for choice in answer["choices"]]
+
+
+@pytest.mark.parametrize("in_step", [True, False])
+async def test_stream_is_the_whole_reply(server: Any, in_step: bool) -> None:
+    """Random requests, once token by token, once with steps merged as they come."""
+    source = random.Random(7)
+    server.engine.in_step = in_step
+    for _ in range(ROUNDS):
+        path, body = random_request(source)
+        status, whole = await server.post(path, body)
+        assert status == 200, whole
+        events = await server.stream(path, {**body, "stream_options": {"include_usage": True}})
+        assert events[-1] == "[DONE]"
+        *chunks, last = [json.loads(event) for event in events[:-1]]
+        assert last["choices"] == []
+        assert last["usage"] == whole["usage"]
+        assert all(chunk["usage"] is None for chunk in chunks)
+        assert len({(chunk["id"], chunk["created"], chunk["model"]) for chunk in [*chunks, last]}) == 1
+        if path == CHAT:
+            assert joined_chat(chunks, body["n"]) == whole_chat(whole)
+        else:
+            assert joined_completion(chunks, len(whole["choices"])) == whole_completion(whole)
+
+
+async def test_usage_counts(server: Any) -> None:
+    """H10: exact counts; the prompt counts once; the cached part shows in the details."""
+    for n in (1, 3):
+        body = {"messages": HELLO, "max_tokens": 37, "n": n, "ignore_eos": True, "logit_bias": {"257": -100}}
+        events = await server.stream(CHAT, {**body, "stream_options": {"include_usage": True}})
+        usage = json.loads(events[-2])["usage"]
+        prompt = len("[user]hello[assistant]")
+        assert usage == {
+            "prompt_tokens": prompt,
+            "completion_tokens": 37 * n,
+            "total_tokens": prompt + 37 * n,
+            "prompt_tokens_details": {"cached_tokens": prompt // 2},
+        }
+
+
+async def test_continuous_usage(server: Any) -> None:
+    server.engine.in_step = True
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = await server.stream(
+        CHAT, {"messages": HELLO, "max_tokens": 9, "seed": 1, "stream_options": options}
+    )
+    counts = [json.loads(event)["usage"]["completion_tokens"] for event in events[:-1]]
+    assert counts == sorted(counts)
+    assert counts[-1] == 9
+
+
+async def test_no_usage_unless_asked(server: Any) -> None:
+    events = await server.stream(CHAT, {"messages": HELLO, "max_tokens": 9})
+    assert all("usage" not in json.loads(event) for event in events[:-1])
+
+
+async def test_choices_are_complete_and_differ(server: Any) -> None:
+    """H06."""
+    body = {"prompt": "x", "n": 8, "temperature": 1, "max_tokens": 16, "seed": 3}
+    answers = await asyncio.gather(*[server.post(COMPLETIONS, body) for _ in range(30)])
+    texts = [[choice["text"] for choice in answer["choices"]] for _, answer in answers]
+    assert all(len(one) == 8 for one in texts)
+    assert all(one == texts[0] for one in texts)
+    assert len(set(texts[0])) > 1
+
+
+async def test_prompt_major_indexes(server: Any) -> None:
+    status, both = await server.post(COMPLETIONS, {"prompt": ["a", "b"], "n": 2, "seed": 1, "echo": True})
+    assert status == 200
+    alone = [
+        (await server.post(COMPLETIONS, {"prompt": p, "n": 2, "seed": 1, "echo": True}))[1]
+        for p in ("a", "b")
+    ]
+    assert [c["text"] for c in both["choices"]] == [c["text"] for one in alone for c in one["choices"]]
+    assert both["usage"]["prompt_tokens"] == sum(one["usage"]["prompt_tokens"] for one in alone)
+
+
+async def test_stop_string_never_leaks(server: Any) -> None:
+    """H02: nothing of a stop string is sent; with include_stop_str_in_output all of it is."""
+    body = {"prompt": "count", "seed": 8, "max_tokens": 200}
+    whole = (await server.post(COMPLETIONS, body))[1]["choices"][0]["text"]
+    stop = whole[12:20]
+    at = whole.index(stop)
+    for include in (False, True):
+        events = await server.stream(
+            COMPLETIONS, {**body, "stop": stop, "include_stop_str_in_output": include}
+        )
+        parts = [json.loads(event)["choices"][0] for event in events[:-1]]
+        assert "".join(part["text"] for part in parts) == whole[: at + (len(stop) if include else 0)]
+        assert (parts[-1]["finish_reason"], parts[-1]["stop_reason"]) == ("stop", stop)
+
+
+@pytest.mark.parametrize("top", [None, 0, 1, 5])
+async def test_chat_logprobs(server: Any, top: int | None) -> None:
+    """H04: one entry per token, its top list as long as asked, the bytes joining up to the text."""
+    body: dict[str, Any] = {"messages": HELLO, "max_tokens": 20, "seed": 2, "logprobs": True}
+    if top is not None:
+        body["top_logprobs"] = top
+    _, answer = await server.post(CHAT, body)
+    choice = answer["choices"][0]
+    entries = choice["logprobs"]["content"]
+    assert len(entries) == answer["usage"]["completion_tokens"]
+    assert all(len(entry["top_logprobs"]) == (top or 0) for entry in entries)
+    assert b"".join(bytes(entry["bytes"]) for entry in entries).decode() == choice["message"]["content"]
+    _, plain = await server.post(CHAT, {"messages": HELLO, "max_tokens": 20, "seed": 2})
+    assert plain["choices"][0]["message"] == choice["message"]
+    assert plain["choices"][0]["logprobs"] is None
+
+
+async def test_completion_logprobs(server: Any) -> None:
+    _, answer = await server.post(COMPLETIONS, {"prompt": "a", "max_tokens": 30, "seed": 5, "logprobs": 3})
+    choice = answer["choices"][0]
+    lists = choice["logprobs"]
+    assert {len(values) for values in lists.values()} == {answer["usage"]["completion_tokens"]}
+    for offset, token in zip(lists["text_offset"], lists["tokens"], strict=True):
+        if not token.startswith("bytes:") and token != "<|end|>":
+            assert choice["text"][offset : offset + len(token)] == token
+    assert lists["text_offset"] == sorted(lists["text_offset"])
+    assert all(3 <= len(top) <= 4 for top in lists["top_logprobs"])
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_failure_under_way(server: Any, path: str) -> None:
+    """One error event, then the end of the body, and no end mark."""
+    server.engine.fail_after = 5
+    body = {"messages": HELLO, "prompt": "a", "max_tokens": 50, "ignore_eos": True}
+    del body["prompt" if path == CHAT else "messages"]
+    events = await server.stream(path, body)
+    error = json.loads(events[-1])["error"]
+    assert (error["type"], error["code"]) == ("InternalServerError", 500)
+    assert "step" not in error["message"]
+    assert all("error" not in json.loads(event) for event in events[:-1])
+    status, answer = await server.post(path, body)
+    assert status == 500
+    assert answer["error"] == error
+
+
+async def test_failure_before_the_first_token_is_a_status(server: Any) -> None:
+    server.engine.fail_after = 0
+    status, answer = await server.post(CHAT, {"messages": HELLO, "stream": True})
+    assert status == 500
+    assert answer["error"]["type"] == "InternalServerError"
+
+
+async def test_engine_death_under_way(server: Any) -> None:
+    engine = server.engine
+    engine.step_s = 0.01
+    body = {"messages": HELLO, "max_tokens": 200, "ignore_eos": True}
+    task = asyncio.create_task(server.stream(CHAT, body))
+    await asyncio.sleep(0.1)
+    engine.state = "dead"
+    for stream in list(engine.live.values()):
+        stream.end("error", "the engine has stopped: reason")
+    events = await task
+    assert json.loads(events[-1])["error"]["type"] == "ServiceUnavailableError"
+    assert (await server.get("/health"))[0] == 503
+    assert (await server.post(CHAT, body))[0] == 503
+
+
+async def test_overload(server: Any) -> None:
+    server.engine.overloaded = True
+    async with server.session.post(server.url + CHAT, json={"messages": HELLO}) as reply:
+        assert reply.status == 503
+        assert reply.headers["Retry-After"] == "3"
+        assert (await reply.json())["error"]["type"] == "ServiceUnavailableError"
+
+
+async def test_defaults_of_max_tokens(server: Any) -> None:
+    """Completions: 16; chat: what the context holds."""
+    _, answer = await server.post(COMPLETIONS, {"prompt": "a", "ignore_eos": True})
+    assert answer["usage"]["completion_tokens"] == 16
+    _, answer = await server.post(CHAT, {"messages": HELLO, "ignore_eos": True})
+    assert answer["usage"]["total_tokens"] == 256
+    _, answer = await server.post(
+        CHAT, {"messages": HELLO, "ignore_eos": True, "max_tokens": 9, "max_completion_tokens": 5}
+    )
+    assert answer["usage"]["completion_tokens"] == 5
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+async def test_min_tokens_hold_off_text_stops(server: Any) -> None:
+    """H09."""
+    body = {"prompt": "notes", "max_tokens": 60, "min_tokens": 50, "temperature": 0, "stop": "e"}
+    _, answer = await server.post(COMPLETIONS, body)
+    assert answer["usage"]["completion_tokens"] >= 50
