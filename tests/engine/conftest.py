@@ -95,6 +95,8 @@ class FakeExecutor:
     """Step number (0, 1, …) → whether it fails."""
     fail_start: Exception | None = None
     steps: list[StepRecord] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    """What was wrong with the slabs; `running_engine` asserts that there was nothing."""
     max_waiting: int = 0
     """Most steps that were submitted and not completed at once."""
 
@@ -169,16 +171,23 @@ class FakeExecutor:
             number = len(self.steps) - 1
             self.gate.wait()
             time.sleep(self.delay_s)
-            error = "the step failed" if self.fail_on(number) else None
-            if error is None:
-                self._step(view, count)
+            error = None
+            try:
+                self._apply(view, count)
+                if self.fail_on(number):
+                    error = "the step failed"
+                else:
+                    self._compute(view, count)
+            except Exception as fault:
+                error = f"step {number}: {fault!r}"
+                self.faults.append(error)
             record.ended = time.monotonic()
             with self._lock:
                 self._waiting -= 1
             self._completions.put(Completion(slab_index, error))
 
-    def _step(self, v: dict[str, np.ndarray], count: dict[str, int]) -> None:
-        """One step, in the order docs/architecture.md gives."""
+    def _apply(self, v: dict[str, np.ndarray], count: dict[str, int]) -> None:
+        """The step's changes to the tables. As in the real runner they are made whatever becomes of the rest."""
         for i in range(count["num_admitted"]):
             slot = int(v["admitted_slot"][i])
             greedy = v["admitted_temperature"][i] == 0
@@ -192,6 +201,9 @@ class FakeExecutor:
         for i in range(count["num_forks"]):
             src, dst, blocks = (int(v[name][i]) for name in ("fork_src", "fork_dst", "fork_num_blocks"))
             self._tables[dst, :blocks] = self._tables[src, :blocks]
+
+    def _compute(self, v: dict[str, np.ndarray], count: dict[str, int]) -> None:
+        """Copies, KV, samples, in the order docs/architecture.md gives."""
         for i in range(count["num_cow"]):
             self._kv[v["cow_dst"][i]] = self._kv[v["cow_src"][i]]
         token_slot, token_position = self._write_kv(v, count)
@@ -248,6 +260,7 @@ async def running_engine(executor: FakeExecutor | None = None, **settings: Any) 
     await engine.start()
     try:
         yield engine
+        assert executor.faults == []
         if engine.health().state == "ready":
             await settled(engine)
             check_books(engine)

@@ -1,6 +1,7 @@
 """Start, drain, failed steps, overdue steps, death: what clients see, and that nothing hangs."""
 
 import asyncio
+import random
 import time
 
 import pytest
@@ -114,6 +115,26 @@ async def test_requests_outside_the_failed_step_go_on(kit):
         text, last = await text_of(waiting)
     assert (failed.finish_reason, failed.error) == ("error", "the step failed")
     assert (text, last.finish_reason) == (kit.greedy_text("neighbour", 8), "length")
+
+
+async def test_whatever_ends_well_around_failed_steps_is_right(kit):
+    """Shared prefixes, chunks, forks' copies: nobody reads what a failed step did not write."""
+    draw = random.Random(11)
+    executor = kit.FakeExecutor(fail_on=lambda step: step % 7 == 3, num_blocks=60)
+    jobs = [(f"{'a shared prefix of several blocks ' * draw.randint(0, 2)}{number % 6}", draw.randint(1, 12))
+            for number in range(120)]  # fmt: skip
+
+    async def one(engine, prompt, num_tokens):
+        text, last = await text_of(
+            await engine.submit(prompt, SamplingParams(temperature=0, max_tokens=num_tokens))
+        )
+        if last.finish_reason == "length":
+            assert text == kit.greedy_text(prompt, num_tokens)
+        return last.finish_reason
+
+    async with kit.running_engine(executor) as engine:
+        reasons = await asyncio.gather(*(one(engine, *job) for job in jobs))
+    assert set(reasons) == {"length", "error"}
 
 
 async def test_a_result_out_of_range_fails_the_step_not_the_engine(kit):

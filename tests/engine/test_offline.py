@@ -18,9 +18,7 @@ def llm(kit, monkeypatch):
     """An LLM over the fake executor (reached through the same door as the real one)."""
     executor = kit.FakeExecutor()
     monkeypatch.setattr("oneloop.engine.async_engine.create_executor", lambda config: executor)
-    monkeypatch.setattr(
-        "oneloop.tokenize.load_tokenizer", lambda *_, **__: kit.ByteTokenizer(), raising=False
-    )
+    monkeypatch.setattr("oneloop.engine.assembly.load_tokenizer", lambda *_, **__: kit.ByteTokenizer())
     with LLM("fake", use_tqdm=False, max_num_seqs=4, max_num_batched_tokens=32) as model:
         model.executor = executor
         yield model
@@ -131,10 +129,10 @@ def test_unknown_settings_are_named():
 SCRIPT = """
 import sys
 sys.path.insert(0, {folder!r})
-import conftest, oneloop.engine.async_engine as engine, oneloop.tokenize as tokenize
+import conftest, oneloop.engine.async_engine as engine, oneloop.engine.assembly as assembly
 from oneloop import LLM, SamplingParams
 engine.create_executor = lambda config: conftest.FakeExecutor(delay_s=0.01)
-tokenize.load_tokenizer = lambda *_, **__: conftest.ByteTokenizer()
+assembly.load_tokenizer = lambda *_, **__: conftest.ByteTokenizer()
 llm = LLM("fake", use_tqdm=False)
 print(llm.generate("exit", SamplingParams(temperature=0, max_tokens=3), use_tqdm=False)[0].outputs[0].text)
 """

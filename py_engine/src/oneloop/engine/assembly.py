@@ -14,6 +14,7 @@ from oneloop.engine.params import SamplingDefaults
 from oneloop.engine.threads import in_daemon_thread
 from oneloop.errors import ConfigError
 from oneloop.formats.generation import GenerationDefaults, hf_generation_defaults
+from oneloop.tokenize.load import load_tokenizer
 from oneloop_core import ConfigError as CoreConfigError
 from oneloop_core import Core, CoreConfig
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from oneloop.config import EngineConfig, ModelConfig
     from oneloop.engine.intake import Accepted
     from oneloop.executor.base import Executor, LoadProgress, ModelFiles, ModelInfo
-    from oneloop.tokenize import Tokenizer
+    from oneloop.tokenize.tokenizer import Tokenizer
     from oneloop_core import Vocabulary
 
 
@@ -90,7 +91,8 @@ async def assemble(
         in_daemon_thread(partial(_read_text_side, config.model, files, tokenizer), "oneloop-tokenizer"),
     )
     core = _make_core(config, info, text.vocabulary)
-    slabs = executor.attach(core.layout, NUM_SLABS, max_num_seqs=config.scheduler.max_num_seqs)
+    attach = partial(executor.attach, core.layout, NUM_SLABS, max_num_seqs=config.scheduler.max_num_seqs)
+    slabs = await in_daemon_thread(attach, "oneloop-attach")
     intake = Intake(
         text.tokenizer,
         info,
@@ -113,9 +115,11 @@ class _TextSide:
 
 def _read_text_side(config: ModelConfig, files: ModelFiles, tokenizer: Tokenizer | None) -> _TextSide:
     if tokenizer is None:
-        from oneloop.tokenize import load_tokenizer
-
-        tokenizer = load_tokenizer(config.tokenizer or files.path, chat_template=config.chat_template)
+        template = None if config.chat_template is None else Path(config.chat_template)
+        if config.tokenizer is None:
+            tokenizer = load_tokenizer(files.path, gguf=files.gguf, chat_template_file=template)
+        else:
+            tokenizer = load_tokenizer(Path(config.tokenizer).expanduser(), chat_template_file=template)
     match config.generation_config:
         case "auto":
             given = files.generation

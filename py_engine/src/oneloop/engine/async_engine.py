@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from oneloop.engine.intake import Accepted, Prompt
     from oneloop.engine.params import SamplingDefaults
     from oneloop.executor.base import Executor, LoadProgress, ModelInfo
-    from oneloop.tokenize import Tokenizer
+    from oneloop.tokenize.tokenizer import Tokenizer
     from oneloop_core import Deltas, Stats, Vocabulary
 
 log = logging.getLogger(__name__)
@@ -273,7 +273,8 @@ class AsyncEngine:
         template = assembly.tokenizer.chat_template
         if template is None:
             raise RequestError(
-                "messages", "this model has no chat template; give one with --chat-template, or send a plain prompt"
+                "messages",
+                "this model has no chat template; give one with --chat-template, or send a plain prompt",
             )
         return await assembly.intake.in_thread(
             lambda: template.render(

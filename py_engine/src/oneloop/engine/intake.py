@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from oneloop.engine.params import ResolvedParams, SamplingDefaults, SamplingParams
     from oneloop.executor.base import ModelInfo
-    from oneloop.tokenize import Tokenizer
+    from oneloop.tokenize.tokenizer import Tokenizer
 
 T = TypeVar("T")
 

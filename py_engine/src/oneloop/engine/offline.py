@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from oneloop.engine.outputs import RequestOutput
     from oneloop.engine.stream import RequestStream
     from oneloop.executor.base import ModelInfo
-    from oneloop.tokenize import Tokenizer
+    from oneloop.tokenize.tokenizer import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
 

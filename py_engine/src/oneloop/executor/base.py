@@ -68,7 +68,10 @@ class Executor(Protocol):
         """Load the model that locate() found and plan memory. Blocking (call it in a thread). Raises ModelError."""
 
     def attach(self, layout: SlabLayout, num_slabs: int, *, max_num_seqs: int) -> Sequence[memoryview]:
-        """Allocate the ring of slabs and the per-slot device state. The views are writable and 64-byte aligned."""
+        """Allocate the ring of slabs and the per-slot device state. The views are writable and 64-byte aligned.
+
+        Blocking (call it in a thread).
+        """
 
     def submit(self, slab_index: int) -> None:
         """Launch the step written in that slab: forward and, where no row has a grammar, sampling. Never blocks."""

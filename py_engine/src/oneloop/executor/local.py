@@ -1,0 +1,168 @@
+"""LocalExecutor: the model in this process, its steps in one thread. Importing this module imports no torch."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from oneloop.executor.base import Completion, ModelFiles, ModelInfo
+from oneloop.executor.completion import CompletionQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from oneloop.config import EngineConfig
+    from oneloop.executor.base import LoadProgress
+    from oneloop.loader.resolve import ModelSource
+    from oneloop.models.base import Model
+    from oneloop.worker.inputs import SlabViews
+    from oneloop.worker.memory import MemoryPlan
+    from oneloop.worker.runner import ModelRunner
+    from oneloop_core import SlabLayout
+
+log = logging.getLogger(__name__)
+
+SHUTDOWN_LIMIT_S = 10.0
+"""How long shutdown() waits for the step in flight; the thread is left behind then (it holds up nothing)."""
+SLAB_ALIGNMENT = 64
+_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+class LocalExecutor:
+    """Implements `base.Executor` on the CPU. One thread owns torch: it runs the steps, in the order of submit()."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._source: ModelSource | None = None
+        self._loaded: tuple[Model, MemoryPlan] | None = None
+        self._runner: ModelRunner | None = None
+        self._slabs: list[SlabViews] = []
+        self._submitted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._completions = CompletionQueue()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+
+    def locate(self, progress: LoadProgress | None = None) -> ModelFiles:
+        """As base.Executor."""
+        from oneloop.loader.progress import no_progress
+        from oneloop.loader.resolve import resolve_model
+
+        model = self._config.model
+        source = resolve_model(
+            model.model,
+            revision=model.revision,
+            weights=model.load_format != "dummy",
+            progress=progress or no_progress,
+        )
+        self._source = source
+        return ModelFiles(source.path, source.generation, source.gguf)
+
+    def start(self, progress: LoadProgress | None = None) -> ModelInfo:
+        """As base.Executor. ConfigError when the memory does not suffice."""
+        import torch
+
+        from oneloop.loader.load import load_model
+        from oneloop.loader.progress import no_progress
+        from oneloop.worker.memory import free_memory, plan_memory
+
+        assert self._source is not None, "locate() comes first"
+        settings, device = self._config.model, torch.device("cpu")
+        dtypes = {
+            "auto": torch.float32,
+            "float32": torch.float32,
+            "bfloat16": torch.bfloat16,
+            "float16": torch.float16,
+        }
+        model = load_model(
+            self._source,
+            dtype=dtypes[settings.dtype],
+            device=device,
+            load_format=settings.load_format,
+            seed=settings.seed,
+            progress=progress or no_progress,
+        )
+        plan = plan_memory(model.spec, model.dtype, self._config, free_memory(device))
+        self._loaded = model, plan
+        log.info(
+            "%d KV blocks of %d tokens (%d MiB), context %d tokens, %s",
+            plan.num_blocks, plan.block_size, plan.kv_cache_bytes >> 20, plan.max_model_len, model.dtype,
+        )  # fmt: skip
+        return ModelInfo(
+            vocab_size=model.spec.vocab_size,
+            max_model_len=plan.max_model_len,
+            num_blocks=plan.num_blocks,
+            block_size=plan.block_size,
+        )
+
+    def attach(self, layout: SlabLayout, num_slabs: int, *, max_num_seqs: int) -> Sequence[memoryview]:
+        """As base.Executor. Also starts the step thread."""
+        from oneloop.worker.inputs import SlabViews
+        from oneloop.worker.runner import ModelRunner
+
+        assert self._loaded is not None, "start() comes first"
+        model, plan = self._loaded
+        self._runner = ModelRunner(model, plan, max_num_seqs=max_num_seqs)
+        buffers = [aligned_buffer(layout.num_bytes) for _ in range(num_slabs)]
+        self._slabs = [SlabViews.over(buffer, layout) for buffer in buffers]
+        self._thread = threading.Thread(target=self._run_steps, name="oneloop-step", daemon=True)
+        self._thread.start()
+        return buffers
+
+    def submit(self, slab_index: int) -> None:
+        """As base.Executor."""
+        self._submitted.put(slab_index)
+
+    def completion_fd(self) -> int:
+        """As base.Executor."""
+        return self._completions.fileno()
+
+    def completions(self) -> list[Completion]:
+        """As base.Executor."""
+        return self._completions.take()
+
+    def shutdown(self) -> None:
+        """As base.Executor. Blocks for at most SHUTDOWN_LIMIT_S."""
+        self._stopping = True
+        self._submitted.put(None)
+        if self._thread is not None:
+            self._thread.join(SHUTDOWN_LIMIT_S)
+        self._completions.close()
+        self._runner = self._loaded = None
+        self._slabs = []
+
+    def _run_steps(self) -> None:
+        import torch
+
+        # Per thread, so here: OpenMP keeps the count in the calling thread.
+        torch.set_num_threads(min(torch.get_num_threads(), cpu_quota()))
+        runner, slabs = self._runner, self._slabs
+        assert runner is not None
+        while (slab_index := self._submitted.get()) is not None and not self._stopping:
+            error = None
+            try:
+                runner.execute(slabs[slab_index])
+            except Exception as caught:  # whatever it was, the step is over and the loop must hear of it
+                log.exception("a step failed")
+                error = f"the model's step failed ({type(caught).__name__})"
+            self._completions.put(Completion(slab_index, error))
+
+
+def aligned_buffer(num_bytes: int) -> memoryview:
+    """Zeroed, writable memory that starts at a multiple of SLAB_ALIGNMENT."""
+    import numpy as np
+
+    room = np.zeros(num_bytes + SLAB_ALIGNMENT, dtype=np.uint8)
+    start = -room.ctypes.data % SLAB_ALIGNMENT
+    return memoryview(room[start : start + num_bytes])  # type: ignore[arg-type]  # arrays are buffers
+
+
+def cpu_quota() -> int:
+    """CPUs that the control group grants (at least 1); a large number where it sets no limit."""
+    try:
+        quota, period = _CPU_QUOTA.read_text().split()
+        return max(1, int(quota) // int(period))
+    except (OSError, ValueError):
+        return 1 << 16
