@@ -13,6 +13,7 @@ from oneloop.tokenize.pieces import SPACE_MARK, byte_level_piece, byte_of, sente
 from oneloop.tokenize.pretokenizers import PRE_TOKENIZERS
 from oneloop.tokenize.templates import ChatTemplate
 from oneloop.tokenize.tokenizer import Tokenizer, TokenizerInfo
+from oneloop_core import Vocabulary
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -83,10 +84,10 @@ def gguf_tokenizer(metadata: GgufMetadata, *, chat_template: str | None = None) 
     special = _special_ids(vocab)
     _add_bos_eos(backend, vocab, special, add_bos=add_bos)
     special_tokens = {f"{name}_token": vocab.tokens[i] for name, i in special.items()}
+    special_ids = vocab.of_type(_CONTROL, _UNKNOWN)
     info = TokenizerInfo(
-        pieces=tuple(pieces),
-        special_ids=frozenset(vocab.of_type(_CONTROL, _UNKNOWN)),
-        strip_leading_space=strip_leading_space,
+        vocabulary=Vocabulary(pieces, special_ids, strip_leading_space=strip_leading_space),
+        special_ids=frozenset(special_ids),
         bos_token_id=special.get("bos"),
         eos_token_ids=_eos_token_ids(vocab, special),
         special_tokens=special_tokens,

@@ -15,6 +15,7 @@ from oneloop.tokenize.pieces import PieceRule, piece_rule
 from oneloop.tokenize.template_files import read_templates
 from oneloop.tokenize.templates import ChatTemplate
 from oneloop.tokenize.tokenizer import Tokenizer, TokenizerInfo
+from oneloop_core import Vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,10 +44,11 @@ def hf_tokenizer(folder: Path, *, chat_template: str | None = None) -> Tokenizer
         raise ModelError(str(folder / "tokenizer.json"), rule, item="decoder")
     added = backend.get_added_tokens_decoder()
     ids = {name: backend.token_to_id(text) for name, text in special_tokens.items()}
+    pieces = _pieces(backend, folder, rule, added)
+    special_ids = [i for i, token in added.items() if token.special]
     info = TokenizerInfo(
-        pieces=_pieces(backend, folder, rule, added),
-        special_ids=frozenset(i for i, token in added.items() if token.special),
-        strip_leading_space=rule.strip_leading_space,
+        vocabulary=Vocabulary(pieces, special_ids, strip_leading_space=rule.strip_leading_space),
+        special_ids=frozenset(special_ids),
         bos_token_id=ids.get("bos_token"),
         eos_token_ids=_eos_token_ids(folder, ids.get("eos_token")),
         special_tokens=special_tokens,
@@ -154,9 +156,7 @@ def _set_bos_eos(backend: Backend, config: Mapping[str, Any], special_tokens: Ma
     backend.post_processor = processors.TemplateProcessing(single=parts, special_tokens=named)
 
 
-def _pieces(
-    backend: Backend, folder: Path, rule: PieceRule, added: Mapping[int, AddedToken]
-) -> tuple[bytes, ...]:
+def _pieces(backend: Backend, folder: Path, rule: PieceRule, added: Mapping[int, AddedToken]) -> list[bytes]:
     vocab = backend.get_vocab(with_added_tokens=True)
     size = max(vocab.values(), default=-1) + 1
     if not 0 < size <= _MAX_IDS:
@@ -166,7 +166,7 @@ def _pieces(
         pieces[token_id] = rule.piece(token)
     for token_id, added_token in added.items():
         pieces[token_id] = added_token.content.encode()
-    return tuple(pieces)
+    return pieces
 
 
 def _eos_token_ids(folder: Path, eos_token_id: int | None) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from oneloop.errors import RequestError
@@ -21,12 +20,10 @@ if TYPE_CHECKING:
 class TokenizerInfo:
     """What a tokenizer file says besides how to cut text."""
 
-    pieces: Sequence[bytes]
-    """Bytes of token i; empty for ids that stand for nothing."""
+    vocabulary: Vocabulary
+    """Bytes of every token and which are special; what the core detokenises with."""
     special_ids: frozenset[int]
     """Ids that skip_special_tokens drops."""
-    strip_leading_space: bool
-    """SentencePiece: a whole text loses the one leading space that encoding put there."""
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     """Ids that end a turn or a text, without duplicates; the main one first."""
@@ -61,9 +58,7 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The token's own bytes, which may be a part of a character. IndexError when out of range."""
-        if token_id < 0:
-            raise IndexError(token_id)
-        return self._info.pieces[token_id]
+        return self.vocabulary.piece(token_id)
 
     def token_str(self, token_id: int) -> str:
         """The token as text; bytes that are no whole character become U+FFFD."""
@@ -73,20 +68,15 @@ class Tokenizer:
         """Id of a token by its name in the vocabulary (as the tokenizer file writes it)."""
         return self._backend.token_to_id(token)
 
-    @cached_property
+    @property
     def vocabulary(self) -> Vocabulary:
-        """Bytes of every token, for the core's detokenizer; built on first use."""
-        from oneloop_core import Vocabulary
-
-        info = self._info
-        return Vocabulary(
-            list(info.pieces), sorted(info.special_ids), strip_leading_space=info.strip_leading_space
-        )
+        """Bytes of every token, for the core's detokenizer."""
+        return self._info.vocabulary
 
     @property
     def vocab_size(self) -> int:
         """Ids that have a place in the vocabulary; a model may have more (padding) rows."""
-        return len(self._info.pieces)
+        return len(self._info.vocabulary)
 
     @property
     def bos_token_id(self) -> int | None:
