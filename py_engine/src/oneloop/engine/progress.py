@@ -25,9 +25,8 @@ class LoadBars:
     def __call__(self, what: str, done: int, total: int) -> None:
         """`done` of `total` bytes."""
         with self._lock:
-            bar = self._bars.get(what)
-            if bar is None:
-                bar = self._bars[what] = tqdm[Any](
+            if what not in self._bars:
+                self._bars[what] = tqdm(
                     desc=what,
                     total=total,
                     unit="B",
@@ -36,6 +35,7 @@ class LoadBars:
                     file=sys.stderr,
                     leave=self._leave,
                 )
+            bar = self._bars[what]
             bar.total = total
             bar.update(done - bar.n)
 
