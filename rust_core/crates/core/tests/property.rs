@@ -1,0 +1,192 @@
+//! Random operations against a simulated device, with the audit after each.
+//!
+//! `ONELOOP_FUZZ=long` runs 10^6 operations on each of 20 seeds, `ONELOOP_FUZZ_SEED=<seed>` only that one.
+
+mod support;
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use oneloop_core::{CoreConfig, Policy, SubmitRequest};
+use support::driver::{Bench, Coverage, VOCAB_SIZE};
+use support::rng::Rng;
+
+/// Sizes small enough that every limit is hit.
+fn random_config(rng: &mut Rng) -> CoreConfig {
+    let mut config = CoreConfig::new(rng.pick(&[5, 9, 14, 20, 30, 60]), VOCAB_SIZE);
+    config.block_size = rng.pick(&[1, 2, 4, 4, 8]);
+    config.max_num_seqs = rng.within(1, 10) as u32;
+    config.max_num_batched_tokens = config.max_num_seqs + rng.within(0, 50) as u32;
+    config.max_model_len = rng.within(8, 90) as u32;
+    config.enable_prefix_caching = !rng.once_in(6);
+    config.policy = rng.pick(&[Policy::Fcfs, Policy::Priority]);
+    config.max_steps_in_flight = rng.pick(&[1, 2, 2, 2, 3]);
+    config.hash_key = Some([rng.bits() as u8; 16]);
+    config
+}
+
+/// A request that fits the pool: a piece of one of a few texts, mostly, and something of its own.
+fn random_request(rng: &mut Rng, config: &CoreConfig) -> SubmitRequest {
+    let pool_len = config.num_blocks * config.block_size;
+    let longest = u64::from((config.max_model_len - 1).min(pool_len));
+    let shared_len = rng.within(0, longest);
+    let mut text = Rng(rng.within(1, 3));
+    let mut prompt: Vec<i32> = (0..shared_len)
+        .map(|_| (text.bits() % u64::from(VOCAB_SIZE)) as i32)
+        .collect();
+    for _ in 0..rng.within(u64::from(shared_len == 0), (longest - shared_len).min(6)) {
+        prompt.push((rng.bits() % u64::from(VOCAB_SIZE)) as i32);
+    }
+    let room = u64::from(config.max_model_len.min(pool_len + 1)) - prompt.len() as u64;
+    let mut request = SubmitRequest::new(prompt);
+    let max_tokens = rng.within(1, room.min(80));
+    request.max_tokens = Some(max_tokens);
+    request.min_tokens = if rng.once_in(3) {
+        rng.within(0, max_tokens)
+    } else {
+        0
+    };
+    request.n = if rng.once_in(4) {
+        rng.within(1, u64::from(config.max_num_seqs).min(5))
+    } else {
+        1
+    };
+    request.temperature = rng.pick(&[0.0, 1.0]);
+    request.repetition_penalty = rng.pick(&[1.0, 1.0, 1.25]);
+    request.logprobs = if rng.once_in(4) {
+        Some(rng.within(0, 3))
+    } else {
+        None
+    };
+    request.priority = rng.within(0, 3) as i64;
+    request.adapter = rng.pick(&[-1, -1, -1, 0, 1]);
+    request.eos_token_ids = vec![rng.within(0, 9) as i64];
+    request.ignore_eos = rng.once_in(3);
+    request.include_stop_str_in_output = rng.once_in(3);
+    if rng.once_in(3) {
+        request.stop_token_ids = vec![rng.within(10, 15) as i64, rng.within(10, 15) as i64];
+    }
+    if rng.once_in(4) {
+        request.stop = rng
+            .pick(&[&["q"][..], &["ab", "b"], &["xY", "YY"]])
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+    }
+    if rng.once_in(5) {
+        request.logit_bias = vec![
+            (rng.within(0, 20) as i64, 1.5),
+            (rng.within(21, 30) as i64, -2.0),
+        ];
+    }
+    if rng.once_in(5) {
+        request.cache_salt = vec![rng.within(0, 1) as u8];
+    }
+    request
+}
+
+/// Runs one seed; every operation is followed by the audit.
+fn run(seed: u64, num_operations: u64, operation: &mut u64, coverage: &mut Coverage) {
+    let mut rng = Rng(seed);
+    while *operation < num_operations {
+        let config = random_config(&mut rng);
+        let mut bench = Bench::new(config.clone());
+        let patience = rng.pick(&[3, 12, 40]);
+        let end = (*operation + 2_000).min(num_operations);
+        while *operation < end {
+            *operation += 1;
+            random_operation(&mut rng, &mut bench, &config, patience);
+        }
+        bench.run_to_end(rng.once_in(2));
+        coverage.add(&bench);
+    }
+}
+
+fn random_operation(rng: &mut Rng, bench: &mut Bench, config: &CoreConfig, max_live: usize) {
+    bench.known.retain(|_, known| {
+        !known.aborted
+            && known
+                .sequences
+                .iter()
+                .any(|sequence| sequence.finish.is_none())
+    });
+    match rng.within(0, 99) {
+        0..=21 if bench.known.len() < max_live => {
+            bench.submit(random_request(rng, config));
+        }
+        22..=59 => {
+            let fails = rng.once_in(60);
+            bench.schedule(fails);
+        }
+        60..=95 => {
+            bench.commit();
+        }
+        96..=97 => {
+            let handles: Vec<u64> = bench.known.keys().copied().collect();
+            if !handles.is_empty() {
+                bench.abort(rng.pick(&handles));
+            }
+        }
+        98 => {
+            bench.core.drain().unwrap();
+            bench.audit();
+        }
+        _ => {
+            let used = bench.core.stats().num_used_blocks;
+            assert_eq!(bench.core.reset_prefix_cache(), used == 0);
+            bench.audit();
+        }
+    }
+}
+
+#[test]
+fn random_operations_keep_every_law() {
+    let is_long = std::env::var("ONELOOP_FUZZ").is_ok_and(|value| value == "long");
+    let (num_seeds, num_operations) = if is_long {
+        (20, 1_000_000)
+    } else {
+        (4, 20_000)
+    };
+    let seeds: Vec<u64> = match std::env::var("ONELOOP_FUZZ_SEED") {
+        Ok(seed) => vec![seed.parse().expect("ONELOOP_FUZZ_SEED is a number")],
+        Err(_) => (1..=num_seeds).collect(),
+    };
+    let mut coverage = Coverage::default();
+    for seed in &seeds {
+        let mut operation = 0;
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            run(*seed, num_operations, &mut operation, &mut coverage);
+        }));
+        if let Err(payload) = outcome {
+            let message = payload.downcast_ref::<String>().cloned();
+            let message =
+                message.or_else(|| payload.downcast_ref::<&str>().map(ToString::to_string));
+            if let Some(message) = message {
+                panic!("ONELOOP_FUZZ_SEED={seed} fails at operation {operation}: {message}");
+            }
+            resume_unwind(payload);
+        }
+    }
+    check_coverage(&coverage, seeds.len() as u64 * num_operations);
+}
+
+/// The run has been where the bugs live: per 10,000 operations at least this often.
+fn check_coverage(coverage: &Coverage, num_operations: u64) {
+    for (what, count, least) in [
+        ("steps", coverage.num_steps, 1_500),
+        ("tokens", coverage.num_tokens, 3_000),
+        ("preemptions", coverage.num_preempted, 50),
+        ("forks", coverage.num_forks, 150),
+        ("copies on write", coverage.num_cow, 50),
+        ("prefix hits", coverage.num_hit_tokens, 700),
+        ("failed steps", coverage.num_failed_steps, 20),
+        ("rows built on a failed step", coverage.num_bad_rows, 10),
+        ("aborts", coverage.num_aborted, 100),
+        ("stops", coverage.num_stopped, 50),
+        ("full outputs", coverage.num_full, 300),
+    ] {
+        assert!(
+            count * 10_000 >= least * num_operations,
+            "only {count} {what} in {num_operations} operations"
+        );
+    }
+}

@@ -1,0 +1,450 @@
+//! Core and simulated device in one, with every delta checked against what the sequence must be.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use oneloop_core::text::Vocabulary;
+use oneloop_core::{Core, CoreConfig, Delta, Deltas, FinishReason, StopReason, SubmitRequest};
+
+use super::device::{Device, Fate, Oracle, fake_logprobs};
+use super::reference::{bias_columns, sample};
+use super::slab::Slab;
+
+/// Tokens of the test vocabulary: each is one letter.
+pub const VOCAB_SIZE: u32 = 52;
+/// The test vocabulary's only special token.
+pub const SPECIAL: i32 = 51;
+
+/// One letter per token.
+pub fn vocabulary() -> Arc<Vocabulary> {
+    let pieces = (0..VOCAB_SIZE as u8).map(|id| [if id < 26 { b'a' + id } else { b'A' + id - 26 }]);
+    Arc::new(Vocabulary::new(pieces, &[SPECIAL as u32], false).unwrap())
+}
+
+/// The text of these tokens with special ones skipped.
+pub fn text_of(tokens: &[i32]) -> String {
+    let letter = |&id: &i32| {
+        char::from(if id < 26 {
+            b'a' + id as u8
+        } else {
+            b'A' + id as u8 - 26
+        })
+    };
+    tokens
+        .iter()
+        .filter(|&&id| id != SPECIAL)
+        .map(letter)
+        .collect()
+}
+
+/// What has been reported of one sequence.
+#[derive(Debug, Default, Clone)]
+pub struct Reported {
+    pub tokens: Vec<i32>,
+    pub text: String,
+    pub finish: Option<FinishReason>,
+    pub stop_reason: Option<StopReason>,
+    pub error: Option<String>,
+    pub num_cached_tokens: u32,
+}
+
+/// A live or ended request.
+#[derive(Debug)]
+pub struct Known {
+    pub request: SubmitRequest,
+    pub sequences: Vec<Reported>,
+    pub aborted: bool,
+}
+
+/// A step that was launched and not committed.
+#[derive(Debug)]
+struct InFlight {
+    step_id: u64,
+    slab: Slab,
+    fails: bool,
+}
+
+/// How often the things happened that the tests are about.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Coverage {
+    pub num_steps: u64,
+    pub num_tokens: u64,
+    pub num_preempted: u64,
+    pub num_forks: u64,
+    pub num_cow: u64,
+    pub num_hit_tokens: u64,
+    pub num_failed_steps: u64,
+    pub num_bad_rows: u64,
+    pub num_aborted: u64,
+    pub num_stopped: u64,
+    pub num_full: u64,
+}
+
+impl Coverage {
+    pub fn add(&mut self, bench: &Bench) {
+        let (stats, seen) = (bench.core.stats(), &bench.coverage);
+        self.num_steps += stats.num_steps;
+        self.num_tokens += stats.num_generation_tokens;
+        self.num_preempted += stats.num_preemptions;
+        self.num_forks += seen.num_forks;
+        self.num_cow += seen.num_cow;
+        self.num_hit_tokens += stats.num_prefix_hit_tokens;
+        self.num_failed_steps += seen.num_failed_steps;
+        self.num_bad_rows += bench.device.num_bad_rows;
+        self.num_aborted += stats.num_aborted;
+        self.num_stopped += stats.num_finished_stop;
+        self.num_full += stats.num_finished_length;
+    }
+}
+
+/// The test bench.
+pub struct Bench {
+    pub core: Core,
+    pub device: Device,
+    pub oracle: Oracle,
+    pub known: BTreeMap<u64, Known>,
+    in_flight: VecDeque<InFlight>,
+    spare: Vec<Slab>,
+    next_seed: i64,
+    pub coverage: Coverage,
+    /// Sequences by reason: stop, length, abort, error.
+    pub num_ended: [u64; 4],
+    pub audited: bool,
+}
+
+impl Bench {
+    pub fn new(config: CoreConfig) -> Self {
+        let core = Core::new(config.clone(), Some(vocabulary())).unwrap();
+        let device = Device::new(&config, core.layout());
+        Self {
+            core,
+            device,
+            oracle: Oracle::default(),
+            known: BTreeMap::new(),
+            in_flight: VecDeque::new(),
+            spare: Vec::new(),
+            next_seed: 1,
+            coverage: Coverage::default(),
+            num_ended: [0; 4],
+            audited: true,
+        }
+    }
+
+    pub fn audit(&self) {
+        if self.audited {
+            self.core.audit().unwrap();
+        }
+    }
+
+    /// Submits under a seed of its own.
+    pub fn submit(&mut self, mut request: SubmitRequest) -> u64 {
+        request.seed = Some(self.next_seed.wrapping_mul(0x1234_5678_9abc_def1));
+        self.next_seed += 1;
+        let handle = self.core.submit(request.clone()).unwrap();
+        self.oracle.add(handle, &request);
+        let sequences = vec![Reported::default(); request.n as usize];
+        self.known.insert(
+            handle,
+            Known {
+                request,
+                sequences,
+                aborted: false,
+            },
+        );
+        self.audit();
+        handle
+    }
+
+    /// Schedules and launches a step; false when the core had nothing to run.
+    pub fn schedule(&mut self, fails: bool) -> bool {
+        let mut slab = self
+            .spare
+            .pop()
+            .unwrap_or_else(|| Slab::new(self.core.layout()));
+        let step_id = self.core.schedule(slab.bytes_mut()).unwrap();
+        self.audit();
+        let Some(step_id) = step_id else {
+            self.spare.push(slab);
+            return false;
+        };
+        assert_eq!(slab.header("step_id") as u64, step_id);
+        self.coverage.num_preempted += slab.header("num_preempted") as u64;
+        self.coverage.num_forks += slab.header("num_forks") as u64;
+        self.coverage.num_cow += slab.header("num_cow") as u64;
+        self.coverage.num_failed_steps += u64::from(fails);
+        let may_be_bad = self.in_flight.iter().any(|step| step.fails);
+        self.device
+            .execute(&mut slab, &mut self.oracle, Fate { fails, may_be_bad });
+        self.in_flight.push_back(InFlight {
+            step_id,
+            slab,
+            fails,
+        });
+        true
+    }
+
+    /// The header value of the step that was launched last.
+    pub fn last_header(&self, name: &str) -> i64 {
+        self.in_flight.back().unwrap().slab.header(name)
+    }
+
+    /// The slab of the step that was launched last.
+    pub fn last_slab(&self) -> &Slab {
+        &self.in_flight.back().unwrap().slab
+    }
+
+    pub fn num_in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Commits the oldest step in flight, or reports its failure. Returns (handle, index) of each delta.
+    pub fn commit(&mut self) -> Vec<(u64, u32)> {
+        let Some(step) = self.in_flight.pop_front() else {
+            return Vec::new();
+        };
+        let deltas = if step.fails {
+            self.core.fail(step.step_id, "the step failed").unwrap()
+        } else {
+            self.core.commit(step.step_id, step.slab.bytes()).unwrap()
+        };
+        self.audit();
+        for delta in deltas.entries() {
+            self.check_delta(delta, &deltas, step.fails);
+        }
+        self.spare.push(step.slab);
+        deltas
+            .entries()
+            .iter()
+            .map(|delta| (delta.request, delta.index))
+            .collect()
+    }
+
+    pub fn abort(&mut self, handle: u64) -> bool {
+        let known = self.known.get_mut(&handle).unwrap();
+        let num_live = known
+            .sequences
+            .iter()
+            .filter(|sequence| sequence.finish.is_none())
+            .count();
+        let is_live = !known.aborted && num_live > 0;
+        let aborted = self.core.abort(handle);
+        assert_eq!(aborted, is_live, "abort of {handle}");
+        assert!(!self.core.abort(handle), "a second abort found something");
+        if is_live {
+            known.aborted = true;
+            self.num_ended[2] += num_live as u64;
+            let n = known.request.n as u32;
+            // The step that frees the slots is yet to come; the truth is needed no more.
+            self.core.drain().unwrap();
+            for index in 0..n {
+                self.oracle.forget((handle, index));
+            }
+        }
+        self.audit();
+        aborted
+    }
+
+    /// Runs until nothing is left to do. Panics if that takes more steps than it can.
+    pub fn run_to_end(&mut self, lookahead: bool) {
+        let mut num_idle = 0;
+        while self.core.has_work() {
+            let launched = self.schedule(false);
+            if !launched || !lookahead || !self.schedule(false) {
+                self.commit();
+            }
+            num_idle = if launched || self.num_in_flight() > 0 {
+                0
+            } else {
+                num_idle + 1
+            };
+            assert!(num_idle < 3, "nothing runs although there is work");
+        }
+        self.check_idle();
+    }
+
+    /// Nothing is held any more and every sequence is accounted for.
+    pub fn check_idle(&self) {
+        let stats = self.core.stats();
+        assert_eq!(
+            (stats.num_running, stats.num_waiting, stats.num_used_blocks),
+            (0, 0, 0)
+        );
+        let ended = [
+            stats.num_finished_stop,
+            stats.num_finished_length,
+            stats.num_aborted,
+            stats.num_errored,
+        ];
+        assert_eq!(ended, self.num_ended);
+        assert_eq!(stats.num_submitted, ended.iter().sum::<u64>());
+        assert_eq!(stats.num_steps_in_flight, 0);
+        for known in self.known.values() {
+            let finished = known
+                .sequences
+                .iter()
+                .all(|sequence| sequence.finish.is_some());
+            assert!(known.aborted || finished, "a request was forgotten");
+        }
+    }
+
+    fn check_delta(&mut self, delta: &Delta, deltas: &Deltas, failed: bool) {
+        let id = (delta.request, delta.index);
+        let known = self
+            .known
+            .get_mut(&delta.request)
+            .expect("a delta for an unknown request");
+        assert!(!known.aborted, "a delta after an abort");
+        let request = &known.request;
+        let reported = &mut known.sequences[delta.index as usize];
+        assert_eq!(reported.finish, None, "a delta after the end");
+        assert!(delta.num_cached_tokens < request.prompt.len() as u32);
+        reported.num_cached_tokens = delta.num_cached_tokens;
+        reported.text.push_str(deltas.text(delta));
+        if let Some(FinishReason::Error) = delta.finish_reason {
+            assert!(failed && deltas.token_ids(delta).is_empty());
+            reported.finish = delta.finish_reason;
+            reported.error = delta.error.as_ref().map(ToString::to_string);
+            self.num_ended[3] += 1;
+            self.oracle.forget(id);
+            return;
+        }
+        assert!(!failed, "a failed step brought a token");
+        assert_eq!(delta.queue_s.is_some(), reported.tokens.is_empty());
+        let &[token] = deltas.token_ids(delta) else {
+            panic!("a delta without its token")
+        };
+        let truth = self.oracle.truths.get_mut(&id).unwrap();
+        assert_eq!(
+            token,
+            expected_token(
+                request,
+                reported.tokens.len(),
+                truth,
+                self.oracle.seeds[&id]
+            )
+        );
+        reported.tokens.push(token);
+        truth.num_committed += 1;
+        check_logprobs(request, token, delta, deltas);
+        let (finish, reason, text) = expected_end(request, &reported.tokens);
+        assert_eq!(
+            (delta.finish_reason, &delta.stop_reason),
+            (finish, &reason),
+            "{:?}",
+            reported.tokens
+        );
+        if finish.is_none() {
+            assert!(
+                text.starts_with(&reported.text),
+                "{} is no start of {text}",
+                reported.text
+            );
+            return;
+        }
+        assert_eq!(reported.text, text);
+        reported.finish = finish;
+        reported.stop_reason = reason;
+        self.num_ended[usize::from(finish == Some(FinishReason::Length))] += 1;
+        self.oracle.forget(id);
+    }
+}
+
+fn expected_token(
+    request: &SubmitRequest,
+    output_index: usize,
+    truth: &super::device::Truth,
+    seed: i64,
+) -> i32 {
+    let bias = request
+        .logit_bias
+        .iter()
+        .map(|&(token, value)| (token as i32, value as f32));
+    let mut banned = Vec::new();
+    if (output_index as u64) < request.min_tokens {
+        let eos: &[i64] = if request.ignore_eos {
+            &[]
+        } else {
+            &request.eos_token_ids
+        };
+        banned = eos
+            .iter()
+            .chain(&request.stop_token_ids)
+            .map(|&id| id as i32)
+            .collect();
+    }
+    sample(
+        truth.prefix(output_index),
+        seed,
+        bias_columns(bias),
+        output_index as u32,
+        &banned,
+        VOCAB_SIZE,
+    )
+}
+
+/// How and with which text a sequence with these outputs ends, if it does; the whole text otherwise.
+fn expected_end(
+    request: &SubmitRequest,
+    tokens: &[i32],
+) -> (Option<FinishReason>, Option<StopReason>, String) {
+    let last = *tokens.last().unwrap();
+    let (before, whole) = (text_of(&tokens[..tokens.len() - 1]), text_of(tokens));
+    let token_text = |kept: bool| if kept { whole.clone() } else { before.clone() };
+    if tokens.len() as u64 > request.min_tokens {
+        if !request.ignore_eos && request.eos_token_ids.contains(&i64::from(last)) {
+            return (
+                Some(FinishReason::Stop),
+                None,
+                token_text(request.include_stop_str_in_output),
+            );
+        }
+        if request.stop_token_ids.contains(&i64::from(last)) {
+            let text = token_text(request.include_stop_str_in_output);
+            return (
+                Some(FinishReason::Stop),
+                Some(StopReason::Token(last)),
+                text,
+            );
+        }
+        // One letter a token: a stop string that was not there before ends with the text. The longest is reported.
+        let fresh = request
+            .stop
+            .iter()
+            .filter(|stop| whole.len() > before.len() && whole.ends_with(stop.as_str()));
+        if let Some(stop) = fresh.max_by_key(|stop| stop.len()) {
+            let kept = if request.include_stop_str_in_output {
+                0
+            } else {
+                stop.len()
+            };
+            let text = whole[..whole.len() - kept].to_owned();
+            return (
+                Some(FinishReason::Stop),
+                Some(StopReason::Text(stop.clone())),
+                text,
+            );
+        }
+    }
+    let is_full = request.max_tokens == Some(tokens.len() as u64);
+    (is_full.then_some(FinishReason::Length), None, whole)
+}
+
+fn check_logprobs(request: &SubmitRequest, token: i32, delta: &Delta, deltas: &Deltas) {
+    let Some(num_top) = request.logprobs else {
+        assert!(deltas.logprobs(delta).is_none());
+        return;
+    };
+    let entries: Vec<_> = deltas.logprobs(delta).unwrap().collect();
+    let [entry] = entries.as_slice() else {
+        panic!("one token, {} entries", entries.len())
+    };
+    assert_eq!(entry.rank, fake_logprobs(token, 0, VOCAB_SIZE).0);
+    assert_eq!(entry.token_ids.len() as u64, num_top + 1);
+    for (column, (&id, &value)) in entry.token_ids.iter().zip(entry.logprobs).enumerate() {
+        let (_, expected_id, expected_value) = fake_logprobs(token, column, VOCAB_SIZE);
+        assert_eq!(
+            (id, value.to_bits()),
+            (expected_id, expected_value.to_bits())
+        );
+    }
+}
