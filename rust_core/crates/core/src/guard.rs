@@ -1,10 +1,12 @@
-//! The core's door for callers that must survive its bugs: a panic ends every request and is reported as an error.
+//! The core's door for callers that must survive its bugs: a panic is reported as an error and leaves nothing half done.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::engine::Core;
 use crate::error::Error;
+use crate::inbox::Inbox;
+use crate::request::SubmitRequest;
 
 impl Core {
     /// Runs `call`. Should it panic, the core is poisoned and the panic's message comes back as [`Error::Poisoned`].
@@ -12,15 +14,27 @@ impl Core {
         &mut self,
         call: impl FnOnce(&mut Self) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let payload = match catch_unwind(AssertUnwindSafe(|| call(self))) {
-            Ok(result) => return result,
-            Err(payload) => payload,
-        };
-        let message = message(payload.as_ref());
-        // The state may be broken enough to panic again; the core refuses work either way.
-        drop(catch_unwind(AssertUnwindSafe(|| self.poison(&message))));
-        Err(Error::Poisoned(message))
+        match caught(|| call(self)) {
+            Ok(result) => result,
+            Err(message) => {
+                // The state may be broken enough to panic again; the core refuses work either way.
+                drop(caught(|| self.poison(&message)));
+                Err(Error::Poisoned(message))
+            }
+        }
     }
+}
+
+impl Inbox {
+    /// [`Self::submit`], where a panic is an error of this request alone: nothing is posted before it is checked.
+    pub fn submit_guarded(&self, request: SubmitRequest) -> Result<u64, Error> {
+        caught(|| self.submit(request)).unwrap_or_else(|message| Err(Error::Internal(message)))
+    }
+}
+
+/// The result of `call`, or the message of its panic.
+fn caught<T>(call: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(call)).map_err(|payload| message(payload.as_ref()))
 }
 
 fn message(payload: &(dyn Any + Send)) -> String {
@@ -34,7 +48,6 @@ fn message(payload: &(dyn Any + Send)) -> String {
 mod tests {
     use super::*;
     use crate::config::CoreConfig;
-    use crate::request::SubmitRequest;
 
     fn core_with_two_requests() -> (Core, Vec<u64>) {
         let core = Core::new(CoreConfig::new(16, 100), None).unwrap();
@@ -59,6 +72,18 @@ mod tests {
             Err(poisoned.clone())
         );
         assert_eq!(core.guarded(Core::drain), Err(poisoned));
+    }
+
+    #[test]
+    fn a_panic_becomes_its_message() {
+        assert_eq!(caught(|| -> u8 { panic!("plain") }), Err("plain".into()));
+        assert_eq!(
+            caught(|| -> u8 { panic!("{} and more", 1) }),
+            Err("1 and more".into())
+        );
+        let other = caught(|| -> u8 { std::panic::panic_any(5) });
+        assert_eq!(other, Err("a panic without a message".into()));
+        assert_eq!(caught(|| 5), Ok(5));
     }
 
     #[test]

@@ -153,7 +153,7 @@ impl Core {
         };
         prompt_token_ids
             .py()
-            .detach(|| self.inbox.submit(request))
+            .detach(|| self.inbox.submit_guarded(request))
             .map_err(to_py)
     }
 
