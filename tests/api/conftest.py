@@ -70,14 +70,19 @@ class Served:
             return events_of(await reply.read())
 
     async def raw(self, data: bytes, *, wait_s: float = 3.0) -> bytes:
-        """Everything the server answers to these bytes on a connection of their own."""
+        """Everything the server answers to these bytes on a connection of their own, until it closes it."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        answer = b""
         try:
             writer.write(data)
             async with asyncio.timeout(wait_s):
-                return await reader.read()
+                while piece := await reader.read(1 << 16):
+                    answer += piece
+        except ConnectionResetError:
+            pass  # it closed while more was on its way
         finally:
             writer.close()
+        return answer
 
     async def settled(self) -> None:
         """Wait until the engine has nothing to do."""

@@ -7,7 +7,7 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from aiohttp import web
+from aiohttp import HttpVersion10, HttpVersion11, web
 
 from oneloop.api.auth import KeyCheck
 from oneloop.api.errors import (
@@ -128,15 +128,28 @@ def _told(request: web.Request, error: Exception) -> ApiError:
 
 
 def _gate(keys: KeyCheck) -> Middleware:
-    """Host and key, decided before the handler runs and on the handler the router chose."""
+    """Framing, host and key, decided before the handler runs and on the handler the router chose."""
 
     @web.middleware
     async def gate(request: web.Request, handler: Handler) -> web.StreamResponse:
-        host = request.headers.get("Host")
-        if (host is None and request.version >= (1, 1)) or (host and not _HOST.fullmatch(host)):
-            return error_response(bad_request(None, "The Host header is missing or malformed."), close=True)
+        fault = _fault(request)
+        if fault is not None:
+            return error_response(bad_request(None, fault), close=True)
         if request.match_info.handler not in OPEN_HANDLERS:
             keys.check(request)
         return await handler(request)
 
     return gate
+
+
+def _fault(request: web.Request) -> str | None:
+    """What other HTTP software may read differently than we do, beyond what the parser refuses by itself."""
+    if request.version not in (HttpVersion10, HttpVersion11):
+        return "This server speaks HTTP/1.1."
+    codings = [coding.lower() for coding in request.headers.getall("Transfer-Encoding", [])]
+    if codings not in ([], ["chunked"]):
+        return "The only Transfer-Encoding this server reads is chunked."
+    host = request.headers.get("Host")
+    if (host is None and request.version == HttpVersion11) or (host and not _HOST.fullmatch(host)):
+        return "The Host header is missing or malformed."
+    return None
