@@ -1,0 +1,197 @@
+"""Clients that vanish, stall or read slowly (B-04, B-05, B-07, B-08 in small): nothing of theirs stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import random
+import socket
+import struct
+from typing import Any
+
+import pytest
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+def message(body: Any, path: str = COMPLETIONS) -> bytes:
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    return head.encode() + data
+
+
+def reset(writer: asyncio.StreamWriter) -> None:
+    """Close with RST instead of FIN."""
+    sock = writer.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("with_reset", [True, False])
+@pytest.mark.parametrize("prompt", ["a", ["a", "b", "c"]])
+async def test_leaving_ends_the_request(server: Any, stream: bool, with_reset: bool, prompt: Any) -> None:
+    server.engine.step_s = 0.005
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(message({"prompt": prompt, "max_tokens": 250, "ignore_eos": True, "n": 2, "stream": stream}))
+    if stream:
+        await reader.readuntil(b"data: ")
+    else:
+        await asyncio.sleep(0.05)
+    assert len(server.engine.live) == (3 if isinstance(prompt, list) else 1)
+    if with_reset:
+        reset(writer)
+    else:
+        writer.close()
+    async with asyncio.timeout(1):
+        while server.engine.live:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    assert server.engine.metrics.request_success["abort"] > 0
+
+
+async def test_leaving_before_the_first_token(server: Any) -> None:
+    server.engine.paused.clear()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(message({"prompt": "a", "max_tokens": 250, "stream": True}))
+    await asyncio.sleep(0.05)
+    assert len(server.engine.live) == 1
+    writer.close()
+    await server.settled()
+    assert await reader.read() == b""
+
+
+async def test_abort_storm(server: Any) -> None:
+    """Requests cut at random points, by FIN and by RST, streamed and not: all accounted for, nothing left."""
+    engine, source = server.engine, random.Random(4)
+    engine.step_s = 0.0005
+    body = {"prompt": "canary", "max_tokens": 24, "temperature": 0}
+    before = (await server.post(COMPLETIONS, body))[1]["choices"]
+    await asyncio.sleep(0.1)
+    num_files, num_tasks = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
+
+    async def one(number: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        request = message(
+            {"prompt": f"p{number}", "max_tokens": 60, "n": number % 3 + 1, "stream": number % 2 == 0}
+        )
+        cut = source.random()
+        if cut < 0.1:
+            writer.write(request[: source.randrange(len(request))])
+        else:
+            writer.write(request)
+            await asyncio.sleep(source.random() * 0.05)
+            if cut > 0.8:
+                await reader.read(source.randrange(1, 3000))
+        if source.random() < 0.5:
+            reset(writer)
+        else:
+            writer.close()
+
+    for first in range(0, 600, 100):
+        await asyncio.gather(*[one(number) for number in range(first, first + 100)])
+    await server.settled()
+    await asyncio.sleep(0.2)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= num_files + 2
+    assert len(asyncio.all_tasks()) <= num_tasks + 2
+    ended = engine.metrics.request_success
+    assert sum(ended.values()) == len(engine.submitted)
+    assert ended["abort"] > 50
+    assert engine.metrics.request_generation_tokens.count == len(engine.submitted)
+    assert (await server.post(COMPLETIONS, body))[1]["choices"] == before
+
+
+def slow_socket(port: int) -> socket.socket:
+    """A connection that takes little in before it makes the sender wait."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.setblocking(False)
+    return sock
+
+
+async def connect_slowly(server: Any, body: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    sock = slow_socket(server.port)
+    await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", server.port))
+    reader, writer = await asyncio.open_connection(sock=sock, limit=1024)
+    writer.write(message(body))
+    return reader, writer
+
+
+LONG = {"max_tokens": 40_000, "ignore_eos": True, "stream": True, "n": 8}
+
+
+def small_send_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shrink what the kernel takes off the server's hands, so that a test need not fill megabytes."""
+    from oneloop.api.server import Connection
+
+    original = Connection.connection_made
+
+    def connection_made(self: Any, transport: Any) -> None:
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        original(self, transport)
+
+    monkeypatch.setattr(Connection, "connection_made", connection_made)
+
+
+async def test_a_stalled_reader_is_cut(
+    serve: Any, fake_engine_type: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads one event and stops: cut after the set time, its request ended, its memory bounded, others unharmed."""
+    small_send_buffers(monkeypatch)
+    engine = fake_engine_type(max_model_len=50_000)
+    async with serve(engine, write_timeout_s=0.5) as server:
+        stalled = [await connect_slowly(server, {"prompt": f"s{i}", **LONG}) for i in range(4)]
+        for reader, _ in stalled:
+            await reader.readuntil(b"data: ")
+        other = await server.stream(COMPLETIONS, {"prompt": "o", "max_tokens": 50})
+        assert other[-1] == "[DONE]"
+        await asyncio.sleep(0.2)
+        assert len(engine.live) == 4
+        waiting = [sum(len(d.text) for d in s._pending.values()) for s in engine.live.values()]
+        assert min(waiting) > 0, "the server has stopped taking deltas"
+        async with asyncio.timeout(5):
+            while engine.live:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert engine.metrics.request_success["abort"] == 4
+        for _, writer in stalled:
+            writer.close()
+
+
+async def test_a_slow_reader_gets_everything(
+    serve: Any, fake_engine_type: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads a little at a time, with pauses below the limit: every token arrives, in order."""
+    small_send_buffers(monkeypatch)
+    async with serve(fake_engine_type(max_model_len=50_000), write_timeout_s=0.5) as server:
+        body = {"prompt": "s", "max_tokens": 3_000, "ignore_eos": True, "seed": 1}
+        _, whole = await server.post(COMPLETIONS, body)
+        reader, writer = await connect_slowly(server, {**body, "stream": True})
+        received = b""
+        while b"[DONE]" not in received:
+            received += await asyncio.wait_for(reader.read(8192), 5)
+            await asyncio.sleep(0.003)
+        writer.close()
+        events = [line[6:] for line in received.decode().splitlines() if line.startswith("data: {")]
+        text = "".join(choice["text"] for event in events for choice in json.loads(event)["choices"])
+        assert text == whole["choices"][0]["text"]
+
+
+async def test_steps_that_wait_are_merged(server: Any) -> None:
+    """What a slow reader has not taken goes out as one chunk, not one per token."""
+    engine = server.engine
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    engine.paused.clear()
+    writer.write(message({"prompt": "s", "max_tokens": 100, "ignore_eos": True, "stream": True}))
+    await asyncio.sleep(0.05)
+    stream = next(iter(engine.live.values()))
+    waiter, stream._waiter = stream._waiter, None
+    engine.paused.set()
+    async with asyncio.timeout(5):
+        while not stream.finished:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    waiter.set_result(None)
+    received = await asyncio.wait_for(reader.readuntil(b"[DONE]"), 5)
+    assert received.count(b"data: {") == 1
+    writer.close()

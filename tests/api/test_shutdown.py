@@ -1,0 +1,94 @@
+"""The end of a server (B-06 in small): nothing new, what can end ends whole, the rest is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+COMPLETIONS = "/v1/completions"
+
+
+async def test_running_requests_end_whole(serve: Any) -> None:
+    async with serve(shutdown_timeout=5.0) as server:
+        server.engine.step_s = 0.002
+        body = {"prompt": "a", "max_tokens": 100, "ignore_eos": True}
+        streams = [asyncio.create_task(server.stream(COMPLETIONS, body)) for _ in range(10)]
+        wholes = [asyncio.create_task(server.post(COMPLETIONS, body)) for _ in range(10)]
+        await asyncio.sleep(0.1)
+        server.stop.set()
+        assert {events[-1] for events in await asyncio.gather(*streams)} == {"[DONE]"}
+        assert {status for status, _ in await asyncio.gather(*wholes)} == {200}
+        begin = time.monotonic()
+        await server.task
+        assert time.monotonic() - begin < 1.0
+
+
+async def test_what_cannot_end_in_time_is_told(serve: Any) -> None:
+    async with serve(shutdown_timeout=0.3) as server:
+        server.engine.step_s = 0.02
+        body = {"prompt": "a", "max_tokens": 250, "ignore_eos": True}
+        stream = asyncio.create_task(server.stream(COMPLETIONS, body))
+        whole = asyncio.create_task(server.post(COMPLETIONS, body))
+        await asyncio.sleep(0.1)
+        begin = time.monotonic()
+        server.stop.set()
+        events = await stream
+        assert json.loads(events[-1])["error"]["type"] == "ServiceUnavailableError"
+        assert len(events) > 2
+        status, answer = await whole
+        assert (status, answer["error"]["type"]) == (503, "ServiceUnavailableError")
+        await server.task
+        assert time.monotonic() - begin < 2.0
+
+
+async def test_nothing_new_during_the_drain(serve: Any) -> None:
+    """New connections are refused; a kept-alive one gets 503 with Retry-After, and is closed."""
+    async with serve(shutdown_timeout=2.0) as server:
+        server.engine.step_s = 0.01
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        running = asyncio.create_task(
+            server.post(COMPLETIONS, {"prompt": "a", "max_tokens": 50, "ignore_eos": True})
+        )
+        await asyncio.sleep(0.05)
+        server.stop.set()
+        await asyncio.sleep(0.05)
+        try:
+            await asyncio.open_connection("127.0.0.1", server.port)
+            raise AssertionError("a new connection was accepted")
+        except ConnectionRefusedError:
+            pass
+        assert await asyncio.wait_for(reader.read(), 2) == b"", "idle connections are closed"
+        writer.close()
+        assert (await running)[0] == 200
+
+
+async def test_stop_with_nothing_running_is_quick(serve: Any) -> None:
+    async with serve(shutdown_timeout=30.0) as server:
+        assert (await server.get("/health"))[0] == 200
+        begin = time.monotonic()
+        server.stop.set()
+        await server.task
+        assert time.monotonic() - begin < 0.5
+
+
+async def test_a_stalled_reader_does_not_hold_up_the_end(serve: Any, fake_engine_type: Any) -> None:
+    engine = fake_engine_type(max_model_len=10**6)
+    async with serve(engine, shutdown_timeout=0.2, write_timeout_s=60.0) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
+        body = {"prompt": "a", "max_tokens": 900_000, "ignore_eos": True, "stream": True, "n": 16}
+        data = json.dumps(body).encode()
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n" % len(data) + data
+        )
+        await reader.readuntil(b"data: ")
+        async with asyncio.timeout(20):
+            while sum(len(d.text) for s in engine.live.values() for d in s._pending.values()) < 10_000:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        begin = time.monotonic()
+        server.stop.set()
+        await server.task
+        assert time.monotonic() - begin < 3.5
+        writer.close()
