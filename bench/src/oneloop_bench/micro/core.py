@@ -26,7 +26,9 @@ BATCHES = (64, 256, 1024)
 STEPS_IN_FLIGHT = 2
 NUM_WARM_UP_STEPS = 50
 NUM_STEPS = 600
-PROMPT_TOKENS = 32
+BLOCK_SIZE = 16
+PROMPT_TOKENS = 48
+"""Of the longest prompt. Lengths differ, so that every step has its share of rows that begin a new block."""
 CACHED_PROMPT_TOKENS = 8192
 NUM_ADMISSIONS = 300
 
@@ -89,7 +91,8 @@ def measure_steps(tokenizer: Tokenizer, batch: int) -> StepTimes:
     text = np.array(tokenizer.encode(TEXT), np.int32)
     num_tokens = NUM_WARM_UP_STEPS + NUM_STEPS + STEPS_IN_FLIGHT
     config = CoreConfig(
-        num_blocks=batch * (-(-(PROMPT_TOKENS + num_tokens) // 16) + 1),
+        num_blocks=batch * (-(-(PROMPT_TOKENS + num_tokens) // BLOCK_SIZE) + 1),
+        block_size=BLOCK_SIZE,
         max_num_seqs=batch,
         max_num_batched_tokens=max(2048, batch * PROMPT_TOKENS),
         max_model_len=2048,
@@ -98,8 +101,9 @@ def measure_steps(tokenizer: Tokenizer, batch: int) -> StepTimes:
     core = Core(config, tokenizer.vocabulary)
     ring = [Slab(core.layout) for _ in range(STEPS_IN_FLIGHT + 1)]
     rng = np.random.default_rng(0)
-    for _ in range(batch):
-        prompt = rng.integers(0, tokenizer.vocab_size, PROMPT_TOKENS, dtype=np.int32)
+    for index in range(batch):
+        length = PROMPT_TOKENS - index % BLOCK_SIZE
+        prompt = rng.integers(0, tokenizer.vocab_size, length, dtype=np.int32)
         core.submit(prompt.data, max_tokens=num_tokens, ignore_eos=True)
 
     pending = core.schedule(ring[0].buffer)
@@ -136,6 +140,7 @@ def measure_admission(tokenizer: Tokenizer) -> float:
     """Median µs of submit + schedule of a prompt whose blocks are all cached."""
     config = CoreConfig(
         num_blocks=2048,
+        block_size=BLOCK_SIZE,
         max_num_seqs=64,
         max_num_batched_tokens=CACHED_PROMPT_TOKENS,
         max_model_len=CACHED_PROMPT_TOKENS + 64,
@@ -155,7 +160,7 @@ def measure_admission(tokenizer: Tokenizer) -> float:
         slab.execute(text)
         (delta,) = core.commit(step, slab.buffer)
         if turn > 0:
-            assert delta.num_cached_tokens >= CACHED_PROMPT_TOKENS - config.block_size
+            assert delta.num_cached_tokens >= CACHED_PROMPT_TOKENS - BLOCK_SIZE
             times.append(elapsed)
     return statistics.median(times) / 1e3
 
