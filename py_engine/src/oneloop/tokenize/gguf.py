@@ -9,7 +9,7 @@ import numpy as np
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
-from oneloop.tokenize.pieces import SPACE_MARK, byte_level_piece, byte_of, sentencepiece_piece
+from oneloop.tokenize.pieces import SPACE_MARK, byte_level_piece, byte_of, marked_piece, sentencepiece_piece
 from oneloop.tokenize.pretokenizers import PRE_TOKENIZERS
 from oneloop.tokenize.templates import ChatTemplate
 from oneloop.tokenize.tokenizer import Tokenizer, TokenizerInfo
@@ -76,8 +76,9 @@ def gguf_tokenizer(metadata: GgufMetadata, *, chat_template: str | None = None) 
         strip_leading_space = add_space_prefix
     else:
         metadata.fail("tokenizer.ggml.model", f"'{kind}' is not supported; supported are gpt2 and llama")
+    added_piece = str.encode if kind == "gpt2" else marked_piece
     for i in vocab.of_type(_CONTROL, _USER_DEFINED, _UNKNOWN):
-        pieces[i] = vocab.tokens[i].encode()
+        pieces[i] = added_piece(vocab.tokens[i])
     for i in vocab.of_type(_UNUSED):
         pieces[i] = b""
     _add_special_tokens(backend, vocab)

@@ -165,7 +165,7 @@ def _pieces(backend: Backend, folder: Path, rule: PieceRule, added: Mapping[int,
     for token, token_id in vocab.items():
         pieces[token_id] = rule.piece(token)
     for token_id, added_token in added.items():
-        pieces[token_id] = added_token.content.encode()
+        pieces[token_id] = rule.added_piece(added_token.content)
     return pieces
 
 

@@ -49,6 +49,8 @@ class PieceRule:
     """How a tokenizer's decoder turns one token into bytes."""
 
     piece: Callable[[str], bytes]
+    added_piece: Callable[[str], bytes]
+    """The same for added tokens, which stand in the vocabulary as plain text."""
     strip_leading_space: bool = False
 
 
@@ -61,7 +63,7 @@ def piece_rule(decoder: Mapping[str, Any] | None) -> PieceRule | str:
     steps = list(_flatten(decoder))
     kinds = [step.get("type") for step in steps]
     if kinds == ["ByteLevel"]:
-        return PieceRule(byte_level_piece)
+        return PieceRule(byte_level_piece, str.encode)
     allowed = ("Replace", "ByteFallback", "Fuse", "Strip", "Metaspace")
     unknown = [kind for kind in kinds if kind not in allowed]
     if not steps or unknown:
@@ -81,7 +83,7 @@ def piece_rule(decoder: Mapping[str, Any] | None) -> PieceRule | str:
             strip = True
         if step["type"] == "Metaspace":
             strip = strip or step.get("prepend_scheme", "always") != "never"
-    return PieceRule(sentencepiece_piece if byte_fallback else _marked_piece, strip)
+    return PieceRule(sentencepiece_piece if byte_fallback else marked_piece, marked_piece, strip)
 
 
 def _flatten(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
@@ -92,5 +94,6 @@ def _flatten(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     return [decoder]
 
 
-def _marked_piece(token: str) -> bytes:
+def marked_piece(token: str) -> bytes:
+    """A SentencePiece token that stands for no byte."""
     return token.replace(SPACE_MARK, " ").encode()
