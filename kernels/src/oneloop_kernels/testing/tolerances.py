@@ -21,11 +21,11 @@ class Tolerance:
 
 TOLERANCES: Final[dict[torch.dtype, Tolerance]] = {
     torch.float32: Tolerance(2e-5),
-    torch.float16: Tolerance(4e-3),
-    torch.bfloat16: Tolerance(3e-2),
+    torch.float16: Tolerance(5e-3),
+    torch.bfloat16: Tolerance(4e-2),
 }
-"""About 170 units in the last place of float32 and 4 of the short types: the order of summation of a few thousand
-terms, and a handful of roundings to the type on the way."""
+"""About 170 units in the last place of float32 and 5 of the short types: the order of summation of a few thousand
+terms, and the roundings inside a decoder layer (transformers' own bfloat16 layers lie up to 3.7e-2 from its float32)."""
 
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype | None = None) -> None:
