@@ -90,18 +90,28 @@ fn run(seed: u64, num_operations: u64, operation: &mut u64, coverage: &mut Cover
     while *operation < num_operations {
         let config = random_config(&mut rng);
         let mut bench = Bench::new(config.clone());
-        let patience = rng.pick(&[3, 12, 40]);
+        let habits = Habits {
+            max_live: rng.pick(&[3, 12, 40]),
+            steps_per_failure: rng.pick(&[1_000_000, 50, 8]),
+        };
         let end = (*operation + 2_000).min(num_operations);
         while *operation < end {
             *operation += 1;
-            random_operation(&mut rng, &mut bench, &config, patience);
+            random_operation(&mut rng, &mut bench, &config, habits);
         }
         bench.run_to_end(rng.once_in(2));
         coverage.add(&bench);
     }
 }
 
-fn random_operation(rng: &mut Rng, bench: &mut Bench, config: &CoreConfig, max_live: usize) {
+/// What differs from bench to bench.
+#[derive(Debug, Clone, Copy)]
+struct Habits {
+    max_live: usize,
+    steps_per_failure: u64,
+}
+
+fn random_operation(rng: &mut Rng, bench: &mut Bench, config: &CoreConfig, habits: Habits) {
     bench.known.retain(|_, known| {
         !known.aborted
             && known
@@ -110,11 +120,20 @@ fn random_operation(rng: &mut Rng, bench: &mut Bench, config: &CoreConfig, max_l
                 .any(|sequence| sequence.finish.is_none())
     });
     match rng.within(0, 99) {
-        0..=21 if bench.known.len() < max_live => {
-            bench.submit(random_request(rng, config));
+        0..=15 if bench.known.len() < habits.max_live => {
+            // Often several with one prompt, so that some find in the cache what is on its way.
+            let request = random_request(rng, config);
+            for _ in 0..rng.pick(&[0, 0, 2]) {
+                let mut twin = random_request(rng, config);
+                (twin.prompt, twin.max_tokens, twin.min_tokens) =
+                    (request.prompt.clone(), request.max_tokens, 0);
+                (twin.adapter, twin.cache_salt) = (request.adapter, request.cache_salt.clone());
+                bench.submit(twin);
+            }
+            bench.submit(request);
         }
-        22..=59 => {
-            let fails = rng.once_in(60);
+        16..=59 => {
+            let fails = rng.once_in(habits.steps_per_failure);
             bench.schedule(fails);
         }
         60..=95 => {
@@ -166,6 +185,7 @@ fn random_operations_keep_every_law() {
             resume_unwind(payload);
         }
     }
+    println!("{coverage:?}");
     check_coverage(&coverage, seeds.len() as u64 * num_operations);
 }
 
@@ -180,6 +200,11 @@ fn check_coverage(coverage: &Coverage, num_operations: u64) {
         ("prefix hits", coverage.num_hit_tokens, 700),
         ("failed steps", coverage.num_failed_steps, 20),
         ("rows built on a failed step", coverage.num_bad_rows, 10),
+        (
+            "sequences sent back by a failure",
+            coverage.num_recomputed,
+            2,
+        ),
         ("aborts", coverage.num_aborted, 100),
         ("stops", coverage.num_stopped, 50),
         ("full outputs", coverage.num_full, 300),

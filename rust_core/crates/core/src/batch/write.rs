@@ -217,8 +217,8 @@ impl<'a> StepWriter<'a> {
         set(Header::num_finished, i64::from(num_finished));
     }
 
-    /// End of the last entry of the last list that has any. Lists lie in this order: admitted columns, deltas, bias,
-    /// banned, history; all before them is of fixed length and counts in full up to the tokens.
+    /// End of the last entry of the last list that has any: deltas, bias, banned, history lie in this order, behind
+    /// fields of fixed length. Whoever is admitted gets blocks, so without deltas the last field in use is the tokens.
     fn used_bytes(&self, layout: &SlabLayout) -> usize {
         let end = |name: &str, count: usize| {
             let field = layout.fields[..INPUT_FIELDS.len()]
@@ -234,8 +234,6 @@ impl<'a> StepWriter<'a> {
             end("bias_value", self.num_bias)
         } else if self.num_deltas > 0 {
             end("delta_block", self.num_deltas)
-        } else if self.num_admitted > 0 {
-            end("admitted_history_start", self.num_admitted + 1)
         } else {
             end("token_ids", self.num_tokens)
         }

@@ -179,11 +179,7 @@ impl Scheduler {
         sequence.admission = 0;
         // From the tail, so that it is evicted before the prefix it needs.
         while let Some(block) = sequence.table.pop() {
-            if self.cow_sources.contains(&block.id()) {
-                self.deferred_releases.push(block);
-            } else {
-                self.pool.release(block);
-            }
+            self.pool.release(block);
         }
     }
 

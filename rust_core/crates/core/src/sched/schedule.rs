@@ -24,7 +24,6 @@ impl Scheduler {
         }
         budget.serve_rest(&mut plan);
         self.scratch.wanting = budget.into_buffer();
-        self.end_copies();
         let has_rows = !plan.is_empty();
         if has_rows {
             self.emit(step, &plan, step_id);
@@ -94,10 +93,12 @@ impl Scheduler {
             };
             step.push_delta(sequence.slot, index as u32, block.id());
             if is_shared {
+                // The source stays held until the step is planned: only siblings share it, they come next to each
+                // other in order of importance, and the last of them keeps it instead of copying. So no block is
+                // both source and destination of this step's copies.
                 sequence.shares_tail = false;
                 step.push_cow(sequence.table[index].id(), block.id());
                 let source = std::mem::replace(&mut sequence.table[index], block);
-                self.cow_sources.push(source.id());
                 self.pool.release(source);
             } else {
                 sequence.table.push(block);
@@ -130,14 +131,6 @@ impl Scheduler {
             let block = &self.sequences[id as usize].table[index as usize];
             self.pool
                 .register(block, key, parent, &self.scratch.block, launch_step);
-        }
-    }
-
-    /// No copy of this step reads its source any more: what was given back meanwhile may be handed out again.
-    fn end_copies(&mut self) {
-        self.cow_sources.clear();
-        while let Some(block) = self.deferred_releases.pop() {
-            self.pool.release(block);
         }
     }
 }

@@ -10,7 +10,7 @@ use super::share::Candidate;
 use super::slots::Slots;
 use crate::batch::SlabLayout;
 use crate::config::CoreConfig;
-use crate::kv::{BlockPool, BlockRef, PrefixHasher};
+use crate::kv::{BlockPool, PrefixHasher};
 use crate::text::Vocabulary;
 
 /// A running sequence under its importance.
@@ -114,9 +114,6 @@ pub(crate) struct Scheduler {
     /// Handles of requests that ended since the inbox was told.
     pub(super) ended: Vec<u64>,
     pub(super) in_flight: VecDeque<LaunchedStep>,
-    /// Blocks that the step being planned copies from, and holds on them that were given back meanwhile.
-    pub(super) cow_sources: Vec<u32>,
-    pub(super) deferred_releases: Vec<BlockRef>,
     pub(super) starved_head: Option<StarvedHead>,
     /// Source of lives and admissions.
     pub(super) last_draw: u64,
@@ -148,8 +145,6 @@ impl Scheduler {
             by_handle: HashMap::with_capacity(max_num_seqs),
             ended: Vec::new(),
             in_flight: VecDeque::with_capacity(config.max_steps_in_flight as usize),
-            cow_sources: Vec::new(),
-            deferred_releases: Vec::new(),
             starved_head: None,
             last_draw: 0,
             counters: Counters::default(),

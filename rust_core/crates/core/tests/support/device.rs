@@ -206,7 +206,17 @@ impl Device {
     fn check_used_bytes(&self, slab: &Slab) {
         let used_bytes = slab.count("used_bytes");
         assert!(used_bytes <= self.layout.input_bytes);
-        for (field, count) in [
+        let starts = [
+            "admitted_bias_start",
+            "admitted_banned_start",
+            "admitted_history_start",
+        ];
+        let num_starts = if slab.count("num_admitted") == 0 {
+            0
+        } else {
+            slab.count("num_admitted") + 1
+        };
+        let counted = [
             ("token_ids", "num_tokens"),
             ("row_slot", "num_rows"),
             ("fork_num_blocks", "num_forks"),
@@ -215,8 +225,12 @@ impl Device {
             ("bias_value", "num_bias"),
             ("banned_token", "num_banned"),
             ("history_token", "num_history"),
-        ] {
-            let count = slab.count(count);
+        ];
+        let counted = counted.map(|(field, count)| (field, slab.count(count)));
+        for (field, count) in counted
+            .into_iter()
+            .chain(starts.map(|field| (field, num_starts)))
+        {
             let field = self
                 .layout
                 .fields

@@ -75,6 +75,8 @@ pub struct Coverage {
     pub num_hit_tokens: u64,
     pub num_failed_steps: u64,
     pub num_bad_rows: u64,
+    /// Sequences that a failed step sent back although they were not in it.
+    pub num_recomputed: u64,
     pub num_aborted: u64,
     pub num_stopped: u64,
     pub num_full: u64,
@@ -90,6 +92,7 @@ impl Coverage {
         self.num_cow += seen.num_cow;
         self.num_hit_tokens += stats.num_prefix_hit_tokens;
         self.num_failed_steps += seen.num_failed_steps;
+        self.num_recomputed += seen.num_recomputed;
         self.num_bad_rows += bench.device.num_bad_rows;
         self.num_aborted += stats.num_aborted;
         self.num_stopped += stats.num_finished_stop;
@@ -202,12 +205,14 @@ impl Bench {
         let Some(step) = self.in_flight.pop_front() else {
             return Vec::new();
         };
+        let num_preempted = self.core.stats().num_preemptions;
         let deltas = if step.fails {
             self.core.fail(step.step_id, "the step failed").unwrap()
         } else {
             self.core.commit(step.step_id, step.slab.bytes()).unwrap()
         };
         self.audit();
+        self.coverage.num_recomputed += self.core.stats().num_preemptions - num_preempted;
         for delta in deltas.entries() {
             self.check_delta(delta, &deltas, step.fails);
         }
