@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import blockbuster.blockbuster as blockbuster_module
@@ -104,3 +106,34 @@ def loop_guards() -> Iterator[None]:
         pytest.fail(f"blocking calls on the event loop: {', '.join(blocking)}", pytrace=False)
     if slow:
         pytest.fail(f"the event loop was held: {'; '.join(slow)}", pytrace=False)
+
+
+TINY_CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder without weights (for --load-format dummy): tiny Llama, tokens are bytes, with a chat template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    folder = tmp_path_factory.mktemp("tiny-model")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "<|im_end|>", "chat_template": TINY_CHAT_TEMPLATE})
+    )
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32, "intermediate_size": 64,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 260,
+        "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": True,
+        "torch_dtype": "float32", "hidden_act": "silu", "eos_token_id": 257,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder

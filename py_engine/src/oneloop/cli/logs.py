@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import logging.handlers
 import queue
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
 
 MAX_WAITING_RECORDS = 10_000
 """Beyond these, records are dropped: the log's reader is blocked."""
+END_LIMIT_S = 1.0
 
 
 class _DroppingHandler(logging.handlers.QueueHandler):
@@ -27,20 +30,27 @@ class _DroppingHandler(logging.handlers.QueueHandler):
 
 @contextmanager
 def logging_to_stderr(level: int = logging.INFO) -> Iterator[None]:
-    """Log to stderr from a thread; writes out what waits at the end."""
-    records: queue.Queue[logging.LogRecord] = queue.Queue(MAX_WAITING_RECORDS)
+    """Log to stderr from a thread; what waits at the end is written out, unless nobody reads for END_LIMIT_S."""
+    records: queue.Queue[logging.LogRecord | None] = queue.Queue(MAX_WAITING_RECORDS)
     writer = logging.StreamHandler()
     writer.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     handler = _DroppingHandler(records)
-    listener = logging.handlers.QueueListener(records, writer)
+    thread = threading.Thread(target=_write_records, args=(records, writer), name="oneloop-log", daemon=True)
     root = logging.getLogger()
     before = root.level
     root.addHandler(handler)
     root.setLevel(level)
-    listener.start()
+    thread.start()
     try:
         yield
     finally:
         root.removeHandler(handler)
         root.setLevel(before)
-        listener.stop()
+        with contextlib.suppress(queue.Full):
+            records.put(None, timeout=END_LIMIT_S)
+            thread.join(END_LIMIT_S)
+
+
+def _write_records(records: queue.Queue[logging.LogRecord | None], writer: logging.Handler) -> None:
+    while (record := records.get()) is not None:
+        writer.handle(record)

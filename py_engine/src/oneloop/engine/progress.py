@@ -38,6 +38,8 @@ class LoadBars:
             bar = self._bars[what]
             bar.total = total
             bar.update(done - bar.n)
+            if done >= total:
+                bar.close()  # ends the line, so that what is logged next gets its own
 
     def __enter__(self) -> Self:
         return self

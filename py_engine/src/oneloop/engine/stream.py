@@ -42,8 +42,8 @@ class RequestStream:
     """
 
     __slots__ = (
-        "_last_token_at", "_metrics", "_on_end", "_pending", "_waiter", "finish_reason", "handle", "num_cached_tokens",
-        "num_generated_tokens", "num_sequences", "prompt", "prompt_token_ids", "request_id", "times",
+        "_last_token_at", "_metrics", "_on_end", "_pending", "_waiter", "_wakes_at_end", "finish_reason", "handle",
+        "num_cached_tokens", "num_generated_tokens", "num_sequences", "prompt", "prompt_token_ids", "request_id", "times",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +76,7 @@ class RequestStream:
         self._last_token_at: dict[int, float | None] = dict.fromkeys(range(num_sequences))
         self._pending: dict[int, SequenceDelta] = {}
         self._waiter: asyncio.Future[None] | None = None
+        self._wakes_at_end = False
         self._metrics = metrics
         self._on_end = on_end
 
@@ -95,9 +96,22 @@ class RequestStream:
                 await self._waiter
             finally:
                 self._waiter = None
-        deltas = list(self._pending.values())
-        self._pending.clear()
-        return deltas
+        return self._take()
+
+    async def all_deltas(self) -> list[SequenceDelta]:
+        """Everything, one merged delta per sequence, once all have ended: the reader wakes once, not at every step.
+
+        Cancelling the wait loses nothing and aborts nothing. One consumer.
+        """
+        while self._last_token_at:
+            self._waiter = asyncio.get_running_loop().create_future()
+            self._wakes_at_end = True
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+                self._wakes_at_end = False
+        return self._take()
 
     def __aiter__(self) -> RequestStream:
         return self
@@ -173,6 +187,7 @@ class RequestStream:
             self.times.finished = now
             self._metrics.finished(self, self.finish_reason)
             self._on_end(self)
+            self._wake()
 
     def _add(self, added: SequenceDelta) -> None:
         waiting = self._pending.get(added.index)
@@ -180,5 +195,14 @@ class RequestStream:
             self._pending[added.index] = added
         else:
             waiting.merge(added)
+        if not self._wakes_at_end:
+            self._wake()
+
+    def _take(self) -> list[SequenceDelta]:
+        deltas = list(self._pending.values())
+        self._pending.clear()
+        return deltas
+
+    def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

@@ -1,0 +1,80 @@
+"""The server's life: loading, serving, draining, ending, by real signals to a real process."""
+
+import json
+import signal
+import time
+
+import pytest
+
+LONG = {
+    "model": "tiny",
+    "prompt": "go on",
+    "max_tokens": 400,
+    "ignore_eos": True,
+    "stream": True,
+    "temperature": 0,
+}
+
+
+def open_stream(server):
+    """(connection, response) of a long streamed completion whose first event has come."""
+    connection = server.connect()
+    connection.request("POST", "/v1/completions", json.dumps(LONG), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    assert response.status == 200
+    assert response.readline().startswith(b"data: ")
+    return connection, response
+
+
+def test_503_while_loading_then_serving_then_a_clean_end(serving):
+    with serving("--served-model-name", "tiny") as server:
+        server.wait_for_status(503)
+        status, body = server.request("POST", "/v1/completions", {"model": "tiny", "prompt": "x"})
+        assert (status, body["error"]["code"]) == (503, 503)
+        server.wait_for_status(200)
+        status, body = server.request(
+            "POST", "/v1/completions", {"model": "tiny", "prompt": "x", "max_tokens": 4, "ignore_eos": True}
+        )
+        assert status == 200
+        assert body["usage"]["completion_tokens"] == 4
+        code, errors = server.end(signal.SIGINT)
+        assert code == 0
+        assert "Traceback" not in errors
+        assert "weights: 100%" in errors  # the progress bar
+
+
+def test_sigterm_drains_what_runs(serving):
+    with serving("--served-model-name", "tiny", "--shutdown-timeout", "20") as server:
+        server.wait_for_status(200)
+        connection, response = open_stream(server)
+        server.process.send_signal(signal.SIGTERM)
+        rest = response.read()
+        connection.close()
+        assert rest.rstrip().endswith(b"data: [DONE]")
+        assert b'"finish_reason":"length"' in rest
+        _, errors = server.process.communicate(timeout=15)
+        assert server.process.returncode == 0
+        assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("options", [["--shutdown-timeout", "0"]])
+def test_without_drain_the_end_is_quick(serving, options):
+    with serving("--served-model-name", "tiny", *options) as server:
+        server.wait_for_status(200)
+        connection, _ = open_stream(server)
+        begin = time.monotonic()
+        code, errors = server.end()
+        connection.close()
+        assert time.monotonic() - begin < 3
+        assert code == 0
+        assert "Traceback" not in errors
+
+
+def test_a_signal_while_loading_ends_within_seconds(serving):
+    with serving() as server:
+        server.wait_for_status(503)
+        begin = time.monotonic()
+        code, errors = server.end()
+        assert time.monotonic() - begin < 5
+        assert code == 0
+        assert "Traceback" not in errors
