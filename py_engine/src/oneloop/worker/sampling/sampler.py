@@ -59,20 +59,20 @@ class Sampler:
     ) -> torch.Tensor:
         rows, columns, flags = self._rows, self._rows.columns, header.flags
         output_index = slab.sample_output_index[: header.num_samples]
-        asked = np.flatnonzero(columns.num_logprobs[slots] >= 0) if flags & StepFlag.LOGPROBS else None
-        raw = None if asked is None else logits.index_select(0, self._upload(asked))
+        asked = _members(columns.num_logprobs[slots] >= 0, flags & StepFlag.LOGPROBS)
+        raw = logits.index_select(0, self._upload(asked)) if len(asked) else None
         if flags & StepFlag.MIN_TOKENS:
             self._add(logits, rows.banned.select(slots, output_index < columns.min_tokens[slots]))
         if flags & StepFlag.BIAS:
             self._add(logits, rows.bias.select(slots))
-        penalized = np.flatnonzero(columns.uses_penalties[slots]) if flags & StepFlag.PENALTIES else None
-        if penalized is not None:
+        penalized = _members(columns.uses_penalties[slots], flags & StepFlag.PENALTIES)
+        if len(penalized):
             self._penalize(logits, penalized, slots[penalized])
         tokens = self._choose(logits, slots, output_index, bool(flags & StepFlag.RANDOM))
-        if penalized is not None:
+        if len(penalized):
             chosen = tokens.index_select(0, self._upload(penalized))
             rows.history.append(self._upload(slots[penalized].astype(np.int64)), chosen)
-        if raw is not None and asked is not None:
+        if raw is not None:
             self._write_logprobs(raw, asked, tokens, slab, header.max_logprobs)
         return tokens
 
@@ -160,3 +160,8 @@ class Sampler:
     def _upload(self, values: npt.NDArray[np.generic]) -> torch.Tensor:
         """A host array on the device; on the CPU the same memory."""
         return torch.from_numpy(values).to(self._device)
+
+
+def _members(wanted: npt.NDArray[np.bool_], flag: int) -> npt.NDArray[np.int64]:
+    """Indices of the samples that want something; none where the step's flag says so."""
+    return np.flatnonzero(wanted) if flag else np.empty(0, np.int64)

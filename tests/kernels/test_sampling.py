@@ -1,0 +1,265 @@
+"""The sampler's arithmetic: noise, draws and their distribution, penalties, log-probabilities."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from oneloop_kernels.ops.sampling import SAMPLING, Draws, Penalties, Truncation, reference
+from oneloop_kernels.testing import assert_close
+
+OPS = SAMPLING.resolve(torch.device("cpu"), torch.float32)
+MASK64 = (1 << 64) - 1
+
+
+def ints(*values):
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def draws(num_rows, *, temperature=1.0, seed=0, index=None, min_p=None, top_k=None, top_p=None):
+    """Draws with the same parameters in every row, one output index per row."""
+    truncation = None
+    if top_k is not None or top_p is not None:
+        truncation = Truncation(
+            top_k=torch.full((num_rows,), top_k or 0, dtype=torch.int64),
+            top_p=torch.full((num_rows,), 1.0 if top_p is None else top_p),
+            max_top_k=top_k or 0,
+        )
+    return Draws(
+        temperature=torch.full((num_rows,), temperature),
+        seed=torch.full((num_rows,), seed, dtype=torch.int64),
+        output_index=torch.arange(num_rows) if index is None else index,
+        min_p=None if min_p is None else torch.full((num_rows,), min_p),
+        truncation=truncation,
+    )
+
+
+def noise_by_the_book(seed, output_index, token):
+    """The documented formula in Python's exact integers."""
+
+    def mix(z):
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & MASK64
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB & MASK64
+        return z ^ (z >> 31)
+
+    key = mix((mix(seed & MASK64) + (output_index + 1) * 0x9E3779B97F4A7C15) & MASK64)
+    x = (token * ((key >> 32) | 1) + key) & 0xFFFFFFFF
+    x = (x ^ (x >> 16)) * 0x7FEB352D & 0xFFFFFFFF
+    x = (x ^ (x >> 15)) * 0x846CA68B & 0xFFFFFFFF
+    x ^= x >> 16
+    uniform = min(((x & 0x7FFFFFFF) + 0.5) * 2.0**-31, 1 - 2.0**-24)
+    return -math.log(-math.log1p(-uniform))
+
+
+@pytest.mark.parametrize("seed", [0, 1, -1, 12345678901234567, -(2**63), 2**63 - 1])
+def test_noise_is_the_documented_function(seed):
+    tokens = [0, 1, 2, 1000, 49151, 151935, 2**31 - 1]
+    indices = [0, 1, 77, 2**31 - 1]
+    got = OPS.noise(ints(*[seed] * 4), ints(*indices), torch.tensor(tokens, dtype=torch.int32))
+    expected = [[noise_by_the_book(seed, index, token) for token in tokens] for index in indices]
+    assert_close(got, torch.tensor(expected, dtype=torch.float64))
+
+
+def chi_square(counts, probabilities):
+    """(statistic, degrees of freedom), cells of small expectation pooled."""
+    expected = probabilities.double() * counts.sum()
+    small = expected < 5
+    observed = torch.cat((counts[~small].double(), counts[small].sum()[None].double()))
+    expected = torch.cat((expected[~small], expected[small].sum()[None]))
+    kept = expected > 0
+    statistic = ((observed - expected)[kept].square() / expected[kept]).sum()
+    assert observed[~kept].sum() == 0
+    return float(statistic), int(kept.sum()) - 1
+
+
+def fits(counts, probabilities):
+    """Whether the counts could be draws of the probabilities: within 5 standard deviations of chi-square."""
+    statistic, freedom = chi_square(counts, probabilities)
+    return statistic <= freedom + 5 * math.sqrt(2 * freedom)
+
+
+NUM_DRAWS = 40_000
+LOGITS = torch.cat((torch.linspace(-6.0, 2.0, 40), torch.tensor([-20.0, 2.5, 0.5])))
+
+
+def count_draws(logits=LOGITS, **options):
+    rows = logits.repeat(NUM_DRAWS, 1)
+    return torch.bincount(OPS.draw(rows, draws(NUM_DRAWS, **options)), minlength=len(logits))
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
+@pytest.mark.parametrize("seed", [0, 1, 987654321])
+def test_draws_follow_the_softmax(temperature, seed):
+    probabilities = (LOGITS / temperature).softmax(-1)
+    counts = count_draws(temperature=temperature, seed=seed)
+    assert fits(counts, probabilities)
+    assert not fits(counts, (LOGITS / (temperature * 1.05)).softmax(-1)), "the check above cannot fail"
+
+
+def test_draws_over_seeds_follow_the_softmax_too():
+    rows = LOGITS.repeat(NUM_DRAWS, 1)
+    parameters = draws(NUM_DRAWS, index=torch.zeros(NUM_DRAWS, dtype=torch.int64))
+    parameters = Draws(parameters.temperature, torch.arange(NUM_DRAWS), parameters.output_index, None, None)
+    assert fits(torch.bincount(OPS.draw(rows, parameters), minlength=len(LOGITS)), LOGITS.softmax(-1))
+
+
+def test_successive_draws_are_independent():
+    """Pairs of successive draws fall on the product distribution."""
+    logits = LOGITS[36:]
+    tokens = OPS.draw(logits.repeat(NUM_DRAWS, 1), draws(NUM_DRAWS, seed=3))
+    pairs = tokens[:-1] * len(logits) + tokens[1:]
+    probabilities = logits.softmax(-1)
+    joint = torch.outer(probabilities, probabilities).flatten()
+    assert fits(torch.bincount(pairs, minlength=len(joint)), joint)
+
+
+def dense_truncated(logits, temperature=1.0, min_p=0.0, top_k=0, top_p=1.0):
+    """Probabilities after min_p, top_k and top_p by sorting everything, in double precision."""
+    scaled = logits.double() / temperature
+    probabilities = scaled.softmax(-1)
+    scaled[probabilities < min_p * probabilities.max()] = -torch.inf
+    order = scaled.argsort(descending=True)
+    if top_k:
+        scaled[order[top_k:]] = -torch.inf
+    if top_p < 1:
+        mass = scaled.softmax(-1)[order].cumsum(-1)
+        first_beyond = int((mass >= top_p).nonzero()[0]) + 1
+        scaled[order[first_beyond:]] = -torch.inf
+    return scaled.softmax(-1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"top_k": 1},
+        {"top_k": 5},
+        {"top_k": 1000},
+        {"top_p": 0.5},
+        {"top_p": 0.95},
+        {"top_p": 1e-6},
+        {"min_p": 0.2},
+        {"top_k": 8, "top_p": 0.7},
+        {"top_k": 12, "top_p": 0.9, "min_p": 0.1, "temperature": 1.7},
+        {"top_p": 0.6, "min_p": 0.15, "temperature": 0.6},
+    ],
+    ids=str,
+)
+def test_truncated_draws_follow_the_dense_reference(options):
+    probabilities = dense_truncated(LOGITS, **options)
+    counts = count_draws(seed=11, **options)
+    assert bool((counts[probabilities == 0] == 0).all())
+    assert bool((counts[probabilities > 1e-3] > 0).all())
+    assert fits(counts, probabilities)
+
+
+def test_top_p_sorts_everything_when_the_likeliest_are_not_enough(monkeypatch):
+    monkeypatch.setattr(reference, "_NUM_LIKELIEST", 4)
+    flat = torch.linspace(0.0, 0.1, 50)
+    parameters = draws(2000, top_p=0.9, seed=5)
+    tokens = OPS.draw(flat.repeat(2000, 1), parameters)
+    kept = dense_truncated(flat, top_p=0.9) > 0
+    assert set(tokens.tolist()) == set(kept.nonzero().squeeze(1).tolist())
+
+
+def test_mixed_truncation_in_one_call_equals_each_row_alone():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(5, 3000, generator=generator) * 2
+    top_k, top_p = ints(0, 7, 0, 2000, 3), torch.tensor([0.5, 1.0, 0.9999, 0.8, 0.3])
+    seed, index = ints(1, 2, 3, 4, 5), ints(9, 0, 4, 2, 1)
+    ones = torch.ones(5)
+    together = OPS.draw(logits.clone(), Draws(ones, seed, index, None, Truncation(top_k, top_p, 0)))
+    for row in range(5):
+        one = slice(row, row + 1)
+        alone = Draws(
+            ones[one], seed[one], index[one], None, Truncation(top_k[one], top_p[one], int(top_k[row]))
+        )
+        assert OPS.draw(logits[one].clone(), alone).item() == together[row].item()
+
+
+def test_a_row_draws_the_same_whatever_the_batch():
+    logits = torch.randn(64, 500, generator=torch.Generator().manual_seed(1))
+    seeds, indices, ones = torch.arange(64) * 7 - 100, torch.arange(64) % 5, torch.ones(64)
+    together = OPS.draw(logits.clone(), Draws(ones, seeds, indices, None, None))
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(2))
+    shuffled = OPS.draw(logits[order], Draws(ones, seeds[order], indices[order], None, None))
+    assert torch.equal(shuffled, together[order])
+    assert len(set(together.tolist())) > 40
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}], ids=str)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_ids_stay_in_range_whatever_the_logits(options, value):
+    logits = torch.zeros(6, 37)
+    logits[0] = value
+    logits[1, 5] = value
+    logits[2, 1:] = value
+    logits[3, ::2] = value
+    logits[4] = 3e38
+    tokens = OPS.draw(logits, draws(6, **options))
+    assert bool(((tokens >= 0) & (tokens < 37)).all())
+
+
+def test_the_only_token_left_is_always_drawn():
+    """No value of the noise can hide it: 200,000 draws, more than enough for the hash's largest values at one token."""
+    logits = torch.full((1, 3), -torch.inf).repeat(200_000, 1)
+    logits[:, 1] = 0.0
+    assert bool((OPS.draw(logits, draws(200_000)) == 1).all())
+    extremes = -torch.log(-torch.log1p(-torch.tensor([2.0**-32, 1 - 2.0**-24])))
+    assert bool(extremes.isfinite().all())
+
+
+def test_low_temperature_is_greedy_and_does_not_overflow():
+    logits = torch.randn(50, 200, generator=torch.Generator().manual_seed(3)) * 1e4
+    assert torch.equal(OPS.draw(logits.clone(), draws(50, temperature=1e-5)), logits.argmax(-1))
+
+
+def test_penalties():
+    logits = torch.tensor([[2.0, -2.0, 1.0, -1.0, 0.5], [2.0, -2.0, 1.0, -1.0, 0.5]])
+    in_prompt = torch.tensor([[True, True, False, False, False], [False] * 5])
+    counts = torch.tensor([[0, 3, 1, 0, 0], [0, 0, 2, 1, 0]], dtype=torch.int32)
+    penalties = Penalties(
+        repetition=torch.tensor([2.0, 1.0]),
+        presence=torch.tensor([0.25, 0.5]),
+        frequency=torch.tensor([0.5, -1.0]),
+        in_prompt=in_prompt,
+        output_counts=counts,
+    )
+    OPS.penalize(logits, penalties)
+    expected = [
+        [1.0, -4.0 - 3 * 0.5 - 0.25, 0.5 - 0.5 - 0.25, -1.0, 0.5],
+        [2.0, -2.0, 1.0 + 2 - 0.5, -1.0 + 1 - 0.5, 0.5],
+    ]
+    torch.testing.assert_close(logits, torch.tensor(expected))
+
+
+def test_repetition_penalty_is_that_of_transformers():
+    from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
+
+    generator = torch.Generator().manual_seed(4)
+    logits = torch.randn(3, 90, generator=generator)
+    sequences = torch.randint(0, 90, (3, 40), generator=generator)
+    expected = RepetitionPenaltyLogitsProcessor(1.3)(sequences, logits.clone())
+    in_prompt = torch.zeros(3, 90, dtype=torch.bool).scatter_(1, sequences[:, :25], True)
+    counts = torch.zeros(3, 90, dtype=torch.int32)
+    counts.scatter_add_(1, sequences[:, 25:], torch.ones(3, 15, dtype=torch.int32))
+    zeros = torch.zeros(3)
+    OPS.penalize(logits, Penalties(torch.full((3,), 1.3), zeros, zeros, in_prompt, counts))
+    assert_close(logits, expected)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_top_logprobs(transposed):
+    logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(5)) * 3
+    expected = logits.double().log_softmax(-1)
+    chosen = ints(7, int(logits[1].argmax()), int(logits[2].argmin()), 299)
+    given = logits.t().contiguous().t() if transposed else logits
+    top = OPS.top_logprobs(given, chosen, 5)
+    assert torch.equal(top.token_ids[:, 0], chosen)
+    assert torch.equal(top.token_ids[:, 1:], logits.topk(5).indices)
+    assert_close(top.logprobs, expected.gather(1, top.token_ids), torch.float32)
+    ranks = [(logits[row] > logits[row, token]).sum() + 1 for row, token in enumerate(chosen.tolist())]
+    assert top.ranks.tolist() == [int(rank) for rank in ranks]
+    assert (top.ranks[1], top.ranks[2]) == (1, 300)
+    assert OPS.top_logprobs(given, chosen, 0).logprobs.shape == (4, 1)
