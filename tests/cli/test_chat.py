@@ -2,9 +2,15 @@
 
 import io
 import json
+import os
+import pty
+import re
+import select
+import signal
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -167,3 +173,56 @@ def test_in_process_and_over_a_server(tiny_model, serving):
             capture_output=True, text=True, timeout=60,
         )  # fmt: skip
     assert (there.returncode, there.stderr, there.stdout) == (0, "", here.stdout)
+
+
+class Terminal:
+    """A child process on a pseudo-terminal."""
+
+    def __init__(self, command):
+        self._main, terminal = pty.openpty()
+        self.process = subprocess.Popen(
+            command, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True
+        )
+        os.close(terminal)
+        self.seen = b""
+
+    def wait_for(self, pattern, limit_s=60):
+        """Read until the pattern is found behind what was found before."""
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            if found := re.search(pattern, self.seen):
+                self.seen = self.seen[found.end() :]
+                return
+            if select.select([self._main], [], [], 0.1)[0]:
+                try:
+                    self.seen += os.read(self._main, 4096)
+                except OSError:  # the other side is closed
+                    break
+        pytest.fail(f"{pattern!r} not found in {self.seen!r}")
+
+    def type(self, text):
+        os.write(self._main, text)
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        os.close(self._main)
+
+
+def test_ctrl_c_in_a_terminal_stops_the_answer_then_the_chat(tiny_model):
+    options = ["--load-format", "dummy", "--num-gpu-blocks-override", "64", "--max-num-seqs", "4"]
+    terminal = Terminal([*ONELOOP, "chat", str(tiny_model), *options, "--temperature", "0"])
+    try:
+        terminal.wait_for(b">>> ")
+        terminal.type(b"hello\n")
+        terminal.wait_for(b"hello\r?\n[^\n]+")  # the echo, then some of an answer that would be long
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.wait_for(b">>> ", limit_s=10)
+        terminal.type(b"/reset\n")
+        terminal.wait_for(b">>> ", limit_s=10)
+        assert terminal.process.poll() is None
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.process.wait(10) == 130
+        assert b"Traceback" not in terminal.seen
+    finally:
+        terminal.close()
