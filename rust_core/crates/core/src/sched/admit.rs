@@ -7,7 +7,7 @@ use super::state::{PlannedRow, Scheduler, StarvedHead};
 use crate::batch::{Admitted, StepWriter};
 use crate::kv::BlockKey;
 
-/// Blocks of the pool per block of the margin that a first admission leaves available.
+/// Blocks of the pool per block of the least margin that an admission leaves available.
 const BLOCKS_PER_MARGIN_BLOCK: u32 = 64;
 
 impl Scheduler {
@@ -120,10 +120,10 @@ impl Scheduler {
 
     /// Whether the blocks for all known tokens are there, and a margin.
     ///
-    /// The margin keeps a newcomer from being preempted at once by the growth of those that run, and doubles with
-    /// every preemption. When it has reached the size of the pool a sequence starts only where nothing else runs;
-    /// as then all that run with it are less important, it is not preempted again. So under FCFS a sequence is
-    /// preempted at most 6 times: 2^6 · (blocks / 64) is the whole pool.
+    /// The margin is one block for each running sequence, at least 1/64 of the pool, so that their growth does not
+    /// preempt the newcomer at once. It doubles with every preemption. When it exceeds the pool a sequence starts only
+    /// where nothing else runs; as then all that run with it are less important, it is not preempted again. So under
+    /// FCFS a sequence is preempted at most 6 times: 2^6 · (1/64 of the pool) is the whole pool.
     fn has_blocks(&mut self, id: u32) -> bool {
         let sequence = &self.sequences[id as usize];
         let hits = &self.scratch.hits;
@@ -137,8 +137,8 @@ impl Scheduler {
         }
         // Each fork soon needs a block of its own.
         let num_forks = self.requests[sequence.request as usize].num_slots() - 1;
-        let margin = u64::from(self.config.num_blocks.div_ceil(BLOCKS_PER_MARGIN_BLOCK));
-        let margin = margin << sequence.num_preemptions.min(32);
+        let least = self.config.num_blocks.div_ceil(BLOCKS_PER_MARGIN_BLOCK) as usize;
+        let margin = (least.max(self.running.len()) as u64) << sequence.num_preemptions.min(32);
         let num_needed = u64::from(num_new) + u64::from(num_forks) + margin;
         if num_needed <= u64::from(self.pool.num_available()) {
             return true;

@@ -2,12 +2,13 @@
 //!
 //! 1. Every running sequence that owes tokens gets one: no stream stalls behind a prefill.
 //! 2. Half of the rest goes to those that owe more in order of importance: the oldest prefill always gets on.
-//! 3. The other half goes to those that owe least first, running and new alike (under the priority policy, within
-//!    the more important priority first): a short prompt never waits for a long one to end.
+//! 3. The other half goes to those that owe least first (under the priority policy, within the more important priority
+//!    first): a short prompt never waits for a long one to end. New sequences take part, and go before those that run
+//!    and cannot be served in full.
 //! 4. What is left over goes on in the same order.
 //!
-//! A new sequence is admitted when something is left after those that owe less. Each waiting long prompt thus
-//! delays what waits behind it by at most one step, because from the next step on it counts as running.
+//! So the first waiting sequence is admitted with every step (if there are slots and blocks) unless shorter ones that
+//! run use up the half, and each waiting long prompt delays what waits behind it by one step.
 
 use super::state::PlannedRow;
 
@@ -79,19 +80,27 @@ impl TokenBudget {
     /// Rule 3 for the running rows that come before a new one of this priority that owes `num_wanted`.
     pub(super) fn serve_before(&mut self, plan: &mut [PlannedRow], priority: i64, num_wanted: u32) {
         while let Some(&candidate) = self.wanting.get(self.num_served) {
-            if self.num_left == 0
-                || (candidate.priority, candidate.num_wanted) > (priority, num_wanted)
-            {
+            let comes_first = candidate.priority < priority
+                || (candidate.priority, candidate.num_wanted)
+                    <= (priority, num_wanted.min(self.num_left));
+            if !comes_first || self.num_left == 0 {
                 break;
             }
-            self.num_served += 1;
-            plan[candidate.row as usize].num_tokens += self.take(candidate.num_wanted);
+            self.serve_next(plan);
         }
     }
 
     /// Rule 4.
     pub(super) fn serve_rest(&mut self, plan: &mut [PlannedRow]) {
-        self.serve_before(plan, i64::MAX, u32::MAX);
+        while self.num_left > 0 && self.num_served < self.wanting.len() {
+            self.serve_next(plan);
+        }
+    }
+
+    fn serve_next(&mut self, plan: &mut [PlannedRow]) {
+        let candidate = self.wanting[self.num_served];
+        self.num_served += 1;
+        plan[candidate.row as usize].num_tokens += self.take(candidate.num_wanted);
     }
 }
 
@@ -146,7 +155,8 @@ mod tests {
     #[test]
     fn a_long_newcomer_gets_what_shorter_ones_leave() {
         assert_eq!(share(&[500, 20], Some(900)), (vec![50, 20], 30));
-        assert_eq!(share(&[500, 60], Some(900)), (vec![50, 50], 0));
+        assert_eq!(share(&[500, 50], Some(900)), (vec![50, 50], 0));
+        assert_eq!(share(&[500, 60], Some(900)), (vec![50, 0], 50));
         assert_eq!(share(&[], Some(900)), (vec![], 100));
     }
 }

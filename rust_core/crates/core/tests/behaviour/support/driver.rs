@@ -11,18 +11,18 @@ use super::reference::{bias_columns, sample};
 use super::slab::Slab;
 
 /// Tokens of the test vocabulary: each is one letter.
-pub const VOCAB_SIZE: u32 = 52;
+pub(crate) const VOCAB_SIZE: u32 = 52;
 /// The test vocabulary's only special token.
-pub const SPECIAL: i32 = 51;
+pub(crate) const SPECIAL: i32 = 51;
 
 /// One letter per token.
-pub fn vocabulary() -> Arc<Vocabulary> {
+pub(crate) fn vocabulary() -> Arc<Vocabulary> {
     let pieces = (0..VOCAB_SIZE as u8).map(|id| [if id < 26 { b'a' + id } else { b'A' + id - 26 }]);
     Arc::new(Vocabulary::new(pieces, &[SPECIAL as u32], false).unwrap())
 }
 
 /// The text of these tokens with special ones skipped.
-pub fn text_of(tokens: &[i32]) -> String {
+pub(crate) fn text_of(tokens: &[i32]) -> String {
     let letter = |&id: &i32| {
         char::from(if id < 26 {
             b'a' + id as u8
@@ -39,21 +39,21 @@ pub fn text_of(tokens: &[i32]) -> String {
 
 /// What has been reported of one sequence.
 #[derive(Debug, Default, Clone)]
-pub struct Reported {
-    pub tokens: Vec<i32>,
-    pub text: String,
-    pub finish: Option<FinishReason>,
-    pub stop_reason: Option<StopReason>,
-    pub error: Option<String>,
-    pub num_cached_tokens: u32,
+pub(crate) struct Reported {
+    pub(crate) tokens: Vec<i32>,
+    pub(crate) text: String,
+    pub(crate) finish: Option<FinishReason>,
+    pub(crate) stop_reason: Option<StopReason>,
+    pub(crate) error: Option<String>,
+    pub(crate) num_cached_tokens: u32,
 }
 
 /// A live or ended request.
 #[derive(Debug)]
-pub struct Known {
-    pub request: SubmitRequest,
-    pub sequences: Vec<Reported>,
-    pub aborted: bool,
+pub(crate) struct Known {
+    pub(crate) request: SubmitRequest,
+    pub(crate) sequences: Vec<Reported>,
+    pub(crate) aborted: bool,
 }
 
 /// A step that was launched and not committed.
@@ -66,24 +66,25 @@ struct InFlight {
 
 /// How often the things happened that the tests are about.
 #[derive(Debug, Default, Clone, Copy)]
-pub struct Coverage {
-    pub num_steps: u64,
-    pub num_tokens: u64,
-    pub num_preempted: u64,
-    pub num_forks: u64,
-    pub num_cow: u64,
-    pub num_hit_tokens: u64,
-    pub num_failed_steps: u64,
-    pub num_bad_rows: u64,
+#[expect(clippy::struct_field_names, reason = "they are all counts")]
+pub(crate) struct Coverage {
+    pub(crate) num_steps: u64,
+    pub(crate) num_tokens: u64,
+    pub(crate) num_preempted: u64,
+    pub(crate) num_forks: u64,
+    pub(crate) num_cow: u64,
+    pub(crate) num_hit_tokens: u64,
+    pub(crate) num_failed_steps: u64,
+    pub(crate) num_bad_rows: u64,
     /// Sequences that a failed step sent back although they were not in it.
-    pub num_recomputed: u64,
-    pub num_aborted: u64,
-    pub num_stopped: u64,
-    pub num_full: u64,
+    pub(crate) num_recomputed: u64,
+    pub(crate) num_aborted: u64,
+    pub(crate) num_stopped: u64,
+    pub(crate) num_full: u64,
 }
 
 impl Coverage {
-    pub fn add(&mut self, bench: &Bench) {
+    pub(crate) fn add(&mut self, bench: &Bench) {
         let (stats, seen) = (bench.core.stats(), &bench.coverage);
         self.num_steps += stats.num_steps;
         self.num_tokens += stats.num_generation_tokens;
@@ -101,24 +102,24 @@ impl Coverage {
 }
 
 /// The test bench.
-pub struct Bench {
-    pub core: Core,
-    pub device: Device,
-    pub oracle: Oracle,
-    pub known: BTreeMap<u64, Known>,
+pub(crate) struct Bench {
+    pub(crate) core: Core,
+    pub(crate) device: Device,
+    pub(crate) oracle: Oracle,
+    pub(crate) known: BTreeMap<u64, Known>,
     in_flight: VecDeque<InFlight>,
     spare: Vec<Slab>,
     next_seed: i64,
-    pub coverage: Coverage,
+    pub(crate) coverage: Coverage,
     /// Sequences by reason: stop, length, abort, error.
-    pub num_ended: [u64; 4],
-    pub audited: bool,
+    pub(crate) num_ended: [u64; 4],
+    pub(crate) audited: bool,
 }
 
 impl Bench {
-    pub fn new(config: CoreConfig) -> Self {
-        let core = Core::new(config.clone(), Some(vocabulary())).unwrap();
-        let device = Device::new(&config, core.layout());
+    pub(crate) fn new(config: CoreConfig) -> Self {
+        let core = Core::new(config, Some(vocabulary())).unwrap();
+        let device = Device::new(core.config(), core.layout());
         Self {
             core,
             device,
@@ -133,14 +134,14 @@ impl Bench {
         }
     }
 
-    pub fn audit(&self) {
+    pub(crate) fn audit(&self) {
         if self.audited {
             self.core.audit().unwrap();
         }
     }
 
     /// Submits under a seed of its own.
-    pub fn submit(&mut self, mut request: SubmitRequest) -> u64 {
+    pub(crate) fn submit(&mut self, mut request: SubmitRequest) -> u64 {
         request.seed = Some(self.next_seed.wrapping_mul(0x1234_5678_9abc_def1));
         self.next_seed += 1;
         let handle = self.core.submit(request.clone()).unwrap();
@@ -159,7 +160,7 @@ impl Bench {
     }
 
     /// Schedules and launches a step; false when the core had nothing to run.
-    pub fn schedule(&mut self, fails: bool) -> bool {
+    pub(crate) fn schedule(&mut self, fails: bool) -> bool {
         let mut slab = self
             .spare
             .pop()
@@ -187,21 +188,21 @@ impl Bench {
     }
 
     /// The header value of the step that was launched last.
-    pub fn last_header(&self, name: &str) -> i64 {
+    pub(crate) fn last_header(&self, name: &str) -> i64 {
         self.in_flight.back().unwrap().slab.header(name)
     }
 
     /// The slab of the step that was launched last.
-    pub fn last_slab(&self) -> &Slab {
+    pub(crate) fn last_slab(&self) -> &Slab {
         &self.in_flight.back().unwrap().slab
     }
 
-    pub fn num_in_flight(&self) -> usize {
+    pub(crate) fn num_in_flight(&self) -> usize {
         self.in_flight.len()
     }
 
     /// Commits the oldest step in flight, or reports its failure. Returns (handle, index) of each delta.
-    pub fn commit(&mut self) -> Vec<(u64, u32)> {
+    pub(crate) fn commit(&mut self) -> Vec<(u64, u32)> {
         let Some(step) = self.in_flight.pop_front() else {
             return Vec::new();
         };
@@ -224,7 +225,7 @@ impl Bench {
             .collect()
     }
 
-    pub fn abort(&mut self, handle: u64) -> bool {
+    pub(crate) fn abort(&mut self, handle: u64) -> bool {
         let known = self.known.get_mut(&handle).unwrap();
         let num_live = known
             .sequences
@@ -249,8 +250,23 @@ impl Bench {
         aborted
     }
 
+    /// Schedules one step and commits all that are in flight. Returns (handle, index) of each delta.
+    pub(crate) fn step(&mut self) -> Vec<(u64, u32)> {
+        self.schedule(false);
+        let mut deltas = Vec::new();
+        while self.num_in_flight() > 0 {
+            deltas.extend(self.commit());
+        }
+        deltas
+    }
+
+    /// What has been reported of the sequence.
+    pub(crate) fn reported(&self, handle: u64, index: u32) -> &Reported {
+        &self.known[&handle].sequences[index as usize]
+    }
+
     /// Runs until nothing is left to do. Panics if that takes more steps than it can.
-    pub fn run_to_end(&mut self, lookahead: bool) {
+    pub(crate) fn run_to_end(&mut self, lookahead: bool) {
         let mut num_idle = 0;
         while self.core.has_work() {
             let launched = self.schedule(false);
@@ -268,7 +284,7 @@ impl Bench {
     }
 
     /// Nothing is held any more and every sequence is accounted for.
-    pub fn check_idle(&self) {
+    pub(crate) fn check_idle(&self) {
         let stats = self.core.stats();
         assert_eq!(
             (stats.num_running, stats.num_waiting, stats.num_used_blocks),

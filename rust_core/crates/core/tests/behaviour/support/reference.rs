@@ -3,17 +3,17 @@
 use super::rng::scramble;
 
 /// Hash of a token prefix, given the hash of the prefix before its last token.
-pub fn extend_prefix(prefix: u64, token: i32) -> u64 {
+pub(crate) fn extend_prefix(prefix: u64, token: i32) -> u64 {
     scramble(prefix.rotate_left(17) ^ scramble(token as u64 + 1))
 }
 
 /// Hash of the empty prefix under an adapter.
-pub fn empty_prefix(adapter: i32) -> u64 {
+pub(crate) fn empty_prefix(adapter: i32) -> u64 {
     scramble(0x5eed ^ (i64::from(adapter) as u64))
 }
 
 /// The sampler: depends on the prefix, the row's seed and columns, and which output token it is.
-pub fn sample(
+pub(crate) fn sample(
     prefix: u64,
     seed: i64,
     columns: u64,
@@ -34,7 +34,7 @@ pub fn sample(
 }
 
 /// Stands for `logit_bias` in the sampler.
-pub fn bias_columns(bias: impl IntoIterator<Item = (i32, f32)>) -> u64 {
+pub(crate) fn bias_columns(bias: impl IntoIterator<Item = (i32, f32)>) -> u64 {
     bias.into_iter().fold(0, |columns, (token, value)| {
         columns.wrapping_add(scramble(
             u64::from(value.to_bits()) << 32 | u64::from(token as u32),

@@ -10,15 +10,15 @@ use super::reference::{bias_columns, empty_prefix, extend_prefix, sample};
 use super::slab::Slab;
 
 /// (handle, index) of a sequence.
-pub type SequenceId = (u64, u32);
+pub(crate) type SequenceId = (u64, u32);
 
 /// What a sequence's tokens really are, as far as they are committed or sampled by sound rows.
 #[derive(Debug)]
-pub struct Truth {
-    pub request: SubmitRequest,
-    pub tokens: Vec<i32>,
+pub(crate) struct Truth {
+    pub(crate) request: SubmitRequest,
+    pub(crate) tokens: Vec<i32>,
     /// Prompt and committed outputs.
-    pub num_committed: usize,
+    pub(crate) num_committed: usize,
     /// `prefixes[p]`: hash of the tokens up to position p.
     prefixes: Vec<u64>,
 }
@@ -54,22 +54,22 @@ impl Truth {
     }
 
     /// Hash of the prompt and the first `num_outputs` outputs.
-    pub fn prefix(&self, num_outputs: usize) -> u64 {
+    pub(crate) fn prefix(&self, num_outputs: usize) -> u64 {
         self.prefixes[self.request.prompt.len() + num_outputs - 1]
     }
 }
 
 /// All sequences that were submitted and are not forgotten.
 #[derive(Debug, Default)]
-pub struct Oracle {
-    pub truths: HashMap<SequenceId, Truth>,
+pub(crate) struct Oracle {
+    pub(crate) truths: HashMap<SequenceId, Truth>,
     by_seed: HashMap<i64, SequenceId>,
-    pub seeds: HashMap<SequenceId, i64>,
+    pub(crate) seeds: HashMap<SequenceId, i64>,
 }
 
 impl Oracle {
     /// A request was submitted; its seed is its own.
-    pub fn add(&mut self, handle: u64, request: &SubmitRequest) {
+    pub(crate) fn add(&mut self, handle: u64, request: &SubmitRequest) {
         for index in 0..request.n as u32 {
             self.truths.insert((handle, index), Truth::new(request));
         }
@@ -86,7 +86,7 @@ impl Oracle {
     }
 
     /// A sequence has ended.
-    pub fn forget(&mut self, id: SequenceId) {
+    pub(crate) fn forget(&mut self, id: SequenceId) {
         self.truths.remove(&id);
         if let Some(seed) = self.seeds.remove(&id) {
             self.by_seed.remove(&seed);
@@ -119,18 +119,18 @@ struct Row {
 
 /// How a step goes.
 #[derive(Debug, Clone, Copy)]
-pub struct Fate {
+pub(crate) struct Fate {
     /// The step leaves garbage and will be reported as failed.
-    pub fails: bool,
+    pub(crate) fails: bool,
     /// An earlier failed step is still in flight: rows may have been built on its garbage.
-    pub may_be_bad: bool,
+    pub(crate) may_be_bad: bool,
 }
 
 const GARBAGE: u64 = 0xdead;
 
 /// The executor.
 #[derive(Debug)]
-pub struct Device {
+pub(crate) struct Device {
     block_size: usize,
     config: CoreConfig,
     layout: SlabLayout,
@@ -138,11 +138,13 @@ pub struct Device {
     kv: Vec<u64>,
     last_step: i64,
     /// Rows that read what a failed step left behind.
-    pub num_bad_rows: u64,
+    pub(crate) num_bad_rows: u64,
+    /// How often each sequence got a slot.
+    pub(crate) num_admissions: HashMap<SequenceId, u32>,
 }
 
 impl Device {
-    pub fn new(config: &CoreConfig, layout: &SlabLayout) -> Self {
+    pub(crate) fn new(config: &CoreConfig, layout: &SlabLayout) -> Self {
         Self {
             block_size: config.block_size as usize,
             config: config.clone(),
@@ -151,11 +153,12 @@ impl Device {
             kv: vec![GARBAGE; (config.num_blocks * config.block_size) as usize],
             last_step: 0,
             num_bad_rows: 0,
+            num_admissions: HashMap::new(),
         }
     }
 
     /// Runs a step and writes its results into the slab.
-    pub fn execute(&mut self, slab: &mut Slab, oracle: &mut Oracle, fate: Fate) {
+    pub(crate) fn execute(&mut self, slab: &mut Slab, oracle: &mut Oracle, fate: Fate) {
         self.check_header(slab);
         self.apply_freed_and_admitted(slab, oracle);
         self.apply_deltas(slab);
@@ -297,6 +300,7 @@ impl Device {
                 .get_mut(&id)
                 .expect("an ended sequence was admitted");
             truth.forget_uncommitted();
+            *self.num_admissions.entry(id).or_default() += 1;
             check_columns(slab, entry, &truth.request);
             assert!(
                 state
@@ -561,7 +565,7 @@ fn check_columns(slab: &Slab, entry: usize, request: &SubmitRequest) {
 }
 
 /// Rank and log-probabilities that the tests can recompute from the token.
-pub fn fake_logprobs(token: i32, column: usize, vocab_size: u32) -> (i32, i32, f32) {
+pub(crate) fn fake_logprobs(token: i32, column: usize, vocab_size: u32) -> (i32, i32, f32) {
     let id = (token as usize + column) % vocab_size as usize;
     (1 + token % 5, id as i32, -(column as f32) - token as f32)
 }

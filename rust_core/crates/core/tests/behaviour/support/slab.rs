@@ -5,7 +5,7 @@ use oneloop_core::{Field, HEADER_NAMES, SLAB_ALIGNMENT, SlabLayout};
 
 /// One slab of the ring.
 #[derive(Debug)]
-pub struct Slab {
+pub(crate) struct Slab {
     layout: SlabLayout,
     memory: Vec<u8>,
     start: usize,
@@ -13,7 +13,7 @@ pub struct Slab {
 
 impl Slab {
     /// A slab filled with bytes that no test expects.
-    pub fn new(layout: &SlabLayout) -> Self {
+    pub(crate) fn new(layout: &SlabLayout) -> Self {
         let memory = vec![0xa5; layout.num_bytes + SLAB_ALIGNMENT];
         let start = memory.as_ptr().align_offset(SLAB_ALIGNMENT);
         Self {
@@ -24,12 +24,12 @@ impl Slab {
     }
 
     /// All bytes.
-    pub fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         &self.memory[self.start..self.start + self.layout.num_bytes]
     }
 
     /// All bytes, for the core to write.
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.memory[self.start..self.start + self.layout.num_bytes]
     }
 
@@ -42,7 +42,7 @@ impl Slab {
     }
 
     /// A value of the header.
-    pub fn header(&self, name: &str) -> i64 {
+    pub(crate) fn header(&self, name: &str) -> i64 {
         let index = HEADER_NAMES
             .iter()
             .position(|&known| known == name)
@@ -51,12 +51,12 @@ impl Slab {
     }
 
     /// A count of the header.
-    pub fn count(&self, name: &str) -> usize {
+    pub(crate) fn count(&self, name: &str) -> usize {
         usize::try_from(self.header(name)).unwrap()
     }
 
     /// The first `len` elements of a field.
-    pub fn array<T: Pod>(&self, name: &str, len: usize) -> &[T] {
+    pub(crate) fn array<T: Pod>(&self, name: &str, len: usize) -> &[T] {
         let field = self.field(name);
         assert_eq!(field.dtype.num_bytes(), size_of::<T>());
         assert!(
@@ -68,12 +68,12 @@ impl Slab {
     }
 
     /// The first `len` elements of a 32-bit integer field.
-    pub fn ints(&self, name: &str, len: usize) -> &[i32] {
+    pub(crate) fn ints(&self, name: &str, len: usize) -> &[i32] {
         self.array(name, len)
     }
 
     /// All elements of a field, for the device to write.
-    pub fn array_mut<T: Pod>(&mut self, name: &str) -> &mut [T] {
+    pub(crate) fn array_mut<T: Pod>(&mut self, name: &str) -> &mut [T] {
         let field = self.field(name).clone();
         let bytes = &mut self.bytes_mut()
             [field.offset..field.offset + field.length * field.dtype.num_bytes()];

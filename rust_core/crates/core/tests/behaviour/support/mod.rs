@@ -1,0 +1,7 @@
+//! What the tests of the core share: a slab, a simulated device and a random source.
+
+pub(crate) mod device;
+pub(crate) mod driver;
+pub(crate) mod reference;
+pub(crate) mod rng;
+pub(crate) mod slab;
