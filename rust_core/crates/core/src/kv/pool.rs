@@ -313,3 +313,150 @@ pub(crate) fn random_key() -> [u8; 16] {
     }
     key
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kv::PrefixHasher;
+
+    const ROOT: BlockKey = 1;
+
+    /// Four blocks of two tokens.
+    fn pool() -> BlockPool {
+        let mut config = CoreConfig::new(4, 100);
+        config.block_size = 2;
+        BlockPool::new(&config)
+    }
+
+    fn hasher() -> PrefixHasher {
+        PrefixHasher::new(&[0; 16])
+    }
+
+    /// Allocates a block with this content and makes it findable.
+    fn put(pool: &mut BlockPool, tokens: &[i32]) -> BlockRef {
+        let block = pool.allocate().unwrap();
+        pool.register(&block, hasher().block(ROOT, tokens), ROOT, tokens, 0);
+        block
+    }
+
+    fn find(pool: &BlockPool, tokens: &[i32]) -> Option<u32> {
+        pool.find(hasher().block(ROOT, tokens), ROOT, tokens)
+    }
+
+    fn counts(pool: &BlockPool) -> (u32, u32, u32) {
+        (pool.num_free(), pool.num_cached(), pool.num_used())
+    }
+
+    #[test]
+    fn a_block_is_free_used_or_cached() {
+        let mut pool = pool();
+        assert_eq!(counts(&pool), (4, 0, 0));
+        let plain = pool.allocate().unwrap();
+        let findable = put(&mut pool, &[1, 2]);
+        assert_eq!(counts(&pool), (2, 0, 2));
+        pool.release(plain);
+        pool.release(findable);
+        assert_eq!(counts(&pool), (3, 1, 0));
+        pool.audit(&[0; 4], &hasher()).unwrap();
+    }
+
+    #[test]
+    fn a_shared_block_stays_until_its_last_holder_leaves() {
+        let mut pool = pool();
+        let first = put(&mut pool, &[1, 2]);
+        let second = pool.share(&first);
+        let id = find(&pool, &[1, 2]).unwrap();
+        let third = pool.acquire(id);
+        assert!(pool.is_shared(&third));
+        pool.release(first);
+        pool.release(second);
+        assert!(!pool.is_shared(&third));
+        assert_eq!(counts(&pool), (3, 0, 1));
+        pool.release(third);
+        assert_eq!(counts(&pool), (3, 1, 0));
+    }
+
+    #[test]
+    fn free_blocks_go_first_then_the_least_recently_used_content() {
+        let mut pool = pool();
+        let contents = [[1, 1], [2, 2], [3, 3]];
+        let blocks = contents.map(|tokens| put(&mut pool, &tokens));
+        for block in blocks {
+            pool.release(block);
+        }
+        // Used again: now [2, 2] is the oldest.
+        let again = pool.acquire(find(&pool, &[1, 1]).unwrap());
+        pool.release(again);
+        let found = |pool: &BlockPool| contents.map(|tokens| find(pool, &tokens).is_some());
+        let _free = pool.allocate().unwrap();
+        assert_eq!(found(&pool), [true, true, true]);
+        let _second = pool.allocate().unwrap();
+        assert_eq!(found(&pool), [true, false, true]);
+        let _third = pool.allocate().unwrap();
+        assert_eq!(found(&pool), [true, false, false]);
+        let _first = pool.allocate().unwrap();
+        assert_eq!(found(&pool), [false, false, false]);
+        assert!(pool.allocate().is_none());
+    }
+
+    #[test]
+    fn equal_content_is_kept_once() {
+        let mut pool = pool();
+        let first = put(&mut pool, &[1, 2]);
+        let twin = put(&mut pool, &[1, 2]);
+        assert_eq!(find(&pool, &[1, 2]), Some(first.id()));
+        pool.release(twin);
+        pool.release(first);
+        assert_eq!(counts(&pool), (3, 1, 0));
+    }
+
+    #[test]
+    fn a_key_alone_finds_nothing() {
+        let mut pool = pool();
+        let _block = put(&mut pool, &[1, 2]);
+        let key = hasher().block(ROOT, &[1, 2]);
+        assert!(pool.find(key, ROOT, &[1, 2]).is_some());
+        assert!(pool.find(key, ROOT, &[1, 3]).is_none());
+        assert!(pool.find(key, ROOT + 1, &[1, 2]).is_none());
+    }
+
+    #[test]
+    fn launched_content_can_be_forgotten_computed_content_stays() {
+        let mut pool = pool();
+        let computed = put(&mut pool, &[1, 1]);
+        let launched = pool.allocate().unwrap();
+        pool.register(&launched, hasher().block(ROOT, &[2, 2]), ROOT, &[2, 2], 7);
+        assert!(pool.was_launched_since(&launched, 7) && !pool.was_launched_since(&launched, 8));
+        assert!(!pool.was_launched_since(&computed, 1));
+        pool.release(launched);
+        pool.forget_launched_since(8);
+        assert!(find(&pool, &[2, 2]).is_some());
+        pool.forget_launched_since(7);
+        assert!(find(&pool, &[2, 2]).is_none() && find(&pool, &[1, 1]).is_some());
+        assert_eq!(counts(&pool), (3, 0, 1));
+        assert!(!pool.reset(), "a block is held");
+        pool.release(computed);
+        assert!(pool.reset());
+        assert_eq!(counts(&pool), (4, 0, 0));
+        pool.audit(&[0; 4], &hasher()).unwrap();
+    }
+
+    #[test]
+    fn a_hold_from_before_an_eviction_is_recognised() {
+        let mut pool = pool();
+        let block = put(&mut pool, &[1, 2]);
+        let stale = BlockRef {
+            id: block.id,
+            generation: block.generation,
+        };
+        pool.release(block);
+        let _all: Vec<_> = std::iter::from_fn(|| pool.allocate()).collect();
+        assert!(!pool.is_current(&stale));
+    }
+
+    #[test]
+    fn random_keys_differ() {
+        assert_ne!(random_key(), random_key());
+        assert_ne!(random_key()[..8], random_key()[8..]);
+    }
+}

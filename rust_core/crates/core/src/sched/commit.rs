@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use super::lifecycle::Outcome;
 use super::state::{LaunchedRow, LaunchedSample, LaunchedStep, Scheduler};
 use crate::batch::{NUM_LOGPROB_COLUMNS, OutputView};
 use crate::delta::{Delta, Deltas, FinishReason, LogprobEntry, StopReason};
@@ -99,8 +98,9 @@ impl Scheduler {
             delta.logprobs = Some(read_logprobs(position, num_top, outputs, deltas));
         }
         if let Some(ending) = ending {
-            let outcome = self.describe(id, ending, &mut delta);
-            self.end_sequence(id, outcome);
+            let reason = self.describe(id, ending, &mut delta);
+            delta.finish_reason = Some(reason);
+            self.end_sequence(id, reason);
         }
         deltas.entries.push(delta);
     }
@@ -134,7 +134,8 @@ impl Scheduler {
         ending.or((num_outputs >= sequence.max_tokens).then_some(Ending::Length))
     }
 
-    fn describe(&self, id: u32, ending: Ending, delta: &mut Delta) -> Outcome {
+    /// Notes what stopped the sequence.
+    fn describe(&self, id: u32, ending: Ending, delta: &mut Delta) -> FinishReason {
         let request = &self.requests[self.sequences[id as usize].request as usize];
         delta.stop_reason = match ending {
             Ending::Eos | Ending::Length => None,
@@ -148,11 +149,9 @@ impl Scheduler {
             }
         };
         if ending == Ending::Length {
-            delta.finish_reason = Some(FinishReason::Length);
-            Outcome::Length
+            FinishReason::Length
         } else {
-            delta.finish_reason = Some(FinishReason::Stop);
-            Outcome::Stop
+            FinishReason::Stop
         }
     }
 
@@ -191,7 +190,7 @@ impl Scheduler {
         delta.finish_reason = Some(FinishReason::Error);
         delta.error = Some(message.clone());
         deltas.entries.push(delta);
-        self.end_sequence(id, Outcome::Error);
+        self.end_sequence(id, FinishReason::Error);
     }
 }
 

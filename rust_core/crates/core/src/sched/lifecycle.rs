@@ -4,16 +4,8 @@ use super::request::{NO_SEQUENCE, Request, RequestSpec};
 use super::sequence::{NO_SLOT, Place, Rank, Sequence};
 use super::state::{Running, Scheduler};
 use crate::batch::flags;
+use crate::delta::FinishReason;
 use crate::text::StreamDecoder;
-
-/// How a sequence ended, for the counters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Outcome {
-    Stop,
-    Length,
-    Abort,
-    Error,
-}
 
 impl Scheduler {
     /// Queues a request.
@@ -81,22 +73,22 @@ impl Scheduler {
     /// Ends a request in whatever state it is; nothing happens if it has ended.
     pub(crate) fn abort(&mut self, handle: u64) {
         if let Some(&request) = self.by_handle.get(&handle) {
-            self.end_request(request, Outcome::Abort);
+            self.end_request(request, FinishReason::Abort);
         }
     }
 
-    pub(super) fn end_request(&mut self, request: u32, outcome: Outcome) {
+    pub(super) fn end_request(&mut self, request: u32, reason: FinishReason) {
         for index in 0..self.requests[request as usize].members.len() {
             // The last member's end leaves an empty list behind.
             let member = self.requests[request as usize].members.get(index).copied();
             if let Some(sequence) = member.filter(|&sequence| sequence != NO_SEQUENCE) {
-                self.end_sequence(sequence, outcome);
+                self.end_sequence(sequence, reason);
             }
         }
     }
 
     /// Gives back all that the sequence holds. Its results in flight are dropped.
-    pub(super) fn end_sequence(&mut self, id: u32, outcome: Outcome) {
+    pub(super) fn end_sequence(&mut self, id: u32, reason: FinishReason) {
         match self.sequences[id as usize].place {
             Place::Vacant => return,
             Place::Queued => {
@@ -106,11 +98,11 @@ impl Scheduler {
             Place::Attached => self.give_back_slot(id),
         }
         let counters = &mut self.counters;
-        *match outcome {
-            Outcome::Stop => &mut counters.num_finished_stop,
-            Outcome::Length => &mut counters.num_finished_length,
-            Outcome::Abort => &mut counters.num_aborted,
-            Outcome::Error => &mut counters.num_errored,
+        *match reason {
+            FinishReason::Stop => &mut counters.num_finished_stop,
+            FinishReason::Length => &mut counters.num_finished_length,
+            FinishReason::Abort => &mut counters.num_aborted,
+            FinishReason::Error => &mut counters.num_errored,
         } += 1;
         self.since_last_step.num_finished += 1;
         let sequence = &mut self.sequences[id as usize];
