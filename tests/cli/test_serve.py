@@ -78,3 +78,39 @@ def test_a_signal_while_loading_ends_within_seconds(serving):
         assert time.monotonic() - begin < 5
         assert code == 0
         assert "Traceback" not in errors
+
+
+def test_a_second_signal_ends_at_once(serving):
+    with serving("--served-model-name", "tiny", "--shutdown-timeout", "600", "--max-num-seqs", "1") as server:
+        server.wait_for_status(200)
+        streams = [open_stream(server)]
+        # More than the drain can finish soon: they wait for the one row.
+        for _ in range(20):
+            connection = server.connect()
+            connection.request(
+                "POST", "/v1/completions", json.dumps(LONG), {"Content-Type": "application/json"}
+            )
+            streams.append((connection, None))
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        assert server.process.poll() is None
+        begin = time.monotonic()
+        code, errors = server.end()
+        for connection, _ in streams:
+            connection.close()
+        assert time.monotonic() - begin < 3
+        assert code == 128 + signal.SIGTERM
+        assert "Traceback" not in errors
+
+
+def test_a_dead_engine_ends_the_process(serving):
+    """An impossible step limit stands in for a step that hangs: one error to the client, then exit code 1."""
+    with serving("--served-model-name", "tiny", "--step-timeout-s", "0.001") as server:
+        server.wait_for_status(200)
+        body = {"model": "tiny", "prompt": "x" * 300, "max_tokens": 200, "ignore_eos": True}
+        status, reply = server.request("POST", "/v1/completions", body)
+        assert status in (500, 503)
+        assert "error" in reply
+        _, errors = server.process.communicate(timeout=15)
+        assert server.process.returncode == 1
+        assert "did not complete within 0.001 s" in errors

@@ -1,6 +1,5 @@
 """LLM and EngineThread: blocking calls on top of the engine, in order, inside and outside of event loops."""
 
-import asyncio
 import subprocess
 import sys
 import threading
@@ -62,12 +61,6 @@ def test_one_bad_prompt_ends_the_call_and_nothing_leaks(kit, llm):
     assert llm._room._value == 8
 
 
-async def test_inside_a_running_event_loop(kit, llm):
-    """As in a notebook: the call blocks this loop (on purpose), the engine has its own."""
-    (output,) = await asyncio.to_thread(llm.generate, "nested", GREEDY, use_tqdm=False)
-    assert output.outputs[0].text == kit.greedy_text("nested", 10)
-
-
 def test_from_several_threads(kit, llm):
     found = {}
 
@@ -127,18 +120,28 @@ def test_unknown_settings_are_named():
 
 
 SCRIPT = """
-import sys
+import asyncio, sys
 sys.path.insert(0, {folder!r})
 import conftest, oneloop.engine.async_engine as engine, oneloop.engine.assembly as assembly
 from oneloop import LLM, SamplingParams
 engine.create_executor = lambda config: conftest.FakeExecutor(delay_s=0.01)
 assembly.load_tokenizer = lambda *_, **__: conftest.ByteTokenizer()
-llm = LLM("fake", use_tqdm=False)
-print(llm.generate("exit", SamplingParams(temperature=0, max_tokens=3), use_tqdm=False)[0].outputs[0].text)
+
+def run():
+    llm = LLM("fake", use_tqdm=False)
+    print(llm.generate("exit", SamplingParams(temperature=0, max_tokens=3), use_tqdm=False)[0].outputs[0].text)
+    return llm
+
+async def run_in_loop():
+    return run()
+
+llm = {run}
 """
 
 
-def test_the_process_ends_by_itself_without_close(kit, request):
-    script = SCRIPT.format(folder=str(request.path.parent))
+@pytest.mark.parametrize("run", ["run()", "asyncio.run(run_in_loop())"], ids=["script", "notebook"])
+def test_the_process_ends_by_itself_without_close(kit, request, run):
+    """Also from inside a running event loop, which the call blocks (as in a notebook): the engine has its own."""
+    script = SCRIPT.replace("{folder!r}", repr(str(request.path.parent))).replace("{run}", run)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, kit.greedy_text("exit", 3), "")

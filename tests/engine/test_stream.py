@@ -63,6 +63,31 @@ async def test_the_end_comes_with_the_last_text():
     assert test.stream.num_generated_tokens == 3
 
 
+async def test_all_deltas_wakes_once_at_the_end():
+    test = Stream(n=2)
+    reader = asyncio.create_task(test.stream.all_deltas())
+    await asyncio.sleep(0)
+    for step in range(5):
+        test.stream.push(delta(0, "a", [step]), 101.0)
+        test.stream.push(delta(1, "b", [step], finish="length" if step == 4 else None), 101.0)
+        await asyncio.sleep(0)
+        assert not reader.done()
+    test.stream.push(delta(0, "c", [5], finish="stop"), 102.0)
+    first, second = await reader
+    assert (first.text, first.finish_reason) == ("aaaaac", "stop")
+    assert (second.text, second.finish_reason) == ("bbbbb", "length")
+    assert await test.stream.all_deltas() == []
+
+
+async def test_all_deltas_ends_with_an_abort():
+    test = Stream()
+    reader = asyncio.create_task(test.stream.all_deltas())
+    await asyncio.sleep(0)
+    test.stream.push(delta(0, "a", [1]), 101.0)
+    test.stream.abort()
+    assert [(d.text, d.finish_reason) for d in await reader] == [("a", "abort")]
+
+
 async def test_cancelling_the_wait_loses_nothing_and_aborts_nothing():
     test = Stream()
     with pytest.raises(TimeoutError):
