@@ -140,24 +140,24 @@ async def test_logprobs_have_the_sampled_and_the_top(kit):
 
 
 async def test_lower_priority_values_go_first(kit):
-    executor = kit.FakeExecutor(delay_s=0.001)
+    executor = kit.FakeExecutor()
     order = []
 
-    async def run(engine, name, priority):
-        await complete(engine, name, priority=priority)
-        order.append(name)
+    async def read(stream):
+        async for _ in stream:
+            pass
+        order.append(stream.request_id)
 
     async with kit.running_engine(executor, max_num_seqs=1, scheduling_policy="priority") as engine:
         executor.gate.clear()
-        first = asyncio.create_task(run(engine, "first", 0))
-        await asyncio.sleep(0.01)
-        rest = [
-            asyncio.create_task(run(engine, name, priority)) for name, priority in [("low", 5), ("high", -5)]
-        ]
-        await asyncio.sleep(0.01)
+        streams = [await engine.submit("x", GREEDY, request_id="first")]
+        await asyncio.sleep(0.01)  # the loop launches it
+        for name, priority in [("low", 5), ("middle", 0), ("high", -5)]:
+            streams.append(await engine.submit("x", GREEDY, request_id=name, priority=priority))
+        readers = [asyncio.create_task(read(stream)) for stream in streams]
         executor.gate.set()
-        await asyncio.gather(first, *rest)
-    assert order == ["first", "high", "low"]
+        await asyncio.gather(*readers)
+    assert order == ["first", "high", "middle", "low"]
 
 
 async def test_the_prefix_cache_is_used_and_reported(kit):

@@ -174,11 +174,12 @@ async def test_an_overdue_step_is_death(kit):
 
 async def test_a_slow_sequence_of_steps_is_no_false_alarm(kit):
     """Two steps in flight: the second one's clock starts when the first has completed."""
-    executor = kit.FakeExecutor(delay_s=0.12)
-    async with kit.running_engine(executor, step_timeout_s=0.2) as engine:
-        text, _ = await text_of(await engine.submit("slow", SHORT))
+    executor = kit.FakeExecutor(delay_s=0.4)
+    async with kit.running_engine(executor, step_timeout_s=0.7) as engine:
+        text, _ = await text_of(await engine.submit("slow", SamplingParams(temperature=0, max_tokens=4)))
         assert engine.health().ok
-    assert text == kit.greedy_text("slow", 8)
+    assert executor.max_waiting == 2
+    assert text == kit.greedy_text("slow", 4)
 
 
 @pytest.mark.parametrize("broken", ["schedule", "commit", "submit"])
