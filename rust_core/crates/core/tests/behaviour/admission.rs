@@ -90,6 +90,32 @@ fn nothing_passes_the_head_of_the_queue() {
 }
 
 #[test]
+fn a_preempted_sequence_waits_for_its_results_in_flight() {
+    let mut config = config();
+    config.num_blocks = 11;
+    config.max_steps_in_flight = 3;
+    let mut bench = Bench::new(config);
+    let older = bench.submit(request(tokens(1, 14), 20));
+    let younger = bench.submit(request(tokens(2, 14), 20));
+    bench.schedule(false);
+    while bench.coverage.num_preempted == 0 {
+        bench.schedule(false);
+        if bench.coverage.num_preempted == 0 {
+            bench.commit();
+        }
+    }
+    // The younger one's sample of the step before is in flight; now there is room enough.
+    assert_eq!(bench.num_in_flight(), 2);
+    assert!(bench.abort(older));
+    assert!(!bench.schedule(false));
+    let num_tokens = bench.reported(younger, 0).tokens.len();
+    assert_eq!(bench.commit(), [(younger, 0)]);
+    assert!(bench.schedule(false));
+    bench.run_to_end(true);
+    assert!(bench.reported(younger, 0).tokens.len() > num_tokens);
+}
+
+#[test]
 fn lengths_are_never_overrun_with_steps_in_flight() {
     let mut bench = Bench::new(config());
     bench.submit(request(tokens(1, 10), 3));

@@ -87,6 +87,18 @@ fn what_an_earlier_row_of_the_same_step_computes_is_found() {
 }
 
 #[test]
+fn what_a_running_prefill_computes_in_the_same_step_is_found() {
+    let mut bench = Bench::new(config());
+    bench.submit(request(tokens(1, 200), 1));
+    bench.step();
+    let second = bench.submit(request(tokens(1, 200), 1));
+    bench.step();
+    bench.run_to_end(true);
+    // 64 tokens of the first step and half of the second step's.
+    assert_eq!(bench.reported(second, 0).num_cached_tokens, 96);
+}
+
+#[test]
 fn the_cache_can_be_off_and_can_be_emptied() {
     let mut off = config();
     off.enable_prefix_caching = false;

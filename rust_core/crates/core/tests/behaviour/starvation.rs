@@ -104,3 +104,32 @@ fn siblings_that_do_not_fit_together_take_turns() {
     assert!((0..6).all(|index| bench.reported(handle, index).tokens.len() == 50));
     assert!(bench.coverage.num_preempted > 0);
 }
+
+#[test]
+fn one_that_is_preempted_again_and_again_waits_for_more_room() {
+    let mut config = CoreConfig::new(100, VOCAB_SIZE);
+    config.block_size = 1;
+    config.policy = Policy::Priority;
+    config.max_model_len = 200;
+    let mut bench = Bench::new(config);
+    bench.audited = false;
+    let submit = |bench: &mut Bench, text, max_tokens, priority| {
+        let mut request = request(tokens(text, 5), max_tokens);
+        request.priority = priority;
+        bench.submit(request)
+    };
+    let patient = submit(&mut bench, 1, 90, 1);
+    bench.step();
+    // Wave after wave of more important ones, each of which grows to take all there is; something always runs.
+    for wave in 0..40 {
+        for number in 0..5 {
+            submit(&mut bench, 10 + 5 * wave + number, 14 + number, 0);
+        }
+        for _ in 0..15 {
+            bench.step();
+        }
+    }
+    bench.run_to_end(true);
+    let num_preemptions = bench.device.num_admissions[&(patient, 0)] - 1;
+    assert!(num_preemptions <= 6, "preempted {num_preemptions} times");
+}

@@ -165,13 +165,19 @@ impl Bench {
             .spare
             .pop()
             .unwrap_or_else(|| Slab::new(self.core.layout()));
+        let num_preempted = self.core.stats().num_preemptions;
         let step_id = self.core.schedule(slab.bytes_mut()).unwrap();
         self.audit();
+        let preempted_now = self.core.stats().num_preemptions > num_preempted;
         let Some(step_id) = step_id else {
             self.spare.push(slab);
             return false;
         };
         assert_eq!(slab.header("step_id") as u64, step_id);
+        assert!(
+            !preempted_now || slab.header("num_admitted") == 0,
+            "admitted what another had to give up"
+        );
         self.coverage.num_preempted += slab.header("num_preempted") as u64;
         self.coverage.num_forks += slab.header("num_forks") as u64;
         self.coverage.num_cow += slab.header("num_cow") as u64;
