@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tokenizers
 
 from oneloop.formats.gguf import GgufFile, read_gguf
 from oneloop.loader.embedded import fetch_embedded
@@ -50,3 +52,17 @@ def family(request: pytest.FixtureRequest, fetch_family: Callable[[str], Path]) 
 @pytest.fixture(scope="session")
 def family_tokenizer(family: Path) -> Tokenizer:
     return load_tokenizer(family)
+
+
+@pytest.fixture(scope="session")
+def family_library(family: Path) -> tokenizers.Tokenizer:
+    """The same tokenizer in the tokenizers library."""
+    return tokenizers.Tokenizer.from_file(str(family / "tokenizer.json"))
+
+
+@pytest.fixture(scope="session")
+def family_transformers(family: Path) -> Any:
+    """The same tokenizer in transformers, built from tokenizer.json as it stands."""
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast.from_pretrained(str(family))

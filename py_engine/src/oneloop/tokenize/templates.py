@@ -9,10 +9,12 @@ from jinja2 import Template, TemplateError, TemplateSyntaxError
 
 from oneloop.errors import ModelError, RequestError
 from oneloop.tokenize.messages import flatten_content, prepare_messages, wrap_content
-from oneloop.tokenize.sandbox import BoundedEnvironment, TemplateLimitError, weigh
-from oneloop.tokenize.watchdog import TimeLimitError, time_limit
+from oneloop.tokenize.sandbox import BoundedEnvironment
+from oneloop.tokenize.template_limits import TemplateLimitError, weigh
+from oneloop.tokenize.watchdog import TimeLimitError, run_limited
 
 RENDER_TIME_LIMIT_S = 1.0
+COMPILE_TIME_LIMIT_S = 4.0
 MAX_TEMPLATE_CHARS = 1 << 20
 
 RESERVED_KWARGS = frozenset(
@@ -110,9 +112,7 @@ class ChatTemplate:
     def _run(self, template: Template, variables: Mapping[str, Any]) -> str:
         """Render within the limits; whatever a template can raise becomes a RequestError."""
         try:
-            with time_limit(RENDER_TIME_LIMIT_S):
-                weigh(variables)
-                return template.render(variables)
+            return run_limited(lambda: _render(template, variables), RENDER_TIME_LIMIT_S)
         except TimeLimitError:
             raise RequestError(
                 "messages", f"the chat template ran longer than {RENDER_TIME_LIMIT_S:g} s"
@@ -133,8 +133,7 @@ class ChatTemplate:
                 self._file, f"has {len(source)} characters, at most {MAX_TEMPLATE_CHARS} are allowed"
             )
         try:
-            with time_limit(RENDER_TIME_LIMIT_S * 5):
-                return environment.from_string(source)
+            return run_limited(lambda: environment.from_string(source), COMPILE_TIME_LIMIT_S)
         except TimeLimitError:
             raise ModelError(self._file, "takes too long to compile", item="chat_template") from None
         except TemplateError as error:
@@ -166,6 +165,11 @@ class ChatTemplate:
             return False
         # a list printed whole shows its quoted keys
         return all(text in prompt for text in _PROBE) and "'text'" not in prompt
+
+
+def _render(template: Template, variables: Mapping[str, Any]) -> str:
+    weigh(variables)
+    return template.render(variables)
 
 
 def _checked_kwargs(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,50 +1,92 @@
-"""A time limit for code that cannot be asked to stop: an exception raised in its thread from outside."""
+"""A time limit for code that cannot be asked to stop: it runs in a thread of its own, where an exception is raised.
+
+The thread belongs to the one call, so an exception that arrives late meets nobody else's code.
+"""
 
 from __future__ import annotations
 
+import _thread
 import ctypes
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _RETRY_S = 0.05
+_MAX_ATTEMPTS = 100
 
 
-class TimeLimitError(BaseException):
-    """Raised in the watched code. A BaseException, so that no `except Exception` in between swallows it."""
+class TimeLimitError(Exception):
+    """The function ran longer than it may."""
 
 
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeLimitError in this thread when the body runs longer than `seconds`.
+class _StopError(BaseException):
+    """What is raised in the thread. A BaseException, so that no `except Exception` in between swallows it."""
 
-    It arrives between two bytecodes: a single long call into C is not cut short (the template sandbox bounds those).
-    Only one limit per thread at a time.
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    error: BaseException
+
+
+def run_limited(function: Callable[[], T], seconds: float) -> T:
+    """function()'s result or exception; TimeLimitError when it runs longer than `seconds`.
+
+    The exception arrives between two bytecodes, so a single long call into C is waited for, up to
+    _MAX_ATTEMPTS · _RETRY_S; after that the thread is left to end by itself.
     """
-    thread_id = threading.get_ident()
-    finished = threading.Event()
-    lock = threading.Lock()
+    outcome: list[T | _Failure] = []
+    started, done, leave = (_held_lock() for _ in range(3))
 
-    def watch() -> None:
-        delay = seconds
-        while not finished.wait(delay):
-            with lock:
-                if finished.is_set():
-                    return
-                _raise_in_thread(thread_id, TimeLimitError)
-            delay = _RETRY_S  # a handler may have swallowed it
+    def work() -> None:
+        # CPython delivers the exception after a call or a jump back: `try` covers every place where it can arrive
+        try:
+            started.release()
+            try:
+                outcome.append(function())
+            except BaseException as error:
+                outcome.append(_Failure(error))
+            done.release()
+            # the thread's id must stay its own as long as an exception may be sent to it
+            leave.acquire()
+        except _StopError:
+            if done.locked():
+                done.release()
 
-    watcher = threading.Thread(target=watch, name="template-time-limit", daemon=True)
-    watcher.start()
+    thread_id = _thread.start_new_thread(work, ())
+    finished = False
     try:
-        yield
-    finally:
-        with lock:
-            finished.set()
-            _raise_in_thread(thread_id, None)  # takes back one that is on its way
+        started.acquire()
+        finished = done.acquire(timeout=seconds)
+    finally:  # also when the caller itself is interrupted
+        if not finished:
+            _stop(thread_id, done)
+        leave.release()
+    if not finished:
+        raise TimeLimitError
+    kept = outcome[0]
+    if isinstance(kept, _Failure):
+        raise kept.error
+    return kept
 
 
-def _raise_in_thread(thread_id: int, kind: type[BaseException] | None) -> None:
-    """CPython's PyThreadState_SetAsyncExc; None clears an exception that is still pending."""
-    argument = ctypes.py_object(kind) if kind is not None else ctypes.py_object()
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), argument)
+def _held_lock() -> _thread.LockType:
+    lock = _thread.allocate_lock()
+    lock.acquire()
+    return lock
+
+
+def _stop(thread_id: int, done: _thread.LockType) -> None:
+    for _ in range(_MAX_ATTEMPTS):
+        reached = _raise_in_thread(thread_id)
+        if done.acquire(timeout=_RETRY_S) or not reached:
+            return
+
+
+def _raise_in_thread(thread_id: int) -> bool:
+    """CPython's PyThreadState_SetAsyncExc: whether there was such a thread."""
+    found = ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread_id), ctypes.py_object(_StopError)
+    )
+    return bool(found)
