@@ -77,3 +77,12 @@ def test_ctrl_c_in_a_terminal(command, after_text):
             break
     os.close(main)
     assert b"Traceback" not in seen
+
+
+def test_the_embedded_model_without_any_option():
+    """The real chat model, as `make model` fetched it."""
+    done = subprocess.run(
+        [*ONELOOP, "generate", "The capital of France is", "--temperature", "0", "--max-tokens", "3"],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert done.stdout.startswith(" Paris")

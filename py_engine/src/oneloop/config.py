@@ -21,7 +21,7 @@ DEFAULT_MODEL = "smollm2"
 def setting(default: Any, help_text: str, **extra: Any) -> Any:
     """A dataclass field with the metadata that the command line and the checks are made from.
 
-    extra: minimum and maximum (of a number), flags (more names on the command line), parse ("bytes": sizes such as 512M).
+    extra: minimum and maximum (of a number), flags (more names on the command line), parse ("bytes": sizes like 512M).
     """
     return field(default=default, metadata={"help": help_text, **extra})
 

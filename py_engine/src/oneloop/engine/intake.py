@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from oneloop.engine.params import MAX_INT32, check_token_ids, encode_utf8, integer
 from oneloop.errors import RequestError
@@ -25,20 +25,8 @@ NUM_THREADS = 2
 MAX_SALT_CHARS = 128
 
 
-class TextPrompt(TypedDict):
-    """A prompt as text."""
-
-    prompt: str
-
-
-class TokensPrompt(TypedDict):
-    """A prompt as token ids."""
-
-    prompt_token_ids: Sequence[int]
-
-
-Prompt: TypeAlias = "str | TextPrompt | TokensPrompt | Sequence[int]"
-"""Text, ids, or vLLM's dictionaries of either."""
+Prompt: TypeAlias = "str | Mapping[str, object] | Sequence[int]"
+"""Text, token ids, or a dictionary with one of them: {"prompt": …}, {"prompt_token_ids": …}."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,8 @@ class RequestStream:
 
     __slots__ = (
         "_last_token_at", "_metrics", "_on_end", "_pending", "_waiter", "_wakes_at_end", "finish_reason", "handle",
-        "num_cached_tokens", "num_generated_tokens", "num_sequences", "prompt", "prompt_token_ids", "request_id", "times",
+        "num_cached_tokens", "num_generated_tokens", "num_sequences", "prompt", "prompt_token_ids", "request_id",
+        "times",
     )  # fmt: skip
 
     def __init__(
