@@ -231,7 +231,7 @@ class FakeEngine:
         while sequences and not stream.finished:
             await asyncio.sleep(self.step_s)
             await self.paused.wait()
-            while self.in_step and stream._pending and not stream.finished:  # noqa: ASYNC110
+            while self.in_step and self._unread(stream):  # noqa: ASYNC110
                 await asyncio.sleep(0)
             self.num_steps += 1
             for sequence in list(sequences):
@@ -249,6 +249,11 @@ class FakeEngine:
                 if delta.finish_reason is not None:
                     sequences.remove(sequence)
                 stream.push(delta, loop.time())
+
+    @staticmethod
+    def _unread(stream: RequestStream) -> bool:
+        """Whether a reader that takes step by step has not taken the last one."""
+        return bool(stream._pending) and not stream._wakes_at_end and not stream.finished
 
     async def shutdown(self, drain_timeout: float = 0.0) -> None:
         self.state = "draining"

@@ -49,6 +49,9 @@ async def test_leaving_ends_the_request(server: Any, stream: bool, with_reset: b
         while server.engine.live:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     assert server.engine.metrics.request_success["abort"] > 0
+    metrics = (await server.get("/metrics"))[1]
+    assert 'http_requests_total{handler="/v1/completions",method="POST",status="5xx"} 0.0' in metrics
+    assert 'http_requests_total{handler="/v1/completions",method="POST",status="4xx"} 1.0' in metrics
 
 
 async def test_leaving_before_the_first_token(server: Any) -> None:

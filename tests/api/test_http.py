@@ -124,7 +124,6 @@ async def test_malformed(server: Any, monkeypatch: pytest.MonkeyPatch, name: str
     if reply:
         answer = json.loads(reply.partition(b"\r\n\r\n")[2])
         assert answer["error"]["code"] == replies(reply)[0]
-        assert b"oneloop" not in reply
         assert b".py" not in reply
     assert (await server.get("/version"))[0] == 200
 
@@ -226,12 +225,24 @@ async def test_expect_continue(server: Any) -> None:
     writer.write(body)
     assert replies(await asyncio.wait_for(reader.read(), 3)) == [200]
     writer.close()
-    assert replies(await server.raw(post(b"Expect: 200-ok\r\n"))) == [417]
+    for target in (b"/version", b"/nope"):
+        reply = await server.raw(get(target, b"Host: x\r\nConnection: close\r\nExpect: secret\r\n"))
+        assert replies(reply) == [417]
+        assert b"secret" not in reply
+        assert json.loads(reply.partition(b"\r\n\r\n")[2])["error"]["type"] == "ExpectationFailedError"
 
 
 async def test_chunked_body_in_single_bytes(server: Any) -> None:
     pieces = b"".join(b"1\r\n%c\r\n" % byte for byte in BODY) + b"0\r\n\r\n"
     assert replies(await server.raw(chunked(pieces))) == [200]
+
+
+async def test_headers_tell_nothing_of_the_machine(server: Any) -> None:
+    for data in (get(), get(b"/nope"), post(), post(body=b"x"), REFUSED["two CL"], get(b"/metrics")):
+        head = (await server.raw(data)).partition(b"\r\n\r\n")[0]
+        assert b"Server: oneloop\r\n" in head
+        assert b"aiohttp" not in head
+        assert b"Python" not in head
 
 
 async def test_absolute_target(server: Any) -> None:

@@ -12,6 +12,7 @@ from aiohttp import HttpVersion10, HttpVersion11, web
 from oneloop.api.auth import KeyCheck
 from oneloop.api.errors import (
     INTERNAL_MESSAGE,
+    SERVER_NAME,
     ApiError,
     ErrorKind,
     bad_request,
@@ -57,13 +58,16 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
 OPEN_HANDLERS: frozenset[Handler] = frozenset({health})
 """What answers without the key; everything else, unknown paths included, asks for it."""
 
+_CLIENT_GONE = 499
+"""What a request counts as whose client left before the reply."""
 _HOST = re.compile(r"[A-Za-z0-9._~-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
 
 
 def create_app(engine: AsyncEngine, config: ServerConfig) -> web.Application:
     """The application over a started engine."""
-    app = web.Application(middlewares=[_exits, _gate(KeyCheck(config.api_key))])
+    app = web.Application(middlewares=[_gate(KeyCheck(config.api_key))])
     app[STATE] = _make_state(engine, config)
+    app.on_response_prepare.append(_mark)
     for method, path, handler in ROUTES:
         if method == "GET":
             app.router.add_get(path, handler)
@@ -95,27 +99,37 @@ def _make_state(engine: AsyncEngine, config: ServerConfig) -> ApiState:
     )
 
 
-@web.middleware
-async def _exits(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The one exit: every error becomes the wire format here, every reply gets its id and is counted."""
-    request[REQUEST_ID] = safe_request_id(request.headers.get("X-Request-Id")) or new_request_id()
-    begin = time.monotonic()
-    status = 500
-    try:
+def one_exit(inner: Handler) -> Handler:
+    """Around everything the application does: every error becomes the wire format here, every request is counted.
+
+    Outside of aiohttp's middlewares, because its `Expect` handling refuses requests before they run.
+    """
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        request[REQUEST_ID] = safe_request_id(request.headers.get("X-Request-Id")) or new_request_id()
+        begin = time.monotonic()
+        status = _CLIENT_GONE
         try:
-            response = await handler(request)
-        except (ConnectionError, TimeoutError):
-            raise
-        except Exception as error:
-            response = error_response(_told(request, error))
-        status = response.status
-        if not response.prepared:
-            response.headers["X-Request-Id"] = request[REQUEST_ID]
-        return response
-    finally:
-        resource = request.match_info.route.resource
-        route = None if resource is None else resource.canonical
-        request.app[STATE].metrics.observe(route, request.method, status, time.monotonic() - begin)
+            try:
+                response = await inner(request)
+            except ConnectionError:
+                raise
+            except Exception as error:
+                response = error_response(_told(request, error))
+            status = response.status
+            return response
+        finally:
+            resource = request.match_info.route.resource
+            route = None if resource is None else resource.canonical
+            request.app[STATE].metrics.observe(route, request.method, status, time.monotonic() - begin)
+
+    return handle
+
+
+async def _mark(request: web.Request, response: web.StreamResponse) -> None:
+    """Headers of every reply."""
+    response.headers["Server"] = SERVER_NAME
+    response.headers["X-Request-Id"] = request[REQUEST_ID]
 
 
 def _told(request: web.Request, error: Exception) -> ApiError:

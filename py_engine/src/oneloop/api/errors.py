@@ -43,6 +43,8 @@ class ErrorKind(Enum):
         return self.value[1]
 
 
+SERVER_NAME = "oneloop"
+"""The Server header: neither our version nor what we stand on."""
 INTERNAL_MESSAGE = "The server failed on this request; the reason is in its log."
 GENERATION_FAILED = "Generation failed in the engine; the request may be sent again."
 
@@ -90,7 +92,7 @@ def error_response(error: ApiError, *, close: bool = False) -> web.Response:
         status=error.kind.status,
         body=error_bytes(error),
         content_type="application/json",
-        headers=error.headers,
+        headers={"Server": SERVER_NAME, **error.headers},
     )
     if close:
         response.force_close()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from oneloop.api.app import create_app
+from oneloop.api.app import create_app, one_exit
 from oneloop.api.errors import INTERNAL_MESSAGE, ApiError, ErrorKind, bad_request, error_response
 from oneloop.api.limits import HEADER_TIMEOUT_S
 
@@ -77,6 +77,7 @@ async def run_server(
     await runner.setup()
     server = runner.server
     assert server is not None
+    server.request_handler = one_exit(server.request_handler)  # type: ignore[assignment]  # an app's are Requests
     loop = asyncio.get_running_loop()
 
     def connection() -> Connection:

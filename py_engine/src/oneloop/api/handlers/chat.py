@@ -46,14 +46,12 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     headers = ignored_header(chat.ignored)
     async with AsyncExitStack() as stack:
         streams = await submit_all(state, stack, [(token_ids, params)], chat.scheduling)
-        async with aclosing(steps(state, streams, params.n, usage)) as source:
-            if not chat.stream.stream:
-                choices = await collect(source, params.n)
-                return json_reply(chat_reply(head, choices, usage, logprobs), headers)
-            chunks = ChatChunks(
-                head, num_choices=params.n, options=chat.stream, usage=usage, logprobs=logprobs
-            )
-            return await stream_reply(request, source, chunks, chat.stream, headers)
+        if not chat.stream.stream:
+            choices = await collect(state, streams, params.n, usage)
+            return json_reply(chat_reply(head, choices, usage, logprobs), headers)
+        chunks = ChatChunks(head, num_choices=params.n, options=chat.stream, usage=usage, logprobs=logprobs)
+        source = await stack.enter_async_context(aclosing(steps(state, streams, params.n, usage)))
+        return await stream_reply(request, source, chunks, chat.stream, headers)
 
 
 def _logprobs(state: ApiState, chat: ChatRequest) -> ChatLogprobs | None:

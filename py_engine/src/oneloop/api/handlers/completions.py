@@ -13,7 +13,7 @@ from oneloop.api.handlers.json_reply import ignored_header, json_reply
 from oneloop.api.handlers.prompt import check_context, check_text_len, context_error
 from oneloop.api.logprobs import CompletionLogprobs
 from oneloop.api.protocol.completions import read_completion
-from oneloop.api.replies import ReplyHead, Usage, completion_reply
+from oneloop.api.replies import Choice, ReplyHead, Usage, completion_reply
 from oneloop.api.state import REQUEST_ID, STATE
 
 if TYPE_CHECKING:
@@ -54,16 +54,16 @@ async def _answer(
     logprobs = None if asked.params.logprobs is None else [_logprobs(state, asked) for _ in echoes]
     headers = ignored_header(asked.ignored)
     async with AsyncExitStack() as stack:
-        source = nothing_to_generate(len(echoes))
-        if not asked.score_only:
-            work = [(prompt.token_ids, asked.params) for prompt in prompts]
-            streams = await submit_all(state, stack, work, asked.scheduling)
-            source = steps(state, streams, n, usage)
-        await stack.enter_async_context(aclosing(source))
+        work = [] if asked.score_only else [(prompt.token_ids, asked.params) for prompt in prompts]
+        streams = await submit_all(state, stack, work, asked.scheduling)
         if not asked.stream.stream:
-            choices = await collect(source, len(echoes))
+            choices = await collect(state, streams, n, usage) or [
+                Choice(finish_reason="length") for _ in echoes
+            ]
             reply = completion_reply(head, choices, usage, echoes=echoes, logprobs=logprobs)
             return json_reply(reply, headers)
+        source = steps(state, streams, n, usage) if streams else nothing_to_generate(len(echoes))
+        await stack.enter_async_context(aclosing(source))
         chunks = CompletionChunks(head, options=asked.stream, usage=usage, echoes=echoes, logprobs=logprobs)
         return await stream_reply(request, source, chunks, asked.stream, headers)
 

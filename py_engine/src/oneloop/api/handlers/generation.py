@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from oneloop.api.errors import GENERATION_FAILED, ApiError, ErrorKind
 from oneloop.api.replies import Choice
-from oneloop.api.state import REQUEST_ID, STATE
+from oneloop.api.state import STATE
 from oneloop.api.stream import SseWriter
 from oneloop.engine.outputs import SequenceDelta
 
@@ -67,12 +67,15 @@ async def nothing_to_generate(num_choices: int) -> AsyncGenerator[Step]:
     ]
 
 
-async def collect(source: AsyncIterator[Step], num_choices: int) -> list[Choice]:
-    """All choices, once every sequence has ended."""
-    choices = [Choice() for _ in range(num_choices)]
-    async for step in source:
-        for choice, delta in step:
-            choices[choice].add(delta)
+async def collect(state: ApiState, streams: Sequence[RequestStream], n: int, usage: Usage) -> list[Choice]:
+    """All choices, once every sequence has ended; wakes once per prompt. ApiError when a sequence failed."""
+    choices = [Choice() for _ in range(len(streams) * n)]
+    for prompt, stream in enumerate(streams):
+        for delta in await stream.all_deltas():
+            _check_delta(state, delta)
+            choices[prompt * n + delta.index].add(delta)
+            usage.completion_tokens += len(delta.token_ids)
+        usage.cached_tokens += stream.num_cached_tokens
     return choices
 
 
@@ -84,7 +87,6 @@ async def stream_reply(
     headers: Mapping[str, str],
 ) -> web.StreamResponse:
     """Send the steps as they come. The status is decided with the first of them; a later failure is an event."""
-    headers = {**headers, "X-Request-Id": request[REQUEST_ID]}
     writer = SseWriter(request, headers, request.app[STATE].config.write_timeout_s)
     started = False
     try:
