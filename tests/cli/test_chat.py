@@ -221,6 +221,8 @@ def test_ctrl_c_in_a_terminal_stops_the_answer_then_the_chat(tiny_model):
         terminal.type(b"/reset\n")
         terminal.wait_for(b">>> ", limit_s=10)
         assert terminal.process.poll() is None
+        # A signal between readline's prompt and its wait for a key waits for that key (CPython); people are slower.
+        time.sleep(0.5)
         terminal.process.send_signal(signal.SIGINT)
         assert terminal.process.wait(10) == 130
         assert b"Traceback" not in terminal.seen
