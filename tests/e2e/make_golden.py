@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from oneloop.loader.embedded import embedded_model_path
-from oneloop.tokenize import load_tokenizer
+from oneloop.loader.embedded import fetch_embedded
+from oneloop.tokenize.load import load_tokenizer
 from oneloop_bench.reference import transformers_llama
 
 MAX_NEW_TOKENS = 24
@@ -92,11 +92,17 @@ def long_prompts() -> list[str]:
 
 
 def main() -> None:
-    path = embedded_model_path()
+    path = fetch_embedded()
     tokenizer = load_tokenizer(path)
     model = transformers_llama(path)
     entries = []
-    prompts = [("chat", tokenizer.render_chat([{"role": "user", "content": text}])) for text in CHAT]
+    prompts = [
+        (
+            "chat",
+            tokenizer.chat_template.render([{"role": "user", "content": text}], add_generation_prompt=True),
+        )
+        for text in CHAT
+    ]
     prompts += [("plain", text) for text in PLAIN] + [("long", text) for text in long_prompts()]
     for kind, text in prompts:
         prompt = tokenizer.encode(text, add_special_tokens=False)

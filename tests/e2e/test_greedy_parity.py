@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from oneloop import LLM, SamplingParams
-from oneloop.loader.embedded import embedded_model_path
+from oneloop.loader.embedded import fetch_embedded
 
 FLOAT_NOISE = 2e-3
 """Logit gap under which two tokens tie: float32 sums in another order differ by about 1e-4 on logits of size 20."""
@@ -90,7 +90,7 @@ def test_golden_is_what_transformers_says() -> None:
     """The recorded answers against a live run, on a few prompts of each kind."""
     from oneloop_bench.reference import transformers_llama
 
-    model = transformers_llama(embedded_model_path())
+    model = transformers_llama(fetch_embedded())
     chosen = [entry for entry in ENTRIES if len(entry["prompt"]) < 400][::9]
     with torch.inference_mode():
         got = [
