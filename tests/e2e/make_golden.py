@@ -1,4 +1,4 @@
-"""Make data/greedy.json: what transformers' generate answers, greedily, to 72 prompts with SmolLM2's weights.
+"""Make data/greedy.json: what transformers' generate answers, greedily, to 74 prompts with SmolLM2's weights.
 
     python tests/e2e/make_golden.py
 
@@ -18,6 +18,7 @@ from oneloop.tokenize.load import load_tokenizer
 from oneloop_bench.reference import transformers_llama
 
 MAX_NEW_TOKENS = 24
+MAX_PROMPT_TOKENS = 2000
 END_OF_TURN = "<|im_end|>"
 
 CHAT = [
@@ -85,7 +86,7 @@ NAMES = ["Alder", "Birch", "Cedar", "Dogwood", "Elm", "Fir", "Ginkgo", "Hazel"]
 def long_prompts() -> list[str]:
     """Prompts of about 100 to 2,000 tokens; the longest ones share long prefixes pairwise."""
     texts = []
-    for repeats in (2, 4, 7, 10, 14, 18, 22, 25, 28, 31):
+    for repeats in (2, 4, 7, 10, 14, 18, 22, 25, 28, 31, 34):
         body = "".join(PARAGRAPH.format(name=NAMES[i % 8], number=i) for i in range(repeats))
         texts += [body, body + "Then the storm began, and"]
     return [*texts, "All day long the rain fell. " * 120 + "In the evening", "ha " * 400]
@@ -105,7 +106,7 @@ def main() -> None:
     ]
     prompts += [("plain", text) for text in PLAIN] + [("long", text) for text in long_prompts()]
     for kind, text in prompts:
-        prompt = tokenizer.encode(text, add_special_tokens=False)
+        prompt = tokenizer.encode(text, add_special_tokens=False)[:MAX_PROMPT_TOKENS]
         output, gaps = greedy(model, prompt)
         entries.append({"kind": kind, "prompt": prompt, "output": output, "gaps": gaps})
         print(
