@@ -1,0 +1,128 @@
+"""Tiny checkpoints saved by transformers, and logits of what our loader makes of them."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from oneloop.attention.kv_cache import PagedKVCache
+from oneloop.attention.metadata import AttentionMetadata
+from oneloop.loader.load import load_model
+from oneloop.loader.resolve import resolve_model
+from oneloop.models.base import Model
+from oneloop_kernels.ops.paged_attention import PAGED_ATTENTION, AttentionRows, AttentionShape
+
+CPU = torch.device("cpu")
+TOKEN_IDS = torch.tensor([5, 90, 17, 3, 44, 8, 71])
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 96,
+    "max_position_embeddings": 128,
+}
+CLASSES: dict[str, tuple[Any, Any]] = {
+    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+}
+
+
+def tiny_model(family: str, **options: Any) -> Any:
+    """transformers' model with random weights that are exact in bfloat16, norms and biases included."""
+    config_class, model_class = CLASSES[family]
+    extra = {"head_dim": 16} if family == "qwen3" else {}
+    model = model_class(config_class(**SIZES, **extra, **options)).eval()
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(1.0 if "norm" in name else 0.0, 0.1, generator=generator)
+            parameter.copy_(parameter.bfloat16())
+    return model
+
+
+def expected_logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(TOKEN_IDS[None]).logits[0]
+
+
+def our_logits(model: Model) -> torch.Tensor:
+    """Logits of TOKEN_IDS in one step."""
+    spec, count = model.spec, len(TOKEN_IDS)
+    kv = PagedKVCache(spec, 4, 4, dtype=model.dtype, device=CPU)
+    table = torch.arange(4)
+    shape = AttentionShape(spec.num_heads, spec.num_kv_heads, spec.head_dim, 4, spec.head_dim**-0.5)
+    rows = AttentionRows(
+        num_scheduled=np.array([count], np.int32),
+        num_computed=np.array([0], np.int32),
+        num_single=0,
+        block_tables=table[None],
+    )
+    positions = torch.arange(count)
+    plan = PAGED_ATTENTION.resolve(CPU, model.dtype)(shape, rows, model.dtype)
+    metadata = AttentionMetadata(num_tokens=count, slots=positions, plan=plan)
+    with torch.inference_mode():
+        return model.compute_logits(model.forward(TOKEN_IDS, positions, kv, metadata))
+
+
+def load(path: Path | str, dtype: torch.dtype = torch.float32, **options: Any) -> Model:
+    return load_model(resolve_model(str(path)), dtype=dtype, device=CPU, **options)
+
+
+def save(model: Any, folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Path:
+    """config.json and safetensors as transformers writes them; the model keeps its weights rounded to dtype.
+
+    The model itself stays in float32: converting it would round its rotary frequencies too.
+    """
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.to(dtype))
+    copy.deepcopy(model).to(dtype).save_pretrained(folder, **options)
+    return folder
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    """Replace or (None) drop keys of a JSON file."""
+    values = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+
+
+class Kit:
+    """The functions above, for tests that cannot import this file."""
+
+    cpu = CPU
+    sizes = SIZES
+    tiny_model = staticmethod(tiny_model)
+    expected_logits = staticmethod(expected_logits)
+    our_logits = staticmethod(our_logits)
+    load = staticmethod(load)
+    save = staticmethod(save)
+    edit_json = staticmethod(edit_json)
+
+
+@pytest.fixture(scope="session")
+def kit() -> type[Kit]:
+    return Kit
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Callable[..., tuple[Any, Path]]:
+    """Factory: family, options → transformers' model and the folder it was saved in."""
+
+    def build(family: str = "llama", dtype: torch.dtype = torch.float32, **options: Any) -> tuple[Any, Path]:
+        shard = options.pop("max_shard_size", None)
+        model = tiny_model(family, **options)
+        saved = {"max_shard_size": shard} if shard else {}
+        return model, save(model, tmp_path / "model", dtype, **saved)
+
+    return build
