@@ -24,7 +24,10 @@ PARTS = (
     "{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content }}{% else %}"
     "{% for part in m.content %}<{{ part.text }}>{% endfor %}{% endif %}{% endfor %}"
 )
-ONLY_PARTS = "{% for m in messages %}[{{ m.role }}]{% for part in m.content %}<{{ part['text'] }}>{% endfor %}{% endfor %}"
+ONLY_PARTS = (
+    "{% for m in messages %}[{{ m.role }}]"
+    "{% for part in m.content %}<{{ part['text'] }}>{% endfor %}{% endfor %}"
+)
 USER = [{"role": "user", "content": "Hi"}]
 
 
@@ -43,18 +46,27 @@ def transformers_prompt(source: str, messages: list, **options: Any) -> str:
     "source",
     [
         CHATML,
-        "{% for m in messages %}\n    {% if m.role == 'user' %}\n  U{{ m.content|trim }}\n    {% endif %}\n{% endfor %}\n",
-        "{%- for m in messages -%}{%- if loop.index0 == 1 -%}{%- continue -%}{%- endif -%}{{ m.content }}{%- endfor -%}",
+        "{% for m in messages %}\n    {% if m.role == 'user' %}\n  U{{ m.content|trim }}\n    {% endif %}\n"
+        "{% endfor %}\n",
+        "{%- for m in messages -%}{%- if loop.index0 == 1 -%}{%- continue -%}{%- endif -%}"
+        "{{ m.content }}{%- endfor -%}",
         "{% for m in messages %}{% if loop.last %}{% break %}{% endif %}{{ m.role }}{% endfor %}",
-        "{{ tools | tojson }}|{{ tools | tojson(indent=2) }}|{{ messages[0] | tojson(separators=(',', ':'), sort_keys=true) }}",
+        "{{ tools | tojson }}|{{ tools | tojson(indent=2) }}|"
+        "{{ messages[0] | tojson(separators=(',', ':'), sort_keys=true) }}",
         "{% for m in messages %}{% generation %}{{ m.content }}\n{% endgeneration %}{% endfor %}",
-        "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n * 3 ** 2 % 7 }}",
-        "{% macro show(m, x='-') %}{{ x }}{{ m.content }}{% endmacro %}{% for m in messages %}{{ show(m) }}{% endfor %}",
-        "{{ messages | map(attribute='content') | join('+') }}{{ messages|selectattr('role', 'equalto', 'user')|list|length }}",
-        "{{ bos_token }}{{ messages[0].content.split('i')[0].upper() }}{{ messages[-1]['content'].strip() }}{{ eos_token }}",
+        "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}"
+        "{{ ns.n * 3 ** 2 % 7 }}",
+        "{% macro show(m, x='-') %}{{ x }}{{ m.content }}{% endmacro %}"
+        "{% for m in messages %}{{ show(m) }}{% endfor %}",
+        "{{ messages | map(attribute='content') | join('+') }}"
+        "{{ messages|selectattr('role', 'equalto', 'user')|list|length }}",
+        "{{ bos_token }}{{ messages[0].content.split('i')[0].upper() }}"
+        "{{ messages[-1]['content'].strip() }}{{ eos_token }}",
         "{{ 'a' ~ 1 ~ none ~ messages|length }}{{ 'x' in 'xyz' }}{{ 1 < 2 <= 2 }}{{ 1 in [1, 2] and 3 not in [1] }}",
-        "{{ '%s-%05d' % ('a', 7) }}{{ '{:>6}|{}'.format('b', 2) }}{{ 'ab' * 3 }}{{ [1] + [2] }}{{ 'a,b' | replace(',', ';') }}",
-        "{{ ['b', 'a'] | sort | join }}{{ {'k': 1} | dictsort }}{{ 'a\nb' | indent(3) }}{{ undefined_name | default('d') }}",
+        "{{ '%s-%05d' % ('a', 7) }}{{ '{:>6}|{}'.format('b', 2) }}{{ 'ab' * 3 }}{{ [1] + [2] }}"
+        "{{ 'a,b' | replace(',', ';') }}",
+        "{{ ['b', 'a'] | sort | join }}{{ {'k': 1} | dictsort }}{{ 'a\nb' | indent(3) }}"
+        "{{ undefined_name | default('d') }}",
         "{{ dict(a=1)['a'] }}{{ messages[0].get('content') }}{{ messages[0].items() | list }}{{ range(3) | list }}",
         "{% if tools is not none and tools %}T{% endif %}{% if documents %}D{% endif %}{{ add_generation_prompt }}",
         "{{ strftime_now('%Y') }}",
@@ -110,7 +122,7 @@ def test_empty_content_is_empty_text(role: str, content: str | None) -> None:
 def test_tool_call_arguments_are_objects() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"city": "Köln"}'}}
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
-    source = "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    source = "{% for c in messages[0].tool_calls %}{{ c.function.arguments | tojson }}{% endfor %}"
     assert template(source).render([message]) == '{"city": "Köln"}'
     call["function"]["arguments"] = "not json"
     assert template(source).render([message]) == '"not json"'
