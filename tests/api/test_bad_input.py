@@ -6,6 +6,7 @@ Each row is refused by name, and the next good request is answered as if nothing
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import re
@@ -139,6 +140,7 @@ CHAT_ONLY = [
     ({"chat_template_kwargs": {"a": "x" * (1 << 20)}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": {f"k{i}": 1 for i in range(10**4)}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"a": functools.reduce(lambda inner, _: [inner], range(500), 1)}}, "chat_template_kwargs"),
     ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
     # not supported
     ({"tools": []}, "tools"), ({"tools": [{"type": "function"}]}, "tools"), ({"tools": {}}, "tools"),
@@ -162,6 +164,7 @@ COMPLETIONS_ONLY = [
     ({"prompt": [999999999]}, "prompt"), ({"prompt": [-1]}, "prompt"), ({"prompt": [2**40]}, "prompt"),
     ({"prompt": [VOCAB]}, "prompt"), ({"prompt": [[1, 2], [-5]]}, "prompt[1]"), ({"prompt": [1, "a"]}, "prompt"),
     ({"prompt": [1, True]}, "prompt"), ({"prompt": [1, 2.0]}, "prompt"), ({"prompt": [2**70]}, "prompt[0]"),
+    ({"prompt": [VOCAB - 1], "echo": True}, "prompt"),
     # T10
     ({"prompt": ""}, "prompt"), ({"prompt": []}, "prompt"), ({"prompt": [[]]}, "prompt[0]"), ({"prompt": [""]}, "prompt[0]"),
     ({"prompt": None}, "prompt"), ({"prompt": {}}, "prompt"), ({"prompt": 5}, "prompt"), ({"prompt": ["a", [1]]}, "prompt[1]"),

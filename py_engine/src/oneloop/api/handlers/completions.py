@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from oneloop.api.body import read_object
 from oneloop.api.chunks import CompletionChunks
+from oneloop.api.errors import bad_request
 from oneloop.api.handlers.generation import collect, nothing_to_generate, steps, stream_reply, submit_all
 from oneloop.api.handlers.json_reply import ignored_header, json_reply
 from oneloop.api.handlers.prompt import check_context, check_text_len, context_error
@@ -15,6 +16,7 @@ from oneloop.api.logprobs import CompletionLogprobs
 from oneloop.api.protocol.completions import read_completion
 from oneloop.api.replies import Choice, ReplyHead, Usage, completion_reply
 from oneloop.api.state import REQUEST_ID, STATE
+from oneloop.errors import RequestError
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -77,7 +79,7 @@ async def _prepare(state: ApiState, asked: CompletionRequest, index: int) -> _Pr
         echo = prompt if asked.echo else ""
     else:
         token_ids = prompt
-        echo = await state.engine.decode(prompt, skip_special_tokens=False) if asked.echo else ""
+        echo = await _text_of(state, prompt) if asked.echo else ""
     if asked.score_only:
         if len(token_ids) > limits.max_model_len:
             raise context_error("prompt", len(token_ids), limits)
@@ -85,6 +87,14 @@ async def _prepare(state: ApiState, asked: CompletionRequest, index: int) -> _Pr
     field = "max_tokens" if asked.explicit_max_tokens else None
     check_context(asked.params, len(token_ids), limits, prompt_field="prompt", max_tokens_field=field)
     return _Prompt(token_ids, echo)
+
+
+async def _text_of(state: ApiState, token_ids: list[int]) -> str:
+    """A prompt of ids as text, to be echoed."""
+    try:
+        return await state.engine.decode(token_ids, skip_special_tokens=False)
+    except RequestError as error:
+        raise bad_request("prompt", f"cannot be echoed: {error.message}") from None
 
 
 def _logprobs(state: ApiState, asked: CompletionRequest) -> CompletionLogprobs:

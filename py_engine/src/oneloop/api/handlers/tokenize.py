@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from oneloop.api.body import read_object
@@ -12,6 +13,8 @@ from oneloop.api.state import STATE
 
 if TYPE_CHECKING:
     from aiohttp import web
+
+    from oneloop.api.state import ApiState
 
 
 async def tokenize(request: web.Request) -> web.StreamResponse:
@@ -26,11 +29,14 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
         "count": len(tokens),
         "max_model_len": state.limits.max_model_len,
         "tokens": tokens,
-        "token_strs": [state.token_texts.text(token) for token in tokens]
-        if asked.return_token_strs
-        else None,
+        "token_strs": await _texts(state, tokens) if asked.return_token_strs else None,
     }
     return json_reply(reply, ignored_header(asked.ignored))
+
+
+async def _texts(state: ApiState, tokens: list[int]) -> list[str]:
+    """Each token's text; in a thread, for there may be hundreds of thousands."""
+    return await asyncio.to_thread(lambda: [state.token_texts.text(token) for token in tokens])
 
 
 async def detokenize(request: web.Request) -> web.StreamResponse:

@@ -50,7 +50,11 @@ def read_template_arguments(fields: Fields) -> dict[str, Any]:
     for name in arguments:
         if not _ARGUMENT_NAME.fullmatch(name) or name in RESERVED_TEMPLATE_ARGUMENTS:
             raise fields.refuse("chat_template_kwargs", f"may not set {shown(name)}")
-    if len(orjson.dumps(arguments)) > MAX_TEMPLATE_ARGUMENT_BYTES:
+    try:
+        size = len(orjson.dumps(arguments))
+    except orjson.JSONEncodeError:
+        raise fields.refuse("chat_template_kwargs", "is nested too deeply") from None
+    if size > MAX_TEMPLATE_ARGUMENT_BYTES:
         raise fields.refuse("chat_template_kwargs", f"may have at most {MAX_TEMPLATE_ARGUMENT_BYTES} bytes")
     return arguments
 
