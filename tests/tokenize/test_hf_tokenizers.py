@@ -210,6 +210,19 @@ def test_a_broken_tokenizer_json_is_refused(tmp_path: Path, content: bytes) -> N
         load_tokenizer(tmp_path)
 
 
+def test_older_files_are_converted(tmp_path: Path) -> None:
+    """vocab.json and merges.txt without a tokenizer.json, through transformers."""
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocab = {letter: i for i, letter in enumerate(letters)} | {"ab": 256, "<|endoftext|>": 257}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
+    config = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.encode("ab<|endoftext|>") == [256, 257]
+    assert tokenizer.decode(tokenizer.encode("ab é")) == "ab é"
+
+
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="--tokenizer"):
         load_tokenizer(tmp_path)
