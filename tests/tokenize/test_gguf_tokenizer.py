@@ -30,6 +30,7 @@ def test_ids_equal_llama_cpp_on_the_committed_corpus(embedded: Tokenizer, golden
     assert differing == []
 
 
+@pytest.mark.slow
 def test_the_corpus_is_what_llama_cpp_gives_now(embedded_header: GgufFile, golden: list) -> None:
     llama_cpp = pytest.importorskip(
         "llama_cpp", reason="llama-cpp-python is not installed; the golden file stands in"

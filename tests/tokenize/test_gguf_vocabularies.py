@@ -112,6 +112,7 @@ def converted(
     return path, folder, write_gguf(path, request.param, folder / "tokenizer.json")
 
 
+@pytest.mark.slow
 def test_ids_equal_the_tokenizers_library(converted: tuple[Path, Path, list[str]]) -> None:
     path, family, special = converted
     ours: Tokenizer = gguf_tokenizer(read_gguf(path).metadata)
@@ -123,6 +124,7 @@ def test_ids_equal_the_tokenizers_library(converted: tuple[Path, Path, list[str]
         assert ours.encode(text, add_special_tokens=False) == expected, repr(text)
 
 
+@pytest.mark.slow
 def test_ids_equal_llama_cpp(converted: tuple[Path, Path, list[str]]) -> None:
     llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
     path, family, special = converted
@@ -139,6 +141,7 @@ def test_ids_equal_llama_cpp(converted: tuple[Path, Path, list[str]]) -> None:
     assert differing == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("converted", ["llama2"], indirect=True)
 def test_sentencepiece_bos_and_leading_space(converted: tuple[Path, Path, list[str]]) -> None:
     path, _, _ = converted
@@ -187,6 +190,47 @@ def test_a_tiny_vocabulary(tmp_path: Path) -> None:
     tokenizer = build(tiny_gguf(tmp_path / "t.gguf"))
     assert tokenizer.encode("abba<|im_end|>") == [2, 1, 0, 3]
     assert tokenizer.decode([2, 3, 1]) == "abb"
+
+
+def sentencepiece_gguf(path: Path, **changes: object) -> Path:
+    """A SentencePiece vocabulary: bytes, a few letters, and words with the scores that decide what merges."""
+    words = {"▁": -3.0, "a": -4.0, "b": -5.0, "c": -6.0, "ab": -1.0, "bc": -0.5, "▁ab": -2.0, "abc": -9.0}
+    specials = ["<unk>", "<s>", "</s>"]
+    return tiny_gguf(
+        path,
+        model="llama",
+        pre=None,
+        merges=None,
+        tokens=[*specials, *(f"<0x{byte:02X}>" for byte in range(256)), *words],
+        token_type=[UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [NORMAL] * len(words),
+        scores=[0.0] * 259 + list(words.values()),
+        bos_token_id=1,
+        eos_token_id=2,
+        **changes,
+    )
+
+
+def test_a_sentencepiece_vocabulary(tmp_path: Path) -> None:
+    tokenizer = build(sentencepiece_gguf(tmp_path / "t.gguf"))
+
+    def pieces(text: str) -> list[bytes]:
+        return [tokenizer.token_bytes(i) for i in tokenizer.encode(text)]
+
+    assert pieces("ab") == [b"<s>", b" ab"]
+    # bc has the best score and merges first; then ▁ab cannot arise, but a and bc make abc
+    assert pieces("abc") == [b"<s>", b" ", b"abc"]
+    assert pieces("bcb") == [b"<s>", b" ", b"bc", b"b"]
+    assert pieces("aé") == [b"<s>", b" ", b"a", b"\xc3", b"\xa9"]
+    assert pieces("ab</s>ab") == [b"<s>", b" ab", b"</s>", b" ab"]
+    assert tokenizer.encode("ab", add_special_tokens=False) == tokenizer.encode("ab")[1:]
+    assert tokenizer.decode(tokenizer.encode(" ab é")) == " ab é"
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_ids) == (1, (2,))
+
+
+def test_a_sentencepiece_vocabulary_without_the_prefix(tmp_path: Path) -> None:
+    tokenizer = build(sentencepiece_gguf(tmp_path / "t.gguf", add_space_prefix=False, add_bos_token=False))
+    assert [tokenizer.token_bytes(i) for i in tokenizer.encode("ab ab")] == [b"ab", b" ab"]
+    assert tokenizer.decode(tokenizer.encode(" ab")) == " ab"
 
 
 @pytest.mark.parametrize(

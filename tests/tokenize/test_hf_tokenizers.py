@@ -30,6 +30,7 @@ TEXTS = (
 )
 
 
+@pytest.mark.slow
 def test_ids_equal_the_tokenizers_library(
     family_library: tokenizers.Tokenizer, family_tokenizer: Tokenizer
 ) -> None:
@@ -38,6 +39,7 @@ def test_ids_equal_the_tokenizers_library(
         assert family_tokenizer.encode(text, add_special_tokens=False) == expected
 
 
+@pytest.mark.slow
 def test_ids_and_special_tokens_equal_transformers(
     family_transformers: Any, family_tokenizer: Tokenizer
 ) -> None:
@@ -50,6 +52,7 @@ def test_ids_and_special_tokens_equal_transformers(
         assert family_tokenizer.encode(text) == theirs.encode(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skip", [True, False])
 def test_streams_equal_the_librarys_decode(
     family: Path, family_library: tokenizers.Tokenizer, family_tokenizer: Tokenizer, skip: bool
@@ -67,6 +70,7 @@ def test_streams_equal_the_librarys_decode(
         assert streamed == family_library.decode(ids, skip_special_tokens=skip)
 
 
+@pytest.mark.slow
 def test_random_ids_decode_like_the_library(
     family_library: tokenizers.Tokenizer, family_tokenizer: Tokenizer
 ) -> None:
@@ -107,6 +111,7 @@ TOOLS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("messages", CHATS)
 @pytest.mark.parametrize("tools", [None, TOOLS])
 @pytest.mark.parametrize("add_generation_prompt", [True, False])

@@ -82,7 +82,7 @@ def _convert(folder: Path) -> Backend:
     from transformers import AutoTokenizer
 
     try:
-        converted = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+        converted = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         return Backend.from_str(converted.backend_tokenizer.to_str())
     except (ImportError, AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         raise ModelError(
