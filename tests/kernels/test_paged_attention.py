@@ -98,23 +98,42 @@ def test_short_types(dtype):
 
 
 def test_contexts_of_very_different_length_are_grouped_and_still_right():
-    rng = np.random.default_rng(3)
     contexts = [2000, 3, 1990, 40, 700, 5, 690, 1, 33, 45]
     shape = AttentionShape(num_heads=2, num_kv_heads=1, head_dim=8, block_size=16, scale=0.4)
-    groups = reference._group_by_context(np.array(contexts, np.int32))
-    assert [group.tolist() for group in groups] == [[0, 2], [4, 6], [1, 3, 5, 7, 8, 9]]
-    check(rng, [(1, context - 1) for context in contexts], shape)
+    assert reference._group_bounds(np.sort(np.array(contexts, np.int32))[::-1], 1 << 20) == [0, 2, 4, 10]
+    check(np.random.default_rng(3), [(1, context - 1) for context in contexts], shape)
 
 
-def test_similar_contexts_stay_together():
-    groups = reference._group_by_context(np.array([100, 90, 80, 40], np.int32))
-    assert [group.tolist() for group in groups] == [[0, 1, 2, 3]]
+@pytest.mark.parametrize(
+    ("descending", "max_positions", "bounds"),
+    [
+        ([100, 90, 80, 40], 1 << 20, [0, 4]),
+        ([100] * 7, 250, [0, 2, 4, 6, 7]),
+        ([900, 100], 250, [0, 1, 2]),
+        ([1], 1, [0, 1]),
+        ([4000, 2900, 2800, 2700], 1 << 20, [0, 1, 4]),
+    ],
+)
+def test_group_bounds(descending, max_positions, bounds):
+    assert reference._group_bounds(np.array(descending, np.int32), max_positions) == bounds
 
 
-def test_long_rows_with_a_prefix_are_sliced(monkeypatch):
-    monkeypatch.setattr(reference, "_MAX_MASK_ELEMENTS", 1000)
+def test_groups_that_share_the_buffer(monkeypatch):
+    monkeypatch.setattr(reference, "_GROUP_MAX_BYTES", 6000)
     shape = AttentionShape(num_heads=4, num_kv_heads=2, head_dim=8, block_size=4, scale=0.4)
-    check(np.random.default_rng(4), [(1, 7), (50, 61), (3, 900)], shape)
+    check(np.random.default_rng(6), [(1, n) for n in (30, 8, 31, 30, 2, 17, 90, 40)] + [(4, 3)], shape)
+
+
+def test_long_rows_with_a_prefix():
+    shape = AttentionShape(num_heads=4, num_kv_heads=2, head_dim=8, block_size=4, scale=0.4)
+    check(np.random.default_rng(4), [(1, 7), (50, 61), (3, 900), (600, 700)], shape)
+
+
+def test_the_mask_of_a_long_row_takes_one_line_of_memory():
+    mask = reference._reversed_causal_mask(3, 5, torch.float32, CPU)
+    assert mask.untyped_storage().nbytes() == 7 * 4
+    visible = mask.flip(1) == 0
+    assert torch.equal(visible, torch.arange(5)[None] <= 2 + torch.arange(3)[:, None])
 
 
 def test_a_row_reads_what_another_row_of_the_step_writes():

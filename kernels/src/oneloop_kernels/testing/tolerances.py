@@ -25,7 +25,7 @@ TOLERANCES: Final[dict[torch.dtype, Tolerance]] = {
     torch.bfloat16: Tolerance(4e-2),
 }
 """About 170 units in the last place of float32 and 5 of the short types: the order of summation of a few thousand
-terms, and the roundings inside a decoder layer (transformers' own bfloat16 layers lie up to 3.7e-2 from its float32)."""
+terms, and the roundings inside a decoder layer (transformers' own lie up to 3.7e-2 from float32 in bfloat16)."""
 
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype | None = None) -> None:

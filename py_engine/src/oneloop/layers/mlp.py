@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Final
+
+import torch
 
 from oneloop.layers.linear import Linear
 from oneloop_kernels.ops.silu_mul import SILU_MUL
 
-if TYPE_CHECKING:
-    import torch
+MAX_TOKENS_AT_ONCE: Final = 512
+"""More are computed in parts: the widest activations of a model then stay small, and in the processor's cache."""
 
 
 class GatedMLP:
@@ -36,7 +38,13 @@ class GatedMLP:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [num_tokens, hidden_size] contiguous → the same shape, any strides."""
-        return self.down(self._activate(self.gate_up(x)))
+        if x.shape[0] <= MAX_TOKENS_AT_ONCE:
+            return self.down(self._activate(self.gate_up(x)))
+        out = torch.empty_like(x)
+        for first in range(0, x.shape[0], MAX_TOKENS_AT_ONCE):
+            part = slice(first, first + MAX_TOKENS_AT_ONCE)
+            out[part] = self.down(self._activate(self.gate_up(x[part])))
+        return out
 
     def weight_targets(self) -> dict[str, torch.Tensor]:
         """Checkpoint tensor name → the view that it fills."""

@@ -11,6 +11,7 @@ import torch
 
 from oneloop.attention.kv_cache import block_bytes
 from oneloop.errors import ConfigError
+from oneloop.layers.mlp import MAX_TOKENS_AT_ONCE
 from oneloop_kernels.ops.linear import padded_num_tokens
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class MemoryPlan:
     max_model_len: int
     kv_cache_bytes: int
     activation_bytes: int
-    """At the largest step: its tokens' activations, one layer's gathered contexts, logits."""
+    """At the largest step: its tokens' activations, a gathered context, logits."""
 
 
 def plan_memory(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig, free_bytes: int) -> MemoryPlan:
@@ -44,11 +45,9 @@ def plan_memory(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig, free_
     if cache.block_size < 1:
         raise ConfigError("block_size", f"must be at least 1, is {cache.block_size}")
     per_block = block_bytes(spec, cache.block_size, dtype)
-    fixed = _activation_bytes(spec, dtype, config)
-    num_blocks = _num_blocks(cache, per_block, spec.num_layers, fixed, free_bytes)
+    activation_bytes = _activation_bytes(spec, dtype, config)
+    num_blocks = _num_blocks(cache, per_block, activation_bytes, free_bytes)
     kv_cache_bytes = num_blocks * per_block
-    # Single-token rows have their contexts gathered layer by layer; padding can double what the pool holds of one.
-    activation_bytes = fixed + 2 * kv_cache_bytes // spec.num_layers
     if kv_cache_bytes + activation_bytes > free_bytes:
         raise ConfigError(
             "num_gpu_blocks_override" if cache.num_gpu_blocks_override else "kv_cache_memory_bytes",
@@ -64,7 +63,7 @@ def plan_memory(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig, free_
     )
 
 
-def _num_blocks(cache: CacheConfig, per_block: int, num_layers: int, fixed: int, free_bytes: int) -> int:
+def _num_blocks(cache: CacheConfig, per_block: int, activation_bytes: int, free_bytes: int) -> int:
     if cache.num_gpu_blocks_override is not None:
         if cache.num_gpu_blocks_override < 1:
             raise ConfigError("num_gpu_blocks_override", "must be at least 1")
@@ -72,12 +71,11 @@ def _num_blocks(cache: CacheConfig, per_block: int, num_layers: int, fixed: int,
     if cache.kv_cache_memory_bytes is not None:
         wanted = cache.kv_cache_memory_bytes
     else:
-        beside = max(0, free_bytes - fixed) * num_layers // (num_layers + 2)  # what gathering leaves
-        wanted = min(free_bytes // _DEFAULT_SHARE, beside, _DEFAULT_LIMIT)
+        wanted = min(free_bytes // _DEFAULT_SHARE, free_bytes - activation_bytes, _DEFAULT_LIMIT)
     if wanted < per_block:
         raise ConfigError(
             "kv_cache_memory_bytes",
-            f"{wanted} bytes hold no block: one of {cache.block_size} tokens takes {per_block} bytes; "
+            f"{max(0, wanted)} bytes hold no block: one of {cache.block_size} tokens takes {per_block} bytes; "
             "give the cache more memory, free some, or lower block_size",
         )
     return wanted // per_block
@@ -106,12 +104,13 @@ def _activation_bytes(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig)
     """Peak of a step's tensors, whatever the cache's size."""
     scheduler = config.scheduler
     num_tokens = padded_num_tokens(scheduler.max_num_batched_tokens)
-    heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    attention = 2 * heads + 2 * spec.num_heads * spec.head_dim
-    feed_forward = 4 * spec.intermediate_size
-    per_token = 3 * spec.hidden_size + max(attention, feed_forward)
+    query_size = spec.num_heads * spec.head_dim
+    kv_size = 2 * spec.num_kv_heads * spec.head_dim
+    per_token = 4 * spec.hidden_size + 2 * (query_size + kv_size) + 2 * query_size
+    feed_forward = 4 * spec.intermediate_size * min(num_tokens, MAX_TOKENS_AT_ONCE)
+    longest_context = kv_size * min(spec.max_position, config.model.max_model_len or spec.max_position)
     logits = 2 * padded_num_tokens(scheduler.max_num_seqs) * spec.vocab_size * 4
-    return num_tokens * per_token * dtype.itemsize + logits
+    return (num_tokens * per_token + feed_forward + longest_context) * dtype.itemsize + logits
 
 
 def free_memory(device: torch.device) -> int:

@@ -14,7 +14,7 @@ class SiluMul(Protocol):
     """silu(gate) · up, where gate and up are the halves of the last dimension."""
 
     def __call__(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """gate_up: [num_tokens, 2 · size], any strides. Returns a new contiguous [num_tokens, size]."""
+        """gate_up: [num_tokens, 2 · size], any strides, overwritten. Returns a new contiguous [num_tokens, size]."""
 
 
 SILU_MUL: Family[SiluMul] = Family(

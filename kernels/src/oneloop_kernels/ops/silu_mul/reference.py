@@ -10,4 +10,4 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """See the contract."""
     gate, up = gate_up.chunk(2, dim=-1)
     out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-    return torch.mul(F.silu(gate), up, out=out)
+    return torch.mul(F.silu(gate, inplace=True), up, out=out)
