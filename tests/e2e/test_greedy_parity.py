@@ -14,7 +14,7 @@ from oneloop.loader.embedded import fetch_embedded
 FLOAT_NOISE = 2e-3
 """Logit gap under which two tokens tie: float32 sums in another order differ by about 1e-4 on logits of size 20."""
 MAX_TIES = 3
-"""More ties than this among the 74 answers means an error that hides behind them."""
+"""More ties than this among the 64 answers means an error that hides behind them."""
 
 DATA = json.loads((Path(__file__).parent / "data" / "greedy.json").read_text())
 ENTRIES = DATA["entries"]
