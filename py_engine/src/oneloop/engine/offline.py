@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from oneloop.engine.stream import RequestStream
     from oneloop.executor.base import ModelInfo
     from oneloop.tokenize.tokenizer import Tokenizer
+    from oneloop_core import Stats
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -128,6 +129,14 @@ class LLM:
             repetition_penalty=given.repetition_penalty,
             max_tokens=given.max_tokens,
         )
+
+    def stats(self) -> Stats:
+        """The core's gauges and counters: blocks, queue, preemptions, prefix hits."""
+
+        async def read() -> Stats:
+            return self._thread.engine.stats()
+
+        return self._thread.run(read())
 
     def close(self) -> None:
         """Abort what runs and free the model. Idempotent."""
