@@ -10,4 +10,6 @@ def _refuse(*_args: object, **_kwargs: object) -> NoReturn:
     )
 
 
-build_wheel = build_sdist = build_editable = get_requires_for_build_wheel = get_requires_for_build_editable = _refuse
+build_wheel = build_sdist = build_editable = get_requires_for_build_wheel = (
+    get_requires_for_build_editable
+) = _refuse

@@ -119,7 +119,10 @@ def test_top_level_folders_are_no_packages() -> None:
 def test_no_addresses_and_no_paths_of_a_machine() -> None:
     home = str(Path.home())
     banned = re.compile(
-        r"https?://[^\s\"']*/(simple|packages)/|files\.pythonhosted|" + re.escape(home) + "/|" + re.escape(str(ROOT))
+        r"https?://[^\s\"']*/(simple|packages)/|files\.pythonhosted|"
+        + re.escape(home)
+        + "/|"
+        + re.escape(str(ROOT))
     )
     found = []
     for path in tracked_files():

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from oneloop import LLM, SamplingParams
-from oneloop.loader.embedded import embedded_model_path
+from oneloop.loader.embedded import fetch_embedded
 from oneloop_bench.reference import transformers_llama
 from oneloop_bench.report import print_result
 
@@ -61,7 +61,7 @@ class Transformers:
     """generate() with left padding; a batch runs as long as its longest answer."""
 
     def __init__(self) -> None:
-        self._model = transformers_llama(embedded_model_path())
+        self._model = transformers_llama(fetch_embedded())
 
     def run(self, requests: list[Request], batch_size: int) -> None:
         """Static batches in order of answer length, which wastes the least."""
@@ -87,7 +87,7 @@ def llama_cpp_tok_s(prompt: list[int]) -> float | None:
         from llama_cpp import Llama
     except ImportError:
         return None
-    llama = Llama(str(embedded_model_path()), n_ctx=1024, n_threads=torch.get_num_threads(), verbose=False)
+    llama = Llama(str(fetch_embedded()), n_ctx=1024, n_threads=torch.get_num_threads(), verbose=False)
 
     def run() -> None:
         for count, _ in enumerate(llama.generate(prompt, temp=0.0)):
