@@ -26,6 +26,7 @@ def draws(num_rows, *, temperature=1.0, seed=0, index=None, min_p=None, top_k=No
             top_k=torch.full((num_rows,), top_k or 0, dtype=torch.int64),
             top_p=torch.full((num_rows,), 1.0 if top_p is None else top_p),
             max_top_k=top_k or 0,
+            all_top_k=bool(top_k),
         )
     return Draws(
         temperature=torch.full((num_rows,), temperature),
@@ -154,13 +155,26 @@ def test_truncated_draws_follow_the_dense_reference(options):
     assert fits(counts, probabilities)
 
 
-def test_top_p_sorts_everything_when_the_likeliest_are_not_enough(monkeypatch):
+@pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9, 0.999])
+def test_top_p_where_the_likeliest_are_not_enough(monkeypatch, top_p):
+    """The same draws as with all tokens among the likeliest, and from exactly the nucleus."""
+    flat = torch.randn(400, generator=torch.Generator().manual_seed(7)) * 0.3
+    flat[5] = -torch.inf
+    rows = flat.repeat(4000, 1)
+    expected = OPS.draw(rows.clone(), draws(4000, top_p=top_p, seed=5))
     monkeypatch.setattr(reference, "_NUM_LIKELIEST", 4)
-    flat = torch.linspace(0.0, 0.1, 50)
-    parameters = draws(2000, top_p=0.9, seed=5)
-    tokens = OPS.draw(flat.repeat(2000, 1), parameters)
-    kept = dense_truncated(flat, top_p=0.9) > 0
-    assert set(tokens.tolist()) == set(kept.nonzero().squeeze(1).tolist())
+    tokens = OPS.draw(rows, draws(4000, top_p=top_p, seed=5))
+    assert torch.equal(tokens, expected)
+    kept = dense_truncated(flat, top_p=top_p) > 0
+    assert bool(kept[tokens].all())
+    assert len(set(tokens.tolist())) > 0.9 * int(kept.sum())
+
+
+def test_rows_are_drawn_in_parts(monkeypatch):
+    logits = torch.randn(23, 100, generator=torch.Generator().manual_seed(8))
+    whole = OPS.draw(logits.clone(), draws(23))
+    monkeypatch.setattr(reference, "_MAX_NOISE_ELEMENTS", 250)
+    assert torch.equal(OPS.draw(logits.clone(), draws(23)), whole)
 
 
 def test_mixed_truncation_in_one_call_equals_each_row_alone():
@@ -169,11 +183,15 @@ def test_mixed_truncation_in_one_call_equals_each_row_alone():
     top_k, top_p = ints(0, 7, 0, 2000, 3), torch.tensor([0.5, 1.0, 0.9999, 0.8, 0.3])
     seed, index = ints(1, 2, 3, 4, 5), ints(9, 0, 4, 2, 1)
     ones = torch.ones(5)
-    together = OPS.draw(logits.clone(), Draws(ones, seed, index, None, Truncation(top_k, top_p, 0)))
+    together = OPS.draw(logits.clone(), Draws(ones, seed, index, None, Truncation(top_k, top_p, 2000, False)))
     for row in range(5):
         one = slice(row, row + 1)
         alone = Draws(
-            ones[one], seed[one], index[one], None, Truncation(top_k[one], top_p[one], int(top_k[row]))
+            ones[one],
+            seed[one],
+            index[one],
+            None,
+            Truncation(top_k[one], top_p[one], int(top_k[row]), bool(top_k[row])),
         )
         assert OPS.draw(logits[one].clone(), alone).item() == together[row].item()
 

@@ -28,12 +28,13 @@ class Truncation:
     """Which tokens of each row may be drawn. Applied after the temperature: min_p, then top_k, then top_p.
 
     top_k: [num_rows] int64, 0 = off. top_p: [num_rows] float32 in (0, 1], 1 = off. Rows use at least one of them.
-    max_top_k: the largest top_k if all rows use it, else 0.
+    max_top_k: the largest of top_k. all_top_k: whether every row uses it.
     """
 
     top_k: torch.Tensor
     top_p: torch.Tensor
     max_top_k: int
+    all_top_k: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""Sampling in plain torch. Sorting is avoided: top_p looks at the likeliest tokens first and at all only if it must."""
+"""Sampling in plain torch. Nothing is sorted as a whole: top_p looks at the likeliest tokens, and where they are not
+enough it finds its threshold by a histogram of a histogram's bin."""
 
 from __future__ import annotations
 
@@ -11,8 +12,12 @@ from oneloop_kernels.ops.sampling import TopLogprobs
 if TYPE_CHECKING:
     from oneloop_kernels.ops.sampling import Draws, Penalties, Truncation
 
-_NUM_LIKELIEST = 1024
-"""Tokens that top_p looks at before it sorts the vocabulary."""
+_NUM_LIKELIEST = 256
+"""Tokens that top_p looks at first."""
+_NUM_BINS = 4096
+"""Of each of the two histograms: together they tell logits apart that differ by a few units in the last place."""
+_MAX_NOISE_ELEMENTS = 1 << 20
+"""Rows are drawn in parts so that no array of noise is larger."""
 
 
 def _signed(value: int, bits: int) -> int:
@@ -51,11 +56,29 @@ class ReferenceSamplingOps:
         if draws.min_p is not None:
             scaled.masked_fill_(scaled < draws.min_p.log()[:, None], float("-inf"))
         if draws.truncation is None:
-            token_ids = torch.arange(scaled.shape[1], dtype=torch.int32, device=scaled.device)
-            return scaled.add_(self.noise(draws.seed, draws.output_index, token_ids)).argmax(-1)
-        kept, candidates = _truncate(scaled, draws.truncation)
+            return self._draw_from_all(scaled, draws.seed, draws.output_index)
+        values, candidates, enough = _likeliest(scaled, draws.truncation)
         noise = self.noise(draws.seed, draws.output_index, candidates.to(torch.int32))
-        return candidates.gather(1, kept.add_(noise).argmax(-1, keepdim=True)).squeeze(1)
+        tokens = candidates.gather(1, values.add_(noise).argmax(-1, keepdim=True)).squeeze(1)
+        if not bool(enough.all()):
+            rows = (~enough).nonzero().squeeze(1)
+            nucleus = _nucleus(scaled.index_select(0, rows), draws.truncation.top_p.index_select(0, rows))
+            tokens[rows] = self._draw_from_all(nucleus, draws.seed[rows], draws.output_index[rows])
+        return tokens
+
+    def _draw_from_all(
+        self, scaled: torch.Tensor, seed: torch.Tensor, output_index: torch.Tensor
+    ) -> torch.Tensor:
+        """Draw from every token that is not −∞. scaled: overwritten."""
+        num_rows, vocab_size = scaled.shape
+        token_ids = torch.arange(vocab_size, dtype=torch.int32, device=scaled.device)
+        tokens = torch.empty(num_rows, dtype=torch.int64, device=scaled.device)
+        rows_at_once = max(1, _MAX_NOISE_ELEMENTS // vocab_size)
+        for first in range(0, num_rows, rows_at_once):
+            part = slice(first, first + rows_at_once)
+            noise = self.noise(seed[part], output_index[part], token_ids)
+            torch.argmax(scaled[part].add_(noise), -1, out=tokens[part])
+        return tokens
 
     def noise(self, seed: torch.Tensor, output_index: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         """See the contract."""
@@ -92,30 +115,57 @@ def _mix64(value: torch.Tensor) -> torch.Tensor:
     return value ^ ((value >> 31) & ((1 << 33) - 1))
 
 
-def _truncate(scaled: torch.Tensor, truncation: Truncation) -> tuple[torch.Tensor, torch.Tensor]:
-    """The values and ids ([num_rows, n]) of the likeliest tokens, −∞ where top_k or top_p drops them."""
+def _likeliest(
+    scaled: torch.Tensor, truncation: Truncation
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Values and ids ([num_rows, n]) of the likeliest tokens, −∞ where top_k or top_p drops them.
+
+    And [num_rows] bool: whether these are all that the row keeps.
+    """
     vocab_size = scaled.shape[1]
-    top_k = truncation.top_k[:, None]
-    top_p = truncation.top_p[:, None]
-    limit = torch.where(top_k > 0, top_k, vocab_size)
-    num_candidates = min(truncation.max_top_k or _NUM_LIKELIEST, vocab_size)
-    full_mass = None if truncation.max_top_k else scaled.logsumexp(-1, keepdim=True)
-    while True:
-        values, token_ids = scaled.topk(num_candidates, dim=-1)
-        beyond_k = torch.arange(num_candidates, device=scaled.device) >= limit
-        values = values.masked_fill_(beyond_k, float("-inf"))
-        mass = values.logsumexp(-1, keepdim=True)
-        if full_mass is not None:
-            mass = torch.where(limit <= num_candidates, mass, full_mass)
-        probabilities = (values - mass).exp_()
-        reached = probabilities.cumsum(-1)
-        enough = (reached[:, -1:] >= top_p) | (limit <= num_candidates)
-        if num_candidates == vocab_size or truncation.max_top_k or bool(enough.all()):
-            break
-        num_candidates = vocab_size
-    likelier = reached - probabilities  # mass of the tokens before; the first has none and always stays
-    likelier[:, 0] = 0.0
-    return values.masked_fill_((likelier >= top_p) & (top_p < 1.0), float("-inf")), token_ids
+    top_k, top_p = truncation.top_k[:, None], truncation.top_p[:, None]
+    at_least = truncation.max_top_k if truncation.all_top_k else max(_NUM_LIKELIEST, truncation.max_top_k)
+    num_candidates = min(at_least, vocab_size)
+    values, token_ids = scaled.topk(num_candidates, dim=-1)
+    uses_k = top_k > 0
+    beyond_k = torch.arange(num_candidates, device=scaled.device) >= top_k
+    values.masked_fill_(beyond_k & uses_k, float("-inf"))
+    mass = values.logsumexp(-1, keepdim=True)
+    if not truncation.all_top_k:
+        mass = torch.where(uses_k, mass, scaled.logsumexp(-1, keepdim=True))
+    probabilities = (values - mass).exp_()
+    reached = probabilities.cumsum(-1)
+    enough = (reached[:, -1:] >= top_p) | uses_k
+    if num_candidates == vocab_size:
+        enough = torch.ones_like(enough)
+    likelier = reached - probabilities  # mass of the tokens before
+    likelier[:, 0] = 0.0  # the likeliest always stays
+    values.masked_fill_((likelier >= top_p) & (top_p < 1.0), float("-inf"))
+    return values, token_ids, enough.squeeze(1)
+
+
+def _nucleus(scaled: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """−∞ but for the fewest likeliest tokens that have the mass top_p ([num_rows], < 1) together.
+
+    scaled: [num_rows, vocab_size] with the best at 0; overwritten. Tokens that fall into the same bin of the second
+    histogram count as equal.
+    """
+    probabilities = scaled.softmax(-1)
+    # Tokens below this one's probability, all together, cannot be missed from the mass.
+    lowest = scaled.logsumexp(-1, keepdim=True) + ((1 - top_p) / scaled.shape[1]).log()[:, None]
+    depth = scaled.neg()
+    wanted = top_p[:, None]
+    start, width = torch.zeros_like(lowest), -lowest / _NUM_BINS
+    for _ in range(2):
+        # Bin 0 takes what lies before `start`, the last bin what lies beyond the interval.
+        bins = ((depth - start) / width).clamp_(-1, _NUM_BINS).floor_().to(torch.int64)
+        bins = bins.add_(1).clamp_(0, _NUM_BINS + 1)
+        histogram = torch.zeros(scaled.shape[0], _NUM_BINS + 2, dtype=scaled.dtype, device=scaled.device)
+        reached = histogram.scatter_add_(1, bins, probabilities).cumsum(-1) >= wanted
+        reached[:, -1] = True
+        crossing = reached.to(torch.uint8).argmax(-1, keepdim=True)
+        start, width = start + (crossing - 1) * width, width / _NUM_BINS
+    return scaled.masked_fill_(bins > crossing, float("-inf"))
 
 
 REFERENCE: Final = ReferenceSamplingOps()

@@ -128,7 +128,8 @@ class Sampler:
             truncation = Truncation(
                 top_k=self._upload(top_k.astype(np.int64)),
                 top_p=self._upload(top_p),
-                max_top_k=int(top_k.max()) if (top_k > 0).all() else 0,
+                max_top_k=int(top_k.max()),
+                all_top_k=bool((top_k > 0).all()),
             )
         return Draws(
             temperature=self._upload(columns.temperature[slots]),
