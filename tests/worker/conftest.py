@@ -49,15 +49,17 @@ SPEC = ModelSpec(
 )
 
 
-def random_model(spec: ModelSpec = SPEC) -> Model:
-    """Seeded weights large enough that logits spread."""
-    model = build_model(spec, torch.float32, CPU)
+def random_model(dtype: torch.dtype) -> Model:
+    """Seeded weights large enough that logits spread; the same for every dtype, but for rounding."""
+    model = build_model(SPEC, dtype, CPU)
     generator = torch.Generator().manual_seed(0)
     for name, target in model.weight_targets().items():
+        weights = torch.empty(target.shape)
         if "norm" in name:
-            target.uniform_(0.5, 1.5, generator=generator)
+            weights.uniform_(0.5, 1.5, generator=generator)
         else:
-            target.normal_(0.0, 0.3, generator=generator)
+            weights.normal_(0.0, 0.3, generator=generator)
+        target.copy_(weights)
     return model
 
 
@@ -241,7 +243,7 @@ class Worker:
         return text[len(tokens) :]
 
 
-def make_worker(**settings: Any) -> Worker:
+def make_worker(dtype: torch.dtype = torch.float32, **settings: Any) -> Worker:
     """A runner over the tiny model; its cache is NaN until written."""
     flat = {
         "num_gpu_blocks_override": NUM_BLOCKS,
@@ -250,8 +252,8 @@ def make_worker(**settings: Any) -> Worker:
         "max_num_batched_tokens": MAX_TOKENS,
     }
     config = EngineConfig.from_flat(flat | settings)
-    model = random_model()
-    plan = plan_memory(model.spec, torch.float32, config, free_bytes=1 << 30)
+    model = random_model(dtype)
+    plan = plan_memory(model.spec, dtype, config, free_bytes=1 << 30)
     runner = ModelRunner(model, plan, max_num_seqs=MAX_NUM_SEQS)
     runner.kv.storage.fill_(float("nan"))
     return Worker(model, runner, Slab())
@@ -261,6 +263,12 @@ def make_worker(**settings: Any) -> Worker:
 def worker() -> Worker:
     """See make_worker."""
     return make_worker()
+
+
+@pytest.fixture
+def worker_factory() -> Callable[..., Worker]:
+    """See make_worker."""
+    return make_worker
 
 
 @pytest.fixture

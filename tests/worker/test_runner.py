@@ -190,3 +190,23 @@ def test_outputs_beyond_the_samples_are_left_alone(worker):
     views.output_token[1:] = -77
     worker.runner.execute(views)
     assert np.all(views.output_token[1:] == -77)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_short_types_give_nearly_the_same_logprobs(worker, worker_factory, dtype):
+    """The whole way in a short type, prefill and decode: log-probabilities stay near those of float32."""
+    short = worker_factory(dtype=dtype)
+    found = []
+    for either in (worker, short):
+        either.run(either.prompt_step(0, PROMPT[:6], [1, 2, 3]))
+        step = either.prompt_step(1, PROMPT, [4, 5, 6], num_logprobs=20, bias={33: 100.0})
+        assert either.run(step) == [33]
+        views = either.slab.views
+        found.append(
+            dict(zip(views.output_logprob_token[0].tolist(), views.output_logprob[0].tolist(), strict=True))
+        )
+    exact, rounded = found
+    shared = exact.keys() & rounded.keys()
+    assert len(shared) >= 17
+    worst = max(abs(exact[token] - rounded[token]) for token in shared)
+    assert 0 < worst < 0.25
