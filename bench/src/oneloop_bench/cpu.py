@@ -4,20 +4,19 @@ python -m oneloop_bench.cpu
 
 One stream of 256 tokens, then sixteen requests at once. Rounds alternate between the engines, so that a machine whose
 speed drifts treats both alike; the best round of each counts. llama.cpp reads the quantised file itself: a yardstick
-for what a quantised CPU path could reach, not a like-for-like figure.
+for what a quantised CPU path could reach, not a like-for-like figure. torch is imported after the engine has set how
+OpenMP's threads wait, so that both run under the same policy.
 """
 
 from __future__ import annotations
 
 import random
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from oneloop import LLM, SamplingParams
 from oneloop.loader.embedded import fetch_embedded
-from oneloop_bench.reference import transformers_llama
 from oneloop_bench.report import print_result
 
 if TYPE_CHECKING:
@@ -61,6 +60,8 @@ class Transformers:
     """generate() with left padding; a batch runs as long as its longest answer."""
 
     def __init__(self) -> None:
+        from oneloop_bench.reference import transformers_llama
+
         self._model = transformers_llama(fetch_embedded())
 
     def run(self, requests: list[Request], batch_size: int) -> None:
@@ -70,6 +71,8 @@ class Transformers:
             self._batch(ordered[start : start + batch_size])
 
     def _batch(self, requests: list[Request]) -> None:
+        import torch
+
         longest = max(len(prompt) for prompt, _ in requests)
         ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt, _ in requests])
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt, _ in requests])
@@ -83,6 +86,8 @@ class Transformers:
 
 def llama_cpp_tok_s(prompt: list[int]) -> float | None:
     """Tokens/s of llama.cpp on the quantised file, one stream; None where it is not installed."""
+    import torch
+
     try:
         from llama_cpp import Llama
     except ImportError:
@@ -115,6 +120,8 @@ def best_of_rounds(runs: dict[str, Callable[[], Any]]) -> dict[str, float]:
 
 def main() -> None:
     ours, theirs = Oneloop(), Transformers()
+    import torch
+
     prompt = workload()[0][0][:32]
     ours.run([(prompt, 8)])
     theirs.run([(prompt, 8)], 1)
@@ -130,7 +137,7 @@ def main() -> None:
     useful = sum(n for _, n in requests)
     runs: dict[str, Callable[[], Any]] = {"ours": lambda: ours.run(requests)}
     for size in STATIC_BATCH_SIZES:
-        runs[f"static {size}"] = lambda size=size: theirs.run(requests, size)
+        runs[f"static {size}"] = partial(theirs.run, requests, size)
     many = best_of_rounds(runs)
     for name, seconds in many.items():
         print(f"sixteen at once, {useful} useful tokens: {name} {useful / seconds:.1f} tok/s")
