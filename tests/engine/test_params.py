@@ -28,10 +28,11 @@ BAD = [
     ("min_tokens", -1), ("min_tokens", 10**12),
     ("stop", [""]), ("stop", [5]), ("stop", "x" * 1025), ("stop", "€" * 400), ("stop", ["a"] * 17), ("stop", "\ud800"),
     ("stop_token_ids", [100]), ("stop_token_ids", [-1]), ("stop_token_ids", [2**40]), ("stop_token_ids", ["1"]),
-    ("stop_token_ids", [1] * 257),
+    ("stop_token_ids", [1] * 257), ("stop_token_ids", 7), ("stop_token_ids", "12"), ("stop_token_ids", {7: 1}),
     ("logprobs", -1), ("logprobs", 21), ("logprobs", 10**9), ("logprobs", True),
     ("logit_bias", {100: 1.0}), ("logit_bias", {-1: 1.0}), ("logit_bias", {"1": 1.0}), ("logit_bias", {1: 101}),
     ("logit_bias", {1: math.nan}), ("logit_bias", dict.fromkeys(range(1025), 0.0)),
+    ("logit_bias", [1]), ("logit_bias", "1"), ("logit_bias", 0.0),
     ("ignore_eos", 1), ("skip_special_tokens", None), ("detokenize", "yes"), ("include_stop_str_in_output", 0),
 ]  # fmt: skip
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from oneloop.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
+    from types import UnionType
 
     from oneloop.formats.generation import GenerationDefaults
 
@@ -235,14 +237,21 @@ def _above_zero(name: str, value: Any, high: float) -> float:
     return checked
 
 
-def _limited(name: str, values: Any, limit: int) -> Any:
-    if len(values) > limit:
-        raise RequestError(name, f"{name} takes at most {limit} entries, got {len(values)}")
-    return values
+def _collection(name: str, value: Any, kinds: type | UnionType, what: str, limit: int) -> Any:
+    """The value (None: an empty one), if it is one of the kinds and not too long; else RequestError."""
+    if value is None:
+        return ()
+    if not isinstance(value, kinds):
+        raise RequestError(name, f"{name} must be {what}, got {shown(value)}")
+    if len(value) > limit:
+        raise RequestError(name, f"{name} takes at most {limit} entries, got {len(value)}")
+    return value
 
 
 def _stop_strings(value: Any) -> tuple[str, ...]:
-    strings = (value,) if isinstance(value, str) else tuple(_limited("stop", value or (), MAX_STOP_STRINGS))
+    if isinstance(value, str):
+        value = (value,)
+    strings = tuple(_collection("stop", value, list | tuple, "a string or a list of them", MAX_STOP_STRINGS))
     for text in strings:
         if not isinstance(text, str) or not text:
             raise RequestError("stop", f"stop must hold non-empty strings, got {shown(text)}")
@@ -252,13 +261,13 @@ def _stop_strings(value: Any) -> tuple[str, ...]:
 
 
 def _stop_token_ids(value: Any, vocab_size: int) -> tuple[int, ...]:
-    ids = tuple(_limited("stop_token_ids", value or (), MAX_STOP_TOKEN_IDS))
+    ids = tuple(_collection("stop_token_ids", value, list | tuple, "a list of token ids", MAX_STOP_TOKEN_IDS))
     check_token_ids("stop_token_ids", ids, vocab_size)
     return ids
 
 
 def _bias(value: Mapping[int, float] | None, vocab_size: int) -> tuple[tuple[int, float], ...]:
-    entries = _limited("logit_bias", value or {}, MAX_LOGIT_BIAS)
+    entries = dict(_collection("logit_bias", value, Mapping, "token ids with values", MAX_LOGIT_BIAS))
     check_token_ids("logit_bias", entries, vocab_size)
     return tuple(
         (token_id, number("logit_bias", bias, -MAX_BIAS, MAX_BIAS)) for token_id, bias in entries.items()
