@@ -143,6 +143,17 @@ async def test_the_engine_over_it(settings):
     assert stats.num_prefix_hit_tokens > 0
 
 
+async def test_rows_of_the_model_beyond_the_vocabulary_have_no_text(settings):
+    """Models pad their output head; such ids can be sampled, and stand in lists of log-probabilities."""
+    async with AsyncEngine.from_settings(**settings) as engine:
+        beyond = len(engine.vocabulary)
+        assert beyond < engine.model_info.vocab_size
+        params = SamplingParams(temperature=0, max_tokens=3, logit_bias={beyond: 100}, logprobs=2)
+        (output,) = await complete(engine, "a", params)
+    assert (output.token_ids, output.text) == ([beyond] * 3, "")
+    assert all(entries[beyond].decoded_token == "" for entries in output.logprobs)
+
+
 async def test_the_loop_stays_free_during_a_long_step(settings):
     """The guards see no callback over 50 ms; here: timers fire on time while a prefill runs in the step thread."""
     settings["max_num_batched_tokens"] = 512

@@ -74,7 +74,9 @@ class Assembly:
         return handle
 
     def token_text(self, token_id: int) -> str:
-        """Text of one token alone, special ones included."""
+        """Text of one token alone, special ones included. A model's rows beyond the vocabulary (padding) have none."""
+        if token_id >= len(self.vocabulary):
+            return ""
         return self.vocabulary.decode([token_id], skip_special_tokens=False)
 
 
