@@ -10,7 +10,6 @@ from oneloop.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from types import UnionType
 
     from oneloop.formats.generation import GenerationDefaults
 
@@ -237,8 +236,8 @@ def _above_zero(name: str, value: Any, high: float) -> float:
     return checked
 
 
-def _collection(name: str, value: Any, kinds: type | UnionType, what: str, limit: int) -> Any:
-    """The value (None: an empty one), if it is one of the kinds and not too long; else RequestError."""
+def _collection(name: str, value: Any, kinds: Any, what: str, limit: int) -> Any:
+    """The value (None: an empty one), if it is of such a kind (as isinstance takes it) and not too long."""
     if value is None:
         return ()
     if not isinstance(value, kinds):
