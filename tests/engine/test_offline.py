@@ -18,7 +18,8 @@ def llm(kit, monkeypatch):
     executor = kit.FakeExecutor()
     monkeypatch.setattr("oneloop.engine.async_engine.create_executor", lambda config: executor)
     monkeypatch.setattr("oneloop.engine.assembly.load_tokenizer", lambda *_, **__: kit.ByteTokenizer())
-    with LLM("fake", use_tqdm=False, max_num_seqs=4, max_num_batched_tokens=32) as model:
+    sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "max_num_queued_reqs": 3}
+    with LLM("fake", use_tqdm=False, **sizes) as model:
         model.executor = executor
         yield model
 
@@ -56,9 +57,20 @@ def test_one_bad_prompt_ends_the_call_and_nothing_leaks(kit, llm):
     with pytest.raises(RequestError, match="2 sampling_params for 1 prompts"):
         llm.generate("x", [GREEDY, GREEDY])
     assert llm.generate([], use_tqdm=False) == []
-    # The semaphore has all its places again: more prompts than places go through.
+    # All the room is free again: more prompts than fit go through.
     assert len(llm.generate(["again"] * 30, GREEDY, use_tqdm=False)) == 30
-    assert llm._room._value == 8
+    assert llm._room.num_inside == 0
+
+
+@pytest.mark.parametrize("n", [1, 3, 4])
+def test_more_sequences_than_the_queue_takes_wait_outside(kit, llm, n):
+    """The bound of the queue is for clients that can be told to come again, and it counts sequences."""
+    scheduler = llm._thread.engine.config.scheduler
+    assert scheduler.max_num_queued_reqs == 3
+    params = SamplingParams(n=n, temperature=0, max_tokens=5)
+    outputs = llm.generate(["wait"] * 25, params, use_tqdm=False)
+    assert [len(output.outputs) for output in outputs] == [n] * 25
+    assert llm._thread.engine.metrics.rejected["overloaded"] == 0
 
 
 def test_from_several_threads(kit, llm):

@@ -95,7 +95,7 @@ class SchedulerConfig(_Settings):
     max_num_batched_tokens: int = setting(2048, "tokens one step computes at most", minimum=1)
     scheduling_policy: Literal["fcfs", "priority"] = setting("fcfs", "order of admission and preemption")
     max_num_queued_reqs: int = setting(
-        4096, "waiting requests beyond which new ones get 503 with Retry-After", minimum=1
+        4096, "waiting sequences beyond which new requests get 503 with Retry-After", minimum=1
     )
     step_timeout_s: float = setting(
         300.0, "seconds after which a step that does not complete ends the engine", minimum=0.001

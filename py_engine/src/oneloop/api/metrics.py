@@ -144,7 +144,7 @@ def _gauges(engine: AsyncEngine) -> Mapping[str, tuple[str, float]]:
     used = stats.num_used_blocks / max(stats.num_total_blocks, 1)
     return {
         "num_requests_running": ("Sequences in the batch.", stats.num_running),
-        "num_requests_waiting": ("Requests waiting for admission.", stats.num_waiting),
+        "num_requests_waiting": ("Sequences waiting for admission.", stats.num_waiting),
         "kv_cache_usage_perc": ("Share of KV blocks in use (1 = all).", used),
         "kv_blocks_free": ("KV blocks without content.", stats.num_free_blocks),
         "kv_blocks_cached": ("Unreferenced KV blocks that can be found again.", stats.num_cached_blocks),

@@ -39,6 +39,32 @@ class _Job:
     params: SamplingParams
     add_special_tokens: bool = True
 
+    @property
+    def num_sequences(self) -> int:
+        """What it takes of the room; 1 where n is not even a number, which submit() refuses."""
+        return self.params.n if isinstance(self.params.n, int) else 1
+
+
+class _Room:
+    """Bounds the sequences under way, over all calls. One that is larger than the room gets in alone."""
+
+    def __init__(self, num_sequences: int) -> None:
+        self._limit = num_sequences
+        self.num_inside = 0
+        self._left = asyncio.Event()
+
+    async def enter(self, num_sequences: int) -> None:
+        """Wait until there is room, and take it."""
+        while self.num_inside and self.num_inside + num_sequences > self._limit:
+            self._left.clear()
+            await self._left.wait()
+        self.num_inside += num_sequences
+
+    def leave(self, num_sequences: int) -> None:
+        """Give it back."""
+        self.num_inside -= num_sequences
+        self._left.set()
+
 
 class LLM:
     """A model in this process. Blocking; usable from several threads, and inside a running event loop.
@@ -55,8 +81,9 @@ class LLM:
         engine = AsyncEngine.from_settings(model, **settings)
         with LoadBars() if use_tqdm else nullcontext() as bars:
             self._thread = EngineThread(engine, bars)
-        # More than runs at once, so that the next step always finds something to admit; far less than the queue holds.
-        self._room = asyncio.Semaphore(2 * engine.config.scheduler.max_num_seqs)
+        scheduler = engine.config.scheduler
+        # More than runs at once, so that the next step always finds something to admit; no more than the queue takes.
+        self._room = _Room(min(2 * scheduler.max_num_seqs, scheduler.max_num_queued_reqs))
 
     def generate(
         self,
@@ -185,23 +212,24 @@ class LLM:
         try:
             async with asyncio.TaskGroup() as group:
                 for index, job in enumerate(jobs):
-                    await self._room.acquire()
+                    num_sequences = job.num_sequences
+                    await self._room.enter(num_sequences)
                     try:
                         stream = await engine.submit(
                             job.prompt, job.params, add_special_tokens=job.add_special_tokens
                         )
                     except BaseException:
-                        self._room.release()
+                        self._room.leave(num_sequences)
                         raise
                     task = group.create_task(finish(index, stream))
                     # Not in finish(): a task that is cancelled before its first step runs none of its code.
-                    task.add_done_callback(partial(self._settle, stream))
+                    task.add_done_callback(partial(self._settle, stream, num_sequences))
         except BaseExceptionGroup as errors:
             raise _first(errors) from None
 
-    def _settle(self, stream: RequestStream, _: asyncio.Task[None]) -> None:
+    def _settle(self, stream: RequestStream, num_sequences: int, _: asyncio.Task[None]) -> None:
         stream.abort()
-        self._room.release()
+        self._room.leave(num_sequences)
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
