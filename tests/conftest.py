@@ -42,9 +42,6 @@ def recorded_blocking_calls() -> Iterator[list[str]]:
     # Where log records go is the application's choice; `oneloop serve` hands them to a thread (tests/cli/test_logs.py).
     for write in ("io.TextIOWrapper.write", "io.BufferedWriter.write"):
         guard.functions[write].can_block_in("logging/__init__.py", {"emit", "flush"})
-    # pytest's own log handler writes to a file; the server's hands records to a thread (cli/logs.py).
-    for write in ("io.TextIOWrapper.write", "io.BufferedWriter.write"):
-        guard.functions[write].can_block_in("logging/__init__.py", {"emit", "flush"})
     blockbuster_module.BlockingError = RecordedBlockingError
     guard.activate()
     try:

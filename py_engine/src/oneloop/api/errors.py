@@ -113,9 +113,7 @@ def from_exception(error: Exception) -> ApiError | None:
         case EngineDeadError():
             return ApiError(ErrorKind.UNAVAILABLE, "The engine has stopped; nothing is served any more.")
         case GenerationError():
-            return ApiError(
-                ErrorKind.INTERNAL, "Generation failed in the engine; the request may be sent again."
-            )
+            return ApiError(ErrorKind.INTERNAL, GENERATION_FAILED)
         case web.HTTPException():
             return _from_http_exception(error)
         case _:
