@@ -126,6 +126,14 @@ def test_a_closed_llm_says_so(llm):
         llm.generate("x", GREEDY, use_tqdm=False)
 
 
+def test_what_it_tells_of_the_model(kit, llm):
+    assert llm.get_tokenizer().encode("ab") == [97, 98]
+    assert llm.model_info.vocab_size == kit.VOCAB_SIZE
+    usual = llm.get_default_sampling_params()
+    assert (usual.temperature, usual.top_p, usual.top_k, usual.max_tokens) == (1.0, 1.0, 0, None)
+    assert llm.generate("a", usual, use_tqdm=False)[0].finished
+
+
 def test_unknown_settings_are_named():
     with pytest.raises(ConfigError, match="max_num_sequences: no such setting"):
         LLM("fake", max_num_sequences=3)

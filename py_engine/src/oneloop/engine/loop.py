@@ -69,11 +69,6 @@ class StepLoop:
         self._step_tokens = [slab[start : start + 8].cast("q") for slab in slabs]
         self._observe_tokens = metrics.iteration_tokens.observe
 
-    @property
-    def num_in_flight(self) -> int:
-        """Steps submitted and not yet committed."""
-        return len(self._in_flight)
-
     def wake(self) -> None:
         """There may be something to schedule. Loop thread only."""
         self._woken.set()

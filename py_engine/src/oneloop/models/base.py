@@ -39,8 +39,3 @@ class Model(Protocol):
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [n, hidden_size] contiguous rows of forward's result → [n, vocab_size] float32, any strides."""
-
-
-def num_weight_bytes(model: Model) -> int:
-    """Bytes of all parameters, a tied head counted once."""
-    return sum(target.numel() * target.element_size() for target in model.weight_targets().values())

@@ -7,7 +7,7 @@ for it, and a step whose samples are all plain greedy is one argmax.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from oneloop.worker.inputs import SlabViews, StepHeader
     from oneloop.worker.rows import RowTable
     from oneloop.worker.sampling.slot_lists import Entries
-
-GREEDY_TEMPERATURE: Final = 1e-5
-"""Temperatures below count as 0: the division would leave nothing of the lesser logits anyway."""
 
 
 class Sampler:
@@ -102,7 +99,7 @@ class Sampler:
     ) -> torch.Tensor:
         """Greedy rows, rows drawn from all tokens, and rows drawn from the likeliest, each group at once."""
         columns = self._rows.columns
-        random = columns.temperature[slots] >= GREEDY_TEMPERATURE
+        random = columns.temperature[slots] > 0
         if not any_random or not random.any():
             return logits.argmax(-1)
         truncated = (columns.top_k[slots] > 0) | (columns.top_p[slots] < 1.0)
