@@ -394,3 +394,37 @@ async def test_request_ids_that_are_not_repeated(guarded: Any, header: str) -> N
         assert reply.status == 200
     assert re.fullmatch(r"cmpl-[0-9a-f]{32}", answer["id"])
     assert reply.headers["X-Request-Id"] == answer["id"].removeprefix("cmpl-")
+
+
+MEMBERS = {f"k{number}": number for number in range(200_000)}
+PARTS = [{"role": "user", "content": [{"type": "text", "text": "x"}] * 50}] * 600
+CALLS = [
+    {"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "f", "arguments": "{}"}}] * 90}
+] * 120
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": HELLO, **MEMBERS}, None),
+        ({"messages": HELLO, "metadata": MEMBERS}, None),
+        ({"messages": PARTS}, "messages"),
+        ({"messages": CALLS}, "messages"),
+    ],
+    ids=["members", "nested members", "content parts", "tool calls"],
+)
+async def test_bodies_of_many_small_things(guarded: Any, body: Any, param: str | None) -> None:
+    """Refused before the loop is held for long by reading them (the lag guard looks on)."""
+    status, answer = await guarded.post_raw(CHAT, orjson.dumps(body))
+    assert status == 400
+    check_error(answer, 400, "BadRequestError", param)
+
+
+async def test_names_without_effect_are_counted_not_read(guarded: Any) -> None:
+    """As many members as a body may have, none of them known."""
+    body = {"prompt": "a", "max_tokens": 1, **dict.fromkeys(list(MEMBERS)[:60_000], 1)}
+    async with guarded.session.post(
+        guarded.url + COMPLETIONS, data=orjson.dumps(body), headers={"Content-Type": "application/json"}
+    ) as reply:
+        assert reply.status == 200
+        assert reply.headers["X-Oneloop-Ignored"].endswith("(+59968 more)")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from oneloop.api.app import ROUTES
 from oneloop.api.errors import ErrorKind
+from oneloop.api.limits import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_TOOL_CALLS
 from oneloop.api.protocol import strict_json, unsupported
 
 PAGE = (Path(__file__).parents[2] / "docs/http-api.md").read_text()
@@ -38,3 +39,8 @@ def test_errors() -> None:
 def test_limits() -> None:
     assert f"{strict_json.MAX_JSON_COMMAS:,} commas" in PAGE
     assert f"{strict_json.MAX_JSON_BRACKETS:,} brackets" in PAGE
+    assert f"{strict_json.MAX_JSON_COLONS:,} colons" in PAGE
+    assert (
+        f"{MAX_MESSAGES:,} messages, {MAX_CONTENT_PARTS:,} content parts and {MAX_TOOL_CALLS:,} tool calls"
+        in PAGE
+    )

@@ -7,7 +7,10 @@ import json
 import random
 from typing import Any
 
+import orjson
 import pytest
+
+from oneloop.api.logprobs import ChatLogprobs, CompletionLogprobs, TokenTexts
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -234,6 +237,36 @@ async def test_completion_logprobs(server: Any) -> None:
             assert choice["text"][offset : offset + len(token)] == token
     assert lists["text_offset"] == sorted(lists["text_offset"])
     assert all(3 <= len(top) <= 4 for top in lists["top_logprobs"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_many_logprobs_do_not_hold_the_loop(server: Any, path: str, stream: bool) -> None:
+    """100,000 entries in one reply; the lag guard looks on."""
+    body: dict[str, Any] = {"n": 32, "max_tokens": 150, "ignore_eos": True, "seed": 1}
+    if path == CHAT:
+        body |= {"messages": HELLO, "logprobs": True, "top_logprobs": 20}
+    else:
+        body |= {"prompt": "a", "logprobs": 20}
+    data = orjson.dumps({**body, "stream": stream})
+    async with server.session.post(
+        server.url + path, data=data, headers={"Content-Type": "application/json"}
+    ) as reply:
+        num_bytes = len(await reply.read())  # not decoded here: the guard looks at this test's own work too
+    assert reply.status == 200
+    assert num_bytes > 32 * 150 * 20 * 10
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+async def test_logprobs_that_json_cannot_say(fake_engine_type: Any, value: float) -> None:
+    texts = TokenTexts(fake_engine_type().tokenizer)
+    for encoder in (
+        ChatLogprobs(texts, num_top=1, skip_special=True),
+        CompletionLogprobs(texts, num_top=1, skip_special=True),
+    ):
+        encoder.add([(1, [(65, value), (66, value)])])
+        assert encoder.take().count(b"-9999.0") == 2 + isinstance(encoder, CompletionLogprobs)
+        assert b"-9999.0" not in encoder.take()
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

@@ -5,7 +5,7 @@ The only place that knows the shape of a chunk, so that it can move into the cor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import orjson
 
@@ -14,10 +14,10 @@ from oneloop.api.replies import SYSTEM_FINGERPRINT
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from oneloop.api.logprobs import ChatLogprobs, CompletionLogprobs
+    from oneloop.api.logprobs import LogprobsEncoder
     from oneloop.api.protocol.sampling import StreamOptions
     from oneloop.api.replies import ReplyHead, Usage
-    from oneloop.engine.outputs import SequenceDelta, TokenLogprobs
+    from oneloop.engine.outputs import SequenceDelta
 
 DONE = b"data: [DONE]\n\n"
 
@@ -84,12 +84,12 @@ class ChatChunks:
         num_choices: int,
         options: StreamOptions,
         usage: Usage,
-        logprobs: ChatLogprobs | None,
+        logprobs: Sequence[LogprobsEncoder] | None,
     ) -> None:
+        """logprobs: one per choice."""
         self._frame = _Frame(head, "chat.completion.chunk", num_choices, options, usage)
         self._logprobs = logprobs
         self._unopened = set(range(num_choices))
-        self._held: list[list[TokenLogprobs]] = [[] for _ in range(num_choices)]
 
     def encode(self, choice: int, delta: SequenceDelta) -> bytes:
         """First the role, once per choice; then text; the last one has the finish reason."""
@@ -98,13 +98,13 @@ class ChatChunks:
         if choice in self._unopened:
             self._unopened.discard(choice)
             opening = start + b'"delta":{"role":"assistant","content":""}' + _OPEN + self._frame.end()
-        if delta.logprobs:
-            self._held[choice] += delta.logprobs
+        if self._logprobs is not None:
+            self._logprobs[choice].add(delta.logprobs or ())
         if delta.finish_reason is None and not delta.text:
             return opening
         payload = b'"delta":{"content":%b}' % orjson.dumps(delta.text) if delta.text else b'"delta":{}'
         if self._logprobs is not None:
-            payload += b',"logprobs":' + orjson.dumps({"content": self._take_logprobs(choice)})
+            payload += b',"logprobs":' + self._logprobs[choice].take()
         if delta.finish_reason is None:
             return opening + start + payload + _OPEN + self._frame.end()
         return opening + start + payload + _finish(delta) + self._frame.end(terminal=True)
@@ -112,13 +112,6 @@ class ChatChunks:
     def usage_event(self) -> bytes:
         """The chunk with the usage and no choices."""
         return self._frame.usage_event()
-
-    def _take_logprobs(self, choice: int) -> list[dict[str, Any]]:
-        """Of all tokens since the last chunk, those whose text was held back included."""
-        assert self._logprobs is not None
-        entries = self._logprobs.entries(self._held[choice])
-        self._held[choice].clear()
-        return entries
 
 
 class CompletionChunks:
@@ -131,13 +124,12 @@ class CompletionChunks:
         options: StreamOptions,
         usage: Usage,
         echoes: Sequence[str],
-        logprobs: Sequence[CompletionLogprobs] | None,
+        logprobs: Sequence[LogprobsEncoder] | None,
     ) -> None:
         """echoes: per choice the prompt text to send first ("" without echo). logprobs: one per choice."""
         self._frame = _Frame(head, "text_completion", len(echoes), options, usage)
         self._echoes = list(echoes)
         self._logprobs = logprobs
-        self._held: list[list[TokenLogprobs]] = [[] for _ in echoes]
 
     def encode(self, choice: int, delta: SequenceDelta) -> bytes:
         """The echo first, as a chunk of its own; then text; the last one has the finish reason."""
@@ -146,14 +138,13 @@ class CompletionChunks:
         if self._echoes[choice]:
             opening = start + b'"text":' + orjson.dumps(self._echoes[choice]) + _OPEN + self._frame.end()
             self._echoes[choice] = ""
-        if delta.logprobs:
-            self._held[choice] += delta.logprobs
+        if self._logprobs is not None:
+            self._logprobs[choice].add(delta.logprobs or ())
         if delta.finish_reason is None and not delta.text:
             return opening
         payload = b'"text":' + orjson.dumps(delta.text)
         if self._logprobs is not None:
-            payload += b',"logprobs":' + orjson.dumps(self._logprobs[choice].lists(self._held[choice]))
-            self._held[choice].clear()
+            payload += b',"logprobs":' + self._logprobs[choice].take()
         if delta.finish_reason is None:
             return opening + start + payload + _OPEN + self._frame.end()
         return opening + start + payload + _finish(delta) + self._frame.end(terminal=True)

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 MAX_MESSAGES = 4096
 MAX_CONTENT_PARTS = 4096
-MAX_TOOL_CALLS = 256
+"""Over all messages."""
+MAX_TOOL_CALLS = 4096
+"""Over all messages."""
 MAX_TEMPLATE_ARGUMENTS = 32
 MAX_TEMPLATE_ARGUMENT_BYTES = 16 << 10
 MAX_NAME_LEN = 256

@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 import uuid
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import orjson
 
 import oneloop
+from oneloop.api.logprobs import encode_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from oneloop.api.logprobs import ChatLogprobs, CompletionLogprobs
+    from oneloop.api.logprobs import LogprobsEncoder
     from oneloop.engine.outputs import FinishReason, SequenceDelta, TokenLogprobs
 
 SYSTEM_FINGERPRINT = f"oneloop-{oneloop.__version__}"
@@ -73,16 +76,32 @@ class Choice:
         self.stop_reason = delta.stop_reason
 
 
+Logprobs: TypeAlias = "orjson.Fragment | None"
+"""A choice's `logprobs`, encoded; None where none were asked for."""
+
+
+async def encode_logprobs(
+    choices: Sequence[Choice], encoders: Sequence[LogprobsEncoder] | None
+) -> list[Logprobs]:
+    """Per choice. encoders: one per choice, or None."""
+    if encoders is None:
+        return [None] * len(choices)
+    return [
+        orjson.Fragment(await encode_whole(encoder, choice.logprobs))
+        for encoder, choice in zip(encoders, choices, strict=True)
+    ]
+
+
 def chat_reply(
-    head: ReplyHead, choices: Sequence[Choice], usage: Usage, logprobs: ChatLogprobs | None
+    head: ReplyHead, choices: Sequence[Choice], usage: Usage, logprobs: Sequence[Logprobs]
 ) -> dict[str, Any]:
-    """The body of a chat completion."""
+    """The body of a chat completion. logprobs: per choice."""
     return {
         "id": head.id,
         "object": "chat.completion",
         "created": head.created,
         "model": head.model,
-        "choices": [_chat_choice(index, choice, logprobs) for index, choice in enumerate(choices)],
+        "choices": [_chat_choice(index, choice, logprobs[index]) for index, choice in enumerate(choices)],
         "service_tier": None,
         "system_fingerprint": SYSTEM_FINGERPRINT,
         "usage": usage.wire(),
@@ -91,7 +110,7 @@ def chat_reply(
     }
 
 
-def _chat_choice(index: int, choice: Choice, logprobs: ChatLogprobs | None) -> dict[str, Any]:
+def _chat_choice(index: int, choice: Choice, logprobs: Logprobs) -> dict[str, Any]:
     return {
         "index": index,
         "message": {
@@ -103,7 +122,7 @@ def _chat_choice(index: int, choice: Choice, logprobs: ChatLogprobs | None) -> d
             "function_call": None,
             "reasoning": None,
         },
-        "logprobs": None if logprobs is None else {"content": logprobs.entries(choice.logprobs)},
+        "logprobs": logprobs,
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
     }
@@ -115,7 +134,7 @@ def completion_reply(
     usage: Usage,
     *,
     echoes: Sequence[str],
-    logprobs: Sequence[CompletionLogprobs] | None,
+    logprobs: Sequence[Logprobs],
 ) -> dict[str, Any]:
     """The body of a completion. echoes, logprobs: per choice; an echo is the prompt text in front, "" for none."""
     return {
@@ -124,7 +143,7 @@ def completion_reply(
         "created": head.created,
         "model": head.model,
         "choices": [
-            _completion_choice(index, choice, echoes[index], logprobs[index] if logprobs else None)
+            _completion_choice(index, choice, echoes[index], logprobs[index])
             for index, choice in enumerate(choices)
         ],
         "service_tier": None,
@@ -134,13 +153,11 @@ def completion_reply(
     }
 
 
-def _completion_choice(
-    index: int, choice: Choice, echo: str, logprobs: CompletionLogprobs | None
-) -> dict[str, Any]:
+def _completion_choice(index: int, choice: Choice, echo: str, logprobs: Logprobs) -> dict[str, Any]:
     return {
         "index": index,
         "text": echo + choice.text,
-        "logprobs": None if logprobs is None else logprobs.lists(choice.logprobs),
+        "logprobs": logprobs,
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
         "prompt_logprobs": None,

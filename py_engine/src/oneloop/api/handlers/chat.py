@@ -12,7 +12,7 @@ from oneloop.api.handlers.json_reply import ignored_header, json_reply
 from oneloop.api.handlers.prompt import check_context, check_text_len, render
 from oneloop.api.logprobs import ChatLogprobs
 from oneloop.api.protocol.chat import read_chat
-from oneloop.api.replies import ReplyHead, Usage, chat_reply
+from oneloop.api.replies import ReplyHead, Usage, chat_reply, encode_logprobs
 from oneloop.api.state import REQUEST_ID, STATE
 
 if TYPE_CHECKING:
@@ -48,15 +48,18 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         streams = await submit_all(state, stack, [(token_ids, params)], chat.scheduling)
         if not chat.stream.stream:
             choices = await collect(state, streams, params.n, usage)
-            return json_reply(chat_reply(head, choices, usage, logprobs), headers)
+            encoded = await encode_logprobs(choices, logprobs)
+            return json_reply(chat_reply(head, choices, usage, encoded), headers)
         chunks = ChatChunks(head, num_choices=params.n, options=chat.stream, usage=usage, logprobs=logprobs)
         source = await stack.enter_async_context(aclosing(steps(state, streams, params.n, usage)))
         return await stream_reply(request, source, chunks, chat.stream, headers)
 
 
-def _logprobs(state: ApiState, chat: ChatRequest) -> ChatLogprobs | None:
-    if chat.params.logprobs is None:
+def _logprobs(state: ApiState, chat: ChatRequest) -> list[ChatLogprobs] | None:
+    params = chat.params
+    if params.logprobs is None:
         return None
-    return ChatLogprobs(
-        state.token_texts, num_top=chat.params.logprobs, skip_special=chat.params.skip_special_tokens
-    )
+    return [
+        ChatLogprobs(state.token_texts, num_top=params.logprobs, skip_special=params.skip_special_tokens)
+        for _ in range(params.n)
+    ]

@@ -14,7 +14,7 @@ from oneloop.api.handlers.json_reply import ignored_header, json_reply
 from oneloop.api.handlers.prompt import check_context, check_text_len, context_error
 from oneloop.api.logprobs import CompletionLogprobs
 from oneloop.api.protocol.completions import read_completion
-from oneloop.api.replies import Choice, ReplyHead, Usage, completion_reply
+from oneloop.api.replies import Choice, ReplyHead, Usage, completion_reply, encode_logprobs
 from oneloop.api.state import REQUEST_ID, STATE
 from oneloop.errors import RequestError
 
@@ -62,7 +62,8 @@ async def _answer(
             choices = await collect(state, streams, n, usage) or [
                 Choice(finish_reason="length") for _ in echoes
             ]
-            reply = completion_reply(head, choices, usage, echoes=echoes, logprobs=logprobs)
+            encoded = await encode_logprobs(choices, logprobs)
+            reply = completion_reply(head, choices, usage, echoes=echoes, logprobs=encoded)
             return json_reply(reply, headers)
         source = steps(state, streams, n, usage) if streams else nothing_to_generate(len(echoes))
         await stack.enter_async_context(aclosing(source))

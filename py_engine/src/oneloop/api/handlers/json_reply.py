@@ -24,6 +24,6 @@ def ignored_header(names: Sequence[str]) -> dict[str, str]:
     """`X-Oneloop-Ignored`: fields that were accepted without effect. Names that are no plain words are counted only."""
     if not names:
         return {}
-    safe = [name for name in names if _SAFE_NAME.fullmatch(name)][:_MAX_NAMES]
+    safe = [name for name in names[:_MAX_NAMES] if _SAFE_NAME.fullmatch(name)]
     more = len(names) - len(safe)
     return {"X-Oneloop-Ignored": ", ".join([*safe, f"(+{more} more)"] if more else safe)}

@@ -39,6 +39,8 @@ def read_messages(fields: Fields) -> list[dict[str, Any]]:
     messages = fields.array("messages", at_most=MAX_MESSAGES)
     if not messages:
         raise fields.refuse("messages", "must be a list with at least one message")
+    _check_total(fields, messages, "content", MAX_CONTENT_PARTS)
+    _check_total(fields, messages, "tool_calls", MAX_TOOL_CALLS)
     return [_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
 
 
@@ -57,6 +59,14 @@ def read_template_arguments(fields: Fields) -> dict[str, Any]:
     if size > MAX_TEMPLATE_ARGUMENT_BYTES:
         raise fields.refuse("chat_template_kwargs", f"may have at most {MAX_TEMPLATE_ARGUMENT_BYTES} bytes")
     return arguments
+
+
+def _check_total(fields: Fields, messages: Sequence[Any], name: str, most: int) -> None:
+    """Bound a list that every message may have, over all of them, before any is read."""
+    values = [message.get(name) for message in messages if type(message) is dict]
+    total = sum(len(value) for value in values if type(value) is list)
+    if total > most:
+        raise fields.refuse("messages", f"may hold at most {most} entries of {name} in all, got {total}")
 
 
 def _message(path: str, raw: Any) -> dict[str, Any]:

@@ -13,6 +13,10 @@ strings included: memchr speed. A list of 256k token ids fits."""
 MAX_JSON_BRACKETS = 1 << 16
 """Bounds the arrays and objects of a body; brackets inside strings are counted too."""
 
+MAX_JSON_COLONS = 1 << 16
+"""Bounds the members of a body's objects, the dearest of values: a key costs about 0.4 µs. Colons inside strings are
+counted too."""
+
 
 def decode_object(body: bytes) -> dict[str, object]:
     """The JSON object in `body`.
@@ -27,6 +31,8 @@ def decode_object(body: bytes) -> dict[str, object]:
         raise bad_request(None, f"The body has more than {MAX_JSON_COMMAS} values.")
     if body.count(b"[") + body.count(b"{") > MAX_JSON_BRACKETS:
         raise bad_request(None, f"The body has more than {MAX_JSON_BRACKETS} arrays and objects.")
+    if body.count(b":") > MAX_JSON_COLONS:
+        raise bad_request(None, f"The body has more than {MAX_JSON_COLONS} members of objects.")
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
