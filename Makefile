@@ -10,6 +10,7 @@ MODEL ?=
 ARGS ?=
 BIN := $(VENV)/bin
 PY := $(BIN)/python
+MODEL_ARGUMENT = $(if $(MODEL),"$(MODEL)")
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust_core -name target -prune -o -type f \( -name '*.rs' -o -name '*.toml' -o -name '*.py' -o -name '*.pyi' \) -print)
 PYTHON_PATHS := py_engine/src kernels/src rust_core/python bench/src tests tools
 
@@ -19,9 +20,11 @@ help: ## This list
 
 # ---- set-up: each step leaves a stamp, so a second run does nothing ----
 
-$(VENV)/.stamp-env: requirements.lock
+$(VENV)/.stamp-env: requirements.lock tools/pip.lock
+	@tools/check_setup.sh "$(PYTHON)"
 	@echo "== Python environment in $(VENV) (PyTorch is large: several GB the first time)"
-	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
+	$(PY) -m pip install --disable-pip-version-check --quiet --require-hashes --no-deps -r tools/pip.lock
 	$(PY) -m pip install --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
 	@touch $@
 
@@ -44,9 +47,9 @@ model: install ## Fetch the embedded chat model (SmolLM2-135M-Instruct)
 
 .PHONY: serve chat
 serve: install $(if $(MODEL),,model) ## Serve on 127.0.0.1:8000 (MODEL=path or id, ARGS=more options)
-	@exec $(BIN)/oneloop serve $(MODEL) $(ARGS)
+	@exec $(BIN)/oneloop serve $(MODEL_ARGUMENT) $(ARGS)
 chat: install $(if $(MODEL),,model) ## Talk to a model in the terminal
-	@exec $(BIN)/oneloop chat $(MODEL) $(ARGS)
+	@$(BIN)/oneloop chat $(MODEL_ARGUMENT) $(ARGS) || test $$? -eq 130  # Ctrl-C at the prompt is how one leaves
 
 # ---- checks: what CI runs is `make test` ----
 
