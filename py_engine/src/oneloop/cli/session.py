@@ -102,6 +102,7 @@ class RemoteModel:
         self._https = parts.scheme == "https"
         self._host = parts.hostname
         self._port = port
+        self._address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         self._path = parts.path.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
         self._model = model
         self._headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
@@ -123,6 +124,10 @@ class RemoteModel:
             if response.status != 200:
                 raise RequestError(None, _error_message(response.status, response.read(MAX_LINE_BYTES)))
             yield from _texts(response)
+        except ConnectionRefusedError:
+            raise GenerationError(
+                f"nothing answers at {self._address}; is the server running there?"
+            ) from None
         except (OSError, http.client.HTTPException) as error:
             raise GenerationError(f"{self._host}: {error or type(error).__name__}") from None
         finally:
