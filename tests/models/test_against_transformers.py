@@ -73,7 +73,7 @@ def check_layers(pair, token_ids):
         assert_close(pair.ours.compute_logits(normed), truth.lm_head(normed.float()), dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_each_layer_of_each_family(twins, make_spec, architecture, dtype):
     head_dim = {"head_dim": 16} if architecture == "Qwen2ForCausalLM" else {}
