@@ -87,7 +87,7 @@ class Vocabulary:
 
 @final
 class StreamDecoder:
-    """The incremental detokenizer alone (tests, `oneloop generate --url`, parsers): push ids, get text.
+    """The incremental detokenizer alone: push ids, get text.
 
     stop: the text ends at the first position where one of them ends; of several that end there the longest counts.
     Text is held back only as long as it can still become a stop string. min_tokens: a stop string counts only when a
@@ -239,7 +239,7 @@ class Stats:
     """Prompt tokens computed or taken from the cache (first admission only)."""
     num_generation_tokens: int
     num_submitted: int
-    """Requests; submitted = finished_stop + finished_length + aborted + errored + live, counted per sequence."""
+    """Sequences, as all below: submitted = finished_stop + finished_length + aborted + errored + running + waiting."""
     num_finished_stop: int
     num_finished_length: int
     num_aborted: int
