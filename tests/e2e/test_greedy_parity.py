@@ -18,6 +18,9 @@ MAX_TIES = 3
 
 DATA = json.loads((Path(__file__).parent / "data" / "greedy.json").read_text())
 ENTRIES = DATA["entries"]
+# About a minute each on two quiet cores; the limit is for machines that are neither.
+pytestmark = pytest.mark.timeout(900)
+
 GREEDY = SamplingParams(temperature=0.0, max_tokens=DATA["max_new_tokens"], ignore_eos=True)
 ROOMY = {"kv_cache_memory_bytes": 512 << 20, "max_model_len": 4096}
 
