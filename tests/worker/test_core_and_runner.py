@@ -137,3 +137,24 @@ def test_logprobs_come_back(worker, core_factory, buffer_factory):
     values = [value for _, value in entries[1:]]
     assert values == sorted(values, reverse=True)
     assert len(entries) == 4
+
+
+@pytest.mark.parametrize(
+    "options", [GREEDY, RANDOM, PENALIZED | {"logprobs": 2}], ids=["greedy", "random", "penalized"]
+)
+def test_logits_that_are_nan_end_the_sequence_with_an_error(worker, core_factory, buffer_factory, options):
+    worker.model.norm.weight.fill_(float("nan"))
+    core = core_factory()
+    slabs = [
+        (b, SlabViews.over(b, core.layout)) for b in (buffer_factory(core.layout.num_bytes) for _ in range(2))
+    ]
+    core.submit([1, 2, 3], max_tokens=5, **options)
+    steps = []
+    for buffer, views in slabs:
+        steps.append((core.schedule(buffer), buffer))
+        worker.runner.execute(views)
+    (delta,) = core.commit(*steps[0])
+    assert (delta.finish_reason, delta.token_ids) == ("error", [])
+    assert "NaN" in delta.error
+    assert len(core.commit(*steps[1])) == 0
+    core.audit()

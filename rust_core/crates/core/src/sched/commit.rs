@@ -7,6 +7,9 @@ use crate::batch::{NUM_LOGPROB_COLUMNS, OutputView};
 use crate::delta::{Delta, Deltas, FinishReason, LogprobEntry, StopReason};
 use crate::error::Error;
 
+/// What the executor returns for a row whose logits hold NaN.
+const NO_TOKEN: i32 = -1;
+
 /// Why a sequence ends with its new token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ending {
@@ -79,9 +82,13 @@ impl Scheduler {
         let token = outputs.output_token[position];
         let vocab_size = self.config.vocab_size;
         if token < 0 || token as u32 >= vocab_size {
-            let message = format!(
-                "the model returned token id {token}, outside its vocabulary of {vocab_size}"
-            );
+            let message = if token == NO_TOKEN {
+                "the model's logits hold NaN; another dtype may help".to_owned()
+            } else {
+                format!(
+                    "the model returned token id {token}, outside its vocabulary of {vocab_size}"
+                )
+            };
             self.end_with_error(id, &Arc::from(message), deltas);
             return;
         }

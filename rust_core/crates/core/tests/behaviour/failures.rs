@@ -82,7 +82,12 @@ fn all_siblings_of_a_failed_request_end() {
 
 #[test]
 fn a_token_outside_the_vocabulary_ends_its_sequence_only() {
-    for bad in [-1, i32::MIN, 52, i32::MAX] {
+    for (bad, told) in [
+        (-1, "NaN"),
+        (i32::MIN, "-2147483648"),
+        (52, "52"),
+        (i32::MAX, "2147483647"),
+    ] {
         let mut core = Core::new(config(), None).unwrap();
         let good = core.submit(request(tokens(1, 10), 2)).unwrap();
         let other = core.submit(request(tokens(2, 10), 2)).unwrap();
@@ -98,7 +103,7 @@ fn a_token_outside_the_vocabulary_ends_its_sequence_only() {
             (broken.request, broken.finish_reason),
             (other, Some(FinishReason::Error))
         );
-        assert!(broken.error.as_ref().unwrap().contains(&bad.to_string()));
+        assert!(broken.error.as_ref().unwrap().contains(told));
         core.audit().unwrap();
     }
 }
