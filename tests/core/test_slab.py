@@ -64,14 +64,18 @@ def test_commit_reads_a_read_only_view(harness) -> None:
     assert [len(delta.token_ids) for delta in deltas] == [1]
 
 
-@pytest.mark.parametrize("token", [-1, 256, 2**31 - 1])
-def test_a_sampled_id_out_of_range_ends_its_own_sequence_only(harness, reference, token: int) -> None:
+@pytest.mark.parametrize(
+    ("token", "told"), [(-1, "NaN"), (-2, "-2"), (256, "256"), (2**31 - 1, "2147483647")]
+)
+def test_a_sampled_id_out_of_range_ends_its_own_sequence_only(
+    harness, reference, token: int, told: str
+) -> None:
     other = harness.core.submit([4, 5], max_tokens=4, temperature=0.0)
     assert harness.launch()
     harness.in_flight[0][1]["output_token"][0] = token
     delta, _ = harness.commit()
     assert (delta.finish_reason, delta.token_ids) == ("error", [])
-    assert str(token) in delta.error
+    assert told in delta.error
     harness.run()
     harness.assert_empty()
     assert harness.outputs[other, 0].token_ids == reference([4, 5], 4)
