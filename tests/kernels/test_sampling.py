@@ -173,8 +173,40 @@ def test_top_p_where_the_likeliest_are_not_enough(monkeypatch, top_p):
 def test_rows_are_drawn_in_parts(monkeypatch):
     logits = torch.randn(23, 100, generator=torch.Generator().manual_seed(8))
     whole = OPS.draw(logits.clone(), draws(23))
-    monkeypatch.setattr(reference, "_MAX_NOISE_ELEMENTS", 250)
+    monkeypatch.setattr(reference, "_MAX_SCRATCH_ELEMENTS", 250)
     assert torch.equal(OPS.draw(logits.clone(), draws(23)), whole)
+
+
+def test_wide_nuclei_and_penalties_are_computed_in_parts(monkeypatch):
+    logits = torch.randn(9, len(LOGITS), generator=torch.Generator().manual_seed(4))
+    monkeypatch.setattr(reference, "_NUM_LIKELIEST", 4)
+    counts = (logits > 0.5).to(torch.int32)
+    penalties = Penalties(
+        repetition=torch.linspace(1, 2, 9), presence=torch.linspace(0, 1, 9), frequency=torch.linspace(1, 0, 9),
+        in_prompt=logits < -1, output_counts=counts,
+    )  # fmt: skip
+
+    def run():
+        penalized = logits.clone()
+        OPS.penalize(penalized, penalties)
+        return penalized.clone(), OPS.draw(penalized, draws(9, top_p=0.9)), widest[0]
+
+    widest = [0]
+    nucleus = reference._nucleus
+
+    def watched(scaled, top_p):
+        widest[0] = max(widest[0], len(scaled))
+        return nucleus(scaled, top_p)
+
+    monkeypatch.setattr(reference, "_nucleus", watched)
+    whole, tokens, num_rows = run()
+    assert num_rows > 2
+    widest[0] = 0
+    monkeypatch.setattr(reference, "_MAX_SCRATCH_ELEMENTS", 2 * len(LOGITS))
+    in_parts, same_tokens, num_rows = run()
+    assert num_rows == 2
+    assert torch.equal(whole, in_parts)
+    assert torch.equal(tokens, same_tokens)
 
 
 def test_mixed_truncation_in_one_call_equals_each_row_alone():

@@ -10,14 +10,16 @@ import torch
 from oneloop_kernels.ops.sampling import TopLogprobs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from oneloop_kernels.ops.sampling import Draws, Penalties, Truncation
 
 _NUM_LIKELIEST = 256
 """Tokens that top_p looks at first."""
 _NUM_BINS = 4096
 """Of each of the two histograms: together they tell logits apart that differ by a few units in the last place."""
-_MAX_NOISE_ELEMENTS = 1 << 20
-"""Rows are drawn in parts so that no array of noise is larger."""
+_MAX_SCRATCH_ELEMENTS = 1 << 20
+"""Rows are penalized and drawn in parts so that no intermediate array is larger."""
 
 
 def _signed(value: int, bits: int) -> int:
@@ -40,14 +42,15 @@ class ReferenceSamplingOps:
 
     def penalize(self, logits: torch.Tensor, penalties: Penalties) -> None:
         """See the contract."""
-        counts = penalties.output_counts
-        in_output = counts > 0
-        seen = in_output | penalties.in_prompt
-        repetition = penalties.repetition[:, None]
-        penalized = torch.where(logits > 0, logits / repetition, logits * repetition)
-        logits.copy_(torch.where(seen, penalized, logits))
-        logits.sub_(counts * penalties.frequency[:, None])
-        logits.sub_(in_output * penalties.presence[:, None])
+        for part in _parts(*logits.shape):
+            rows, counts = logits[part], penalties.output_counts[part]
+            in_output = counts > 0
+            seen = in_output | penalties.in_prompt[part]
+            repetition = penalties.repetition[part, None]
+            penalized = torch.where(rows > 0, rows / repetition, rows * repetition)
+            rows.copy_(torch.where(seen, penalized, rows))
+            rows.sub_(counts * penalties.frequency[part, None])
+            rows.sub_(in_output * penalties.presence[part, None])
 
     def draw(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
         """See the contract."""
@@ -61,21 +64,20 @@ class ReferenceSamplingOps:
         noise = self.noise(draws.seed, draws.output_index, candidates.to(torch.int32))
         tokens = candidates.gather(1, values.add_(noise).argmax(-1, keepdim=True)).squeeze(1)
         if not bool(enough.all()):
-            rows = (~enough).nonzero().squeeze(1)
-            nucleus = _nucleus(scaled.index_select(0, rows), draws.truncation.top_p.index_select(0, rows))
-            tokens[rows] = self._draw_from_all(nucleus, draws.seed[rows], draws.output_index[rows])
+            wide = (~enough).nonzero().squeeze(1)
+            for part in _parts(len(wide), scaled.shape[1]):
+                rows = wide[part]
+                nucleus = _nucleus(scaled.index_select(0, rows), draws.truncation.top_p.index_select(0, rows))
+                tokens[rows] = self._draw_from_all(nucleus, draws.seed[rows], draws.output_index[rows])
         return tokens
 
     def _draw_from_all(
         self, scaled: torch.Tensor, seed: torch.Tensor, output_index: torch.Tensor
     ) -> torch.Tensor:
         """Draw from every token that is not −∞. scaled: overwritten."""
-        num_rows, vocab_size = scaled.shape
-        token_ids = torch.arange(vocab_size, dtype=torch.int32, device=scaled.device)
-        tokens = torch.empty(num_rows, dtype=torch.int64, device=scaled.device)
-        rows_at_once = max(1, _MAX_NOISE_ELEMENTS // vocab_size)
-        for first in range(0, num_rows, rows_at_once):
-            part = slice(first, first + rows_at_once)
+        token_ids = torch.arange(scaled.shape[1], dtype=torch.int32, device=scaled.device)
+        tokens = torch.empty(scaled.shape[0], dtype=torch.int64, device=scaled.device)
+        for part in _parts(*scaled.shape):
             noise = self.noise(seed[part], output_index[part], token_ids)
             torch.argmax(scaled[part].add_(noise), -1, out=tokens[part])
         return tokens
@@ -106,6 +108,13 @@ class ReferenceSamplingOps:
             torch.cat((token_ids[:, None], top_ids), dim=1),
             torch.cat((chosen, values), dim=1).sub_(normalizer),
         )
+
+
+def _parts(num_rows: int, row_size: int) -> Iterator[slice]:
+    """Slices of the rows, of at most _MAX_SCRATCH_ELEMENTS each (but at least one row)."""
+    at_once = max(1, _MAX_SCRATCH_ELEMENTS // row_size)
+    for first in range(0, num_rows, at_once):
+        yield slice(first, first + at_once)
 
 
 def _mix64(value: torch.Tensor) -> torch.Tensor:
