@@ -210,25 +210,12 @@ fn check_stop_strings(request: &SubmitRequest, has_vocabulary: bool) -> Result<(
 /// The numeric columns, as 32-bit values.
 fn check_numbers(config: &CoreConfig, request: &SubmitRequest) -> Result<Sampling, Error> {
     let temperature = check_range("temperature", request.temperature, 0.0, f64::from(f32::MAX))?;
-    let top_p = check_range("top_p", request.top_p, 0.0, 1.0)?;
-    if top_p <= 0.0 {
-        return Err(Error::request(
-            "top_p",
-            format!("{} is not above 0", request.top_p),
-        ));
-    }
-    let repetition_penalty = check_range(
+    let top_p = check_positive("top_p", request.top_p, 1.0)?;
+    let repetition_penalty = check_positive(
         "repetition_penalty",
         request.repetition_penalty,
-        0.0,
         f64::from(f32::MAX),
     )?;
-    if repetition_penalty <= 0.0 {
-        return Err(Error::request(
-            "repetition_penalty",
-            format!("{} is not above 0", request.repetition_penalty),
-        ));
-    }
     let top_k = i32::try_from(request.top_k).map_err(|_| {
         Error::request(
             "top_k",
@@ -358,10 +345,18 @@ fn check_range(field: &'static str, value: f64, min: f64, max: f64) -> Result<f3
     if !(min..=max).contains(&value) {
         return Err(Error::request(
             field,
-            format!("{value} is out of range; {min} to {max} are possible"),
+            format!("{value:?} is out of range; {min:?} to {max:?} are possible"),
         ));
     }
     Ok(value as f32)
+}
+
+/// Above 0. What 32 bits would round down to 0 becomes the least they hold.
+fn check_positive(field: &'static str, value: f64, max: f64) -> Result<f32, Error> {
+    if value == 0.0 {
+        return Err(Error::request(field, "0 is not above 0"));
+    }
+    Ok(check_range(field, value, 0.0, max)?.max(f32::MIN_POSITIVE))
 }
 
 fn bad_id(field: &'static str, token: i64, config: &CoreConfig) -> Error {
