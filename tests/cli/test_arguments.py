@@ -134,3 +134,8 @@ def test_every_setting_has_help():
     for kind in (ModelConfig, CacheConfig, SchedulerConfig, ServerConfig):
         for name, item in kind.__dataclass_fields__.items():
             assert item.metadata["help"], name
+
+
+@pytest.mark.parametrize(("max_num_seqs", "tokens"), [(256, 512), (1024, 1024)])
+def test_a_step_has_room_for_every_running_sequence(max_num_seqs, tokens):
+    assert SchedulerConfig(max_num_seqs=max_num_seqs).step_tokens == tokens

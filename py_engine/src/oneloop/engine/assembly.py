@@ -140,7 +140,7 @@ def _make_core(config: EngineConfig, info: ModelInfo, vocabulary: Vocabulary) ->
             num_blocks=info.num_blocks,
             block_size=info.block_size,
             max_num_seqs=config.scheduler.max_num_seqs,
-            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+            max_num_batched_tokens=config.scheduler.step_tokens,
             max_model_len=info.max_model_len,
             vocab_size=info.vocab_size,
             enable_prefix_caching=config.cache.enable_prefix_caching,

@@ -103,7 +103,7 @@ def _max_model_len(spec: ModelSpec, config: EngineConfig, pool_tokens: int) -> i
 def _activation_bytes(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig) -> int:
     """Peak of a step's tensors, whatever the cache's size."""
     scheduler = config.scheduler
-    num_tokens = padded_num_tokens(scheduler.max_num_batched_tokens)
+    num_tokens = padded_num_tokens(scheduler.step_tokens)
     query_size = spec.num_heads * spec.head_dim
     kv_size = 2 * spec.num_kv_heads * spec.head_dim
     per_token = 4 * spec.hidden_size + 2 * (query_size + kv_size) + 2 * query_size
