@@ -253,6 +253,30 @@ RAW = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ('{"prompt": "a", "temperature": %s, "top_p": 0.5}', "temperature"),
+        ('{"min_p": %s}', "min_p"),
+        ('{"prompt": "NaN 1e999", "logit_bias": {"5": 1.5, "6": %s}}', "logit_bias"),
+        ('{"stream_options": {"a": [0, [{"b": %s}]]}, "prompt": "a"}', "stream_options"),
+        ('{"prompt": [1, %s], "n": 1}', "prompt"),
+        ('{"no name": %s}', None),
+        ('{"temperature": %s', None),
+        ('[%s]', None),
+        ('{"temperature": %s, "x": "' + "y" * 70_000 + '"}', None),
+    ],
+    ids=short,
+)  # fmt: skip
+async def test_a_number_that_is_not_finite_is_refused_by_field(
+    guarded: Any, body: str, param: str | None, number: str
+) -> None:
+    """T8: such a body is no JSON, yet its sender learns which field to mend."""
+    status, answer = await guarded.post_raw(COMPLETIONS, (body % number).encode())
+    assert (status, answer["error"]["param"]) == (400, param)
+
+
 @pytest.mark.parametrize(("data", "expected"), RAW, ids=short)
 async def test_raw_bodies(guarded: Any, data: bytes, expected: int) -> None:
     begin = time.monotonic()
