@@ -6,6 +6,7 @@ Each row is refused by name, and the next good request is answered as if nothing
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import gzip
 import json
@@ -452,3 +453,34 @@ async def test_names_without_effect_are_counted_not_read(guarded: Any) -> None:
     ) as reply:
         assert reply.status == 200
         assert reply.headers["X-Oneloop-Ignored"].endswith("(+59968 more)")
+
+
+async def test_large_bodies_are_bounded_together(serve: Any) -> None:
+    """Clients that hold many large bodies open get 503; small requests are answered all the while; then all is free."""
+    size = 100 << 10
+    head = (
+        f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
+    ).encode()
+    async with serve(max_body_bytes=size) as server:
+        before = await canary(server)
+        connections = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(60)]
+        for _, writer in connections:
+            writer.write(head + b" " * (size - 1))
+        answers = await asyncio.gather(*(_within(reader, 0.5) for reader, _ in connections))
+        refused = [answer for answer in answers if answer]
+        assert all(answer.startswith(b"HTTP/1.1 503 ") and b"Retry-After: 1" in answer for answer in refused)
+        assert 60 - len(refused) == 16 * size // (size - 1 - (64 << 10))
+        assert await canary(server) == before
+        for _, writer in connections:
+            writer.close()
+        status, _ = await server.post_raw(COMPLETIONS, b" " * (size - 2) + b"{}")
+        assert status == 400
+
+
+async def _within(reader: asyncio.StreamReader, wait_s: float) -> bytes:
+    """What arrives first; empty when nothing does."""
+    try:
+        async with asyncio.timeout(wait_s):
+            return await reader.read(1 << 12)
+    except TimeoutError:
+        return b""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from aiohttp import HttpVersion10, HttpVersion11, web
 
 from oneloop.api.auth import KeyCheck
+from oneloop.api.body import BodyReader
 from oneloop.api.errors import (
     INTERNAL_MESSAGE,
     SERVER_NAME,
@@ -93,6 +94,7 @@ def _make_state(engine: AsyncEngine, config: ServerConfig) -> ApiState:
         engine=engine,
         config=config,
         limits=limits,
+        bodies=BodyReader(limits),
         metrics=HttpMetrics(dict.fromkeys(path for _, path, _ in ROUTES)),
         token_texts=TokenTexts(tokenizer),
         started=int(time.time()),

@@ -1,4 +1,4 @@
-"""Reading a request's body: JSON only, bounded in size (after decompression) and in time."""
+"""Reading a request's body: JSON only, bounded in size (after decompression), in time, and over all connections."""
 
 from __future__ import annotations
 
@@ -22,19 +22,58 @@ _INFLATED_AT_ONCE = 256 << 10
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 
 
-async def read_object(request: web.Request, limits: Limits) -> dict[str, object]:
-    """The JSON object a client sent. ApiError 400, 408, 413 or 415."""
-    _check_media_type(request)
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            body = await _read(request, limits.max_body_bytes)
-    except TimeoutError:
-        raise ApiError(
-            ErrorKind.TIMEOUT, f"The body did not arrive within {BODY_TIMEOUT_S:g} seconds."
-        ) from None
-    except (web.RequestPayloadError, http_exceptions.HttpProcessingError):
-        raise bad_request(None, "The body is cut or wrongly chunked.") from None
-    return decode_object(body)
+NOT_COUNTED = 64 << 10
+"""The first bytes of every body are outside the common bound: small requests are read whatever the large ones do."""
+MAX_LARGE_BODIES = 16
+"""Bodies of full size that are held at once, over all connections; in bytes, so smaller ones are more."""
+
+
+class BodyReader:
+    """Reads bodies for all handlers, and bounds what all of them hold together."""
+
+    __slots__ = ("_limits", "_num_held")
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._num_held = 0
+
+    async def read_object(self, request: web.Request) -> dict[str, object]:
+        """The JSON object a client sent. ApiError 400, 408, 413, 415 or 503."""
+        _check_media_type(request)
+        limit = self._limits.max_body_bytes
+        body = bytearray()
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                async for chunk in _chunks(request, limit):
+                    if len(body) + len(chunk) > limit:
+                        raise _too_large(limit)
+                    self._hold(len(body), len(body) + len(chunk))
+                    body += chunk
+            return decode_object(bytes(body))
+        except TimeoutError:
+            raise ApiError(
+                ErrorKind.TIMEOUT, f"The body did not arrive within {BODY_TIMEOUT_S:g} seconds."
+            ) from None
+        except (web.RequestPayloadError, http_exceptions.HttpProcessingError):
+            raise bad_request(None, "The body is cut or wrongly chunked.") from None
+        finally:
+            self._num_held -= _counted(len(body))
+
+    def _hold(self, num_before: int, num_bytes: int) -> None:
+        """A body grows. ApiError 503 when all together would be too large."""
+        more = _counted(num_bytes) - _counted(num_before)
+        if self._num_held + more > MAX_LARGE_BODIES * self._limits.max_body_bytes:
+            raise ApiError(
+                ErrorKind.UNAVAILABLE,
+                "Too many large bodies are on their way; try again later.",
+                None,
+                {"Retry-After": "1"},
+            )
+        self._num_held += more
+
+
+def _counted(num_bytes: int) -> int:
+    return max(num_bytes - NOT_COUNTED, 0)
 
 
 def _check_media_type(request: web.Request) -> None:
@@ -47,25 +86,16 @@ def _check_media_type(request: web.Request) -> None:
         )
 
 
-async def _read(request: web.Request, limit: int) -> bytes:
-    """All of the body, never more than `limit` bytes of it."""
+def _chunks(request: web.Request, limit: int) -> AsyncIterator[bytes]:
+    """The body, unpacked, piece by piece; of the packed one never more than `limit` bytes."""
     if (request.content_length or 0) > limit:
         raise _too_large(limit)
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding == "identity":
-        return await _joined(_received(request, limit), limit)
+        return _received(request, limit)
     if encoding in ("gzip", "x-gzip", "deflate"):
-        return await _joined(_inflated(_received(request, limit)), limit)
+        return _inflated(_received(request, limit))
     raise bad_request(None, "The body may be packed with gzip or deflate only (Content-Encoding).")
-
-
-async def _joined(chunks: AsyncIterator[bytes], limit: int) -> bytes:
-    body = bytearray()
-    async for chunk in chunks:
-        body += chunk
-        if len(body) > limit:
-            raise _too_large(limit)
-    return bytes(body)
 
 
 async def _received(request: web.Request, limit: int) -> AsyncIterator[bytes]:

@@ -11,6 +11,7 @@ from oneloop.api.errors import ApiError, ErrorKind
 from oneloop.api.protocol.fields import shown
 
 if TYPE_CHECKING:
+    from oneloop.api.body import BodyReader
     from oneloop.api.limits import Limits
     from oneloop.api.logprobs import TokenTexts
     from oneloop.api.metrics import HttpMetrics
@@ -25,6 +26,7 @@ class ApiState:
     engine: AsyncEngine
     config: ServerConfig
     limits: Limits
+    bodies: BodyReader
     metrics: HttpMetrics
     token_texts: TokenTexts
     started: int

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING
 
-from oneloop.api.body import read_object
 from oneloop.api.chunks import ChatChunks
 from oneloop.api.handlers.generation import collect, steps, stream_reply, submit_all
 from oneloop.api.handlers.json_reply import ignored_header, json_reply
@@ -25,11 +24,12 @@ if TYPE_CHECKING:
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     """One conversation, n answers."""
     state = request.app[STATE]
-    chat = read_chat(await read_object(request, state.limits), state.limits, state.engine.default_sampling)
+    chat = read_chat(await state.bodies.read_object(request), state.limits, state.engine.default_sampling)
     model = state.check_model(chat.model)
     if chat.scheduling.request_id is not None:
         request[REQUEST_ID] = chat.scheduling.request_id
     text = await render(state, chat.prompt)
+    chat.prompt.messages.clear()  # an answer may take long, and templates leave out what may be megabytes
     check_text_len("messages", text, state.limits)
     token_ids = await state.engine.encode(text, add_special_tokens=chat.prompt.add_special_tokens)
     params = chat.params

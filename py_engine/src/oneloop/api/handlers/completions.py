@@ -6,7 +6,6 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from oneloop.api.body import read_object
 from oneloop.api.chunks import CompletionChunks
 from oneloop.api.errors import bad_request
 from oneloop.api.handlers.generation import collect, nothing_to_generate, steps, stream_reply, submit_all
@@ -37,8 +36,9 @@ class _Prompt:
 async def completions(request: web.Request) -> web.StreamResponse:
     """Several prompts, n answers each; choice index = prompt index · n + answer index."""
     state = request.app[STATE]
-    body = await read_object(request, state.limits)
-    asked = read_completion(body, state.limits, state.engine.default_sampling)
+    asked = read_completion(
+        await state.bodies.read_object(request), state.limits, state.engine.default_sampling
+    )
     model = state.check_model(asked.model)
     if asked.scheduling.request_id is not None:
         request[REQUEST_ID] = asked.scheduling.request_id

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from oneloop.api.body import read_object
 from oneloop.api.handlers.json_reply import ignored_header, json_reply
 from oneloop.api.handlers.prompt import check_text_len, render
 from oneloop.api.protocol.tokenize import read_detokenize, read_tokenize
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 async def tokenize(request: web.Request) -> web.StreamResponse:
     """Token ids of a text or of a rendered conversation."""
     state = request.app[STATE]
-    asked = read_tokenize(await read_object(request, state.limits))
+    asked = read_tokenize(await state.bodies.read_object(request))
     state.check_model(asked.model)
     text = asked.prompt if isinstance(asked.prompt, str) else await render(state, asked.prompt)
     check_text_len("prompt", text, state.limits)
@@ -42,7 +41,7 @@ async def _texts(state: ApiState, tokens: list[int]) -> list[str]:
 async def detokenize(request: web.Request) -> web.StreamResponse:
     """Text of token ids, special ones included."""
     state = request.app[STATE]
-    asked = read_detokenize(await read_object(request, state.limits), state.limits)
+    asked = read_detokenize(await state.bodies.read_object(request), state.limits)
     state.check_model(asked.model)
     text = await state.engine.decode(asked.token_ids, skip_special_tokens=False)
     return json_reply({"prompt": text}, ignored_header(asked.ignored))

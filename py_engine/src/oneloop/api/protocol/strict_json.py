@@ -71,7 +71,10 @@ def _field_without_finite_number(body: bytes) -> str | None:
         return None if math.isfinite(float(text)) else _NOT_FINITE
 
     reader = json.JSONDecoder(
-        object_pairs_hook=note, parse_float=number, parse_int=lambda _: None, parse_constant=lambda _: _NOT_FINITE
+        object_pairs_hook=note,
+        parse_float=number,
+        parse_int=lambda _: None,
+        parse_constant=lambda _: _NOT_FINITE,
     )
     try:
         reader.decode(body.decode())
