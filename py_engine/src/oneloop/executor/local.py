@@ -156,11 +156,12 @@ def _let_waiting_threads_sleep() -> None:
     """Make OpenMP's threads sleep after a short spin while they wait for each other. Read when torch is first imported.
 
     The loop's thread needs the same cores. SmolLM2 on 2 cores, one stream, tokens/s alone and beside a busy process:
-    sleep at once 31 and 19, spin for 1,000 turns first 51 and 19, spin for ever 57 and 1 to 7.
+    sleep at once 31 and 19, spin for 1,000 turns first 47 and 22, spin for ever 57 and 1 to 7. ACTIVE, because under
+    PASSIVE libgomp drops the spin as soon as a second thread of the process computes too.
     """
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    if "OMP_WAIT_POLICY" not in os.environ and "GOMP_SPINCOUNT" not in os.environ:
+        os.environ["OMP_WAIT_POLICY"] = "ACTIVE"
+        os.environ["GOMP_SPINCOUNT"] = "1000"
 
 
 def aligned_buffer(num_bytes: int) -> memoryview:
