@@ -139,3 +139,9 @@ def test_every_setting_has_help():
 @pytest.mark.parametrize(("max_num_seqs", "tokens"), [(256, 512), (1024, 1024)])
 def test_a_step_has_room_for_every_running_sequence(max_num_seqs, tokens):
     assert SchedulerConfig(max_num_seqs=max_num_seqs).step_tokens == tokens
+
+
+@pytest.mark.parametrize("key", ["", "  "])
+def test_an_empty_key_is_no_key(key):
+    with pytest.raises(ConfigError, match="api_key: is empty"):
+        ServerConfig(api_key=key)

@@ -96,6 +96,14 @@ def test_a_hub_model_is_fetched_at_one_revision_and_without_code(
     )
     assert "*.safetensors" in options["allow_patterns"]
     assert "*.safetensors" not in without_weights["allow_patterns"]
+    names = [
+        "model-00001-of-00002.safetensors",
+        "consolidated.safetensors",
+        "original/x.safetensors",
+        "config.json",
+    ]
+    patterns = {key: options[key] for key in ("allow_patterns", "ignore_patterns")}
+    assert list(huggingface_hub.utils.filter_repo_objects(names, **patterns)) == [names[0], "config.json"]
 
 
 def test_offline_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,6 +135,13 @@ class ServerConfig(_Settings):
     )
     shutdown_timeout: float = setting(5.0, "seconds that running requests get after SIGTERM", minimum=0)
 
+    def __post_init__(self) -> None:
+        _Settings.__post_init__(self)
+        if self.api_key is not None and not self.api_key.strip():
+            raise ConfigError(
+                "api_key", "is empty, which no client could send; give a key, or unset ONELOOP_API_KEY"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:

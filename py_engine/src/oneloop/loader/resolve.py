@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from oneloop.formats.model_spec import ModelSpec
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_HUB_UNWANTED = ("consolidated*.safetensors", "original/*", "*/*.safetensors")
+"""Second copies of the weights in their maker's own layout."""
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "additional_chat_templates/*")
 
 
@@ -94,7 +96,11 @@ def _fetch_from_hub(model: str, revision: str | None, *, weights: bool) -> Path:
 
     patterns = [pattern for pattern in _HUB_FILES if weights or pattern != "*.safetensors"]
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
+        return Path(
+            snapshot_download(
+                model, revision=revision, allow_patterns=patterns, ignore_patterns=list(_HUB_UNWANTED)
+            )
+        )
     except LocalEntryNotFoundError as error:
         raise ModelError(
             model,
