@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import signal
 import threading
 import time
 from contextlib import contextmanager
@@ -134,3 +135,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def pytest_configure() -> None:
+    """Servers and terminals that tests start must hear Ctrl-C, also where a shell began this run with it ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)

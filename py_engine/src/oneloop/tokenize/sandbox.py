@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 from jinja2 import nodes
@@ -22,11 +23,19 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from oneloop.tokenize.template_filters import COMPARISONS, bounded_filters, comparing_tests
-from oneloop.tokenize.template_limits import Meter, TemplateLimitError, require_width, weigh, weigh_comparison
+from oneloop.tokenize.template_limits import (
+    MAX_WEIGHT,
+    Meter,
+    TemplateLimitError,
+    require_width,
+    weigh,
+    weigh_comparison,
+)
 
 _DROPPED_METHODS = ("center", "encode", "expandtabs", "format_map", "translate")
 _CUT_COST = 8
 """str.split and its kin make one object for every part of a text."""
+_PIECES_AT_ONCE = 4096
 
 
 class TemplateRefusalError(TemplateError):
@@ -84,8 +93,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def concat(self, parts: Iterable[str]) -> str:
         """What joins the pieces of a rendered template, macro or block."""
-        pieces = list(parts)
-        self._meter.require(sum(map(len, pieces)))
+        pieces: list[str] = []
+        length, source = 0, iter(parts)
+        while some := list(islice(source, _PIECES_AT_ONCE)):
+            pieces += some
+            length += sum(map(len, some))
+            if length + len(pieces) > MAX_WEIGHT:  # a loop without end is stopped while it is still small
+                break
+        self._meter.require(length + len(pieces))
         return "".join(pieces)
 
     def bounded_concat(self, parts: Sequence[Any]) -> str:
