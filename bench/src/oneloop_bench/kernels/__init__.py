@@ -1,0 +1,1 @@
+"""Micro-benches of the kernel families: `python -m oneloop_bench.kernels.<family>`."""
