@@ -284,9 +284,7 @@ def _event_times(work: Callable[[], object], count: int) -> list[float]:
     """Seconds of each of `count` runs, by device events; the host does not wait in between."""
     for _ in range(3):
         work()
-    pairs = [
-        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)
-    ]
+    pairs = [(_event(), _event()) for _ in range(count)]
     for begin, end in pairs:
         begin.record()
         work()
