@@ -1,4 +1,4 @@
-"""Comparing implementations: one table of tolerances, used by every test."""
+"""Comparing implementations: one table of tolerances, used by every test. `hopper` compiles kernels without a GPU."""
 
 from oneloop_kernels.testing.tolerances import TOLERANCES, Tolerance, assert_close
 

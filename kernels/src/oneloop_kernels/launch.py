@@ -1,0 +1,53 @@
+"""What a launch depends on beside its arguments: the interpreter, programmatic dependent launch, the chip's size.
+
+Imports no Triton, so that the registry may ask whether the interpreter is on.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+INTERPRETED: Final[bool] = os.environ.get("TRITON_INTERPRET") == "1"
+"""Kernels run in Python on CPU tensors. Triton reads the same variable when a kernel is defined."""
+
+_PDL_CAPABILITY: Final = 9
+"""Compute capability (major) from which a kernel may begin while the one before it ends."""
+_STAND_IN_SMS: Final = 132
+"""Multiprocessors assumed where there is no GPU: those of an H100 or H200."""
+
+
+@cache
+def pdl_supported(device: torch.device) -> bool:
+    """Whether kernels on the device are launched with programmatic dependent launch (PDL)."""
+    if INTERPRETED or device.type != "cuda":
+        return False
+    return torch.cuda.get_device_capability(device)[0] >= _PDL_CAPABILITY
+
+
+@cache
+def num_sms(device: torch.device) -> int:
+    """Multiprocessors of the device; on a CPU those of an H200, so that the interpreter runs the same grids."""
+    if device.type != "cuda":
+        return _STAND_IN_SMS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@cache
+def pdl_options(device: torch.device) -> Mapping[str, bool]:
+    """Keyword arguments for the launch of a kernel that has `USE_PDL: tl.constexpr`.
+
+    `kernel[grid](..., **pdl_options(device))`. With USE_PDL the kernel must call `tl.extra.cuda.gdc_wait()` before its
+    first access to anything that a kernel before it reads or writes, and may call `gdc_launch_dependents()` early:
+    those that follow then start, and wait in turn until this one has ended.
+    """
+    if pdl_supported(device):
+        return MappingProxyType({"USE_PDL": True, "launch_pdl": True})
+    return MappingProxyType({"USE_PDL": False})

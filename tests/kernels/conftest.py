@@ -1,0 +1,66 @@
+"""Where kernels are tested: on the CUDA device if there is one, else on the CPU in Triton's interpreter.
+
+Tests that use `kernel_device` are marked `gpu` where there is a device, so that `make test-gpu` runs them there.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from oneloop_kernels.launch import INTERPRETED
+
+ON_GPU = torch.cuda.is_available() and not INTERPRETED
+KERNEL_DTYPES = (torch.bfloat16, torch.float16) if ON_GPU else (torch.float32, torch.float16)
+"""The interpreter computes bfloat16 wrongly without a word."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if ON_GPU and "kernel_device" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.gpu)
+
+
+@pytest.fixture(scope="session")
+def kernel_device() -> torch.device:
+    return torch.device("cuda" if ON_GPU else "cpu")
+
+
+@pytest.fixture(params=KERNEL_DTYPES, ids=str)
+def kernel_dtype(request) -> torch.dtype:
+    """The dtypes that kernels are tested in, one after the other."""
+    return request.param
+
+
+class RandomInputs:
+    """Fresh random tensors on the device of the kernels."""
+
+    def __init__(self, device: torch.device, seed: int) -> None:
+        self.device = device
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.randn(*shape, generator=self._generator).to(dtype).to(self.device)
+
+    def integers(self, low: int, high: int, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        """In [low, high)."""
+        return torch.randint(low, high, shape, generator=self._generator).to(dtype).to(self.device)
+
+    def permutation(self, size: int) -> torch.Tensor:
+        """int64."""
+        return torch.randperm(size, generator=self._generator).to(self.device)
+
+    def poisoned(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        """For outputs: an element that nobody writes stays NaN, or the smallest integer."""
+        value = float("nan") if dtype.is_floating_point else torch.iinfo(dtype).min
+        return torch.full(shape, value, dtype=dtype, device=self.device)
+
+
+@pytest.fixture
+def inputs(kernel_device) -> RandomInputs:
+    """A new seed each time; a failing test's report shows it (captured output)."""
+    seed = random.SystemRandom().randrange(1 << 31)
+    print(f"seed of the random inputs: {seed}")
+    return RandomInputs(kernel_device, seed)
