@@ -69,8 +69,7 @@ def check_layers(pair, token_ids):
             assert_close(actual, expected)
             state = expected.to(dtype).float()
         assert_close(pair.ours.norm(state.to(dtype)), truth.model.norm(state))
-        normed = truth.model.norm(state).to(dtype)
-        assert_close(pair.ours.compute_logits(normed), truth.lm_head(normed.float()), dtype)
+        assert_close(pair.ours.compute_logits(state.to(dtype)), truth.lm_head(truth.model.norm(state)), dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

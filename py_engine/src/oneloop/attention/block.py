@@ -63,11 +63,17 @@ class AttentionBlock:
         self._rotate = ROPE.resolve(device, dtype)
 
     def __call__(
-        self, x: torch.Tensor, rotary: RotaryStep, kv: PagedKVCache, metadata: AttentionMetadata
-    ) -> torch.Tensor:
-        """x: [≥ num_tokens, hidden_size] contiguous → the same shape, any strides; rows of padding hold garbage."""
+        self,
+        x: torch.Tensor,
+        rotary: RotaryStep,
+        kv: PagedKVCache,
+        metadata: AttentionMetadata,
+        *,
+        norm: RMSNorm,
+    ) -> None:
+        """x += attention(norm(x)), in place; rows of padding get garbage. x: [≥ num_tokens, hidden_size] contiguous."""
         num_heads, num_tokens = self._num_heads, metadata.num_tokens
-        qkv = self.qkv(x).contiguous().view(x.shape[0], -1, self._head_dim)
+        qkv = self.qkv(x, norm=norm).contiguous().view(x.shape[0], -1, self._head_dim)
         rotated = qkv[:, : self._num_rotated]
         if self.query_norm is not None and self.key_norm is not None:
             rotated[:, :num_heads] = self.query_norm(rotated[:, :num_heads])
@@ -76,7 +82,7 @@ class AttentionBlock:
         kv.write(self._index, qkv[:num_tokens, num_heads:], metadata.slots)
         attended = torch.empty(x.shape[0], num_heads * self._head_dim, dtype=x.dtype, device=x.device)
         metadata.plan.run(qkv, kv.layers[self._index], attended)
-        return self.output(attended)
+        self.output(attended, residual=x)
 
     def weight_targets(self) -> dict[str, torch.Tensor]:
         """Checkpoint tensor name → the view that it fills."""

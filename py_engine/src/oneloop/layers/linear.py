@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from oneloop_kernels.ops.linear import LINEAR
+from oneloop_kernels.ops.linear import LINEAR, NUM_TICKETS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from oneloop.layers.norm import RMSNorm
 
 
 class Linear:
@@ -18,7 +20,7 @@ class Linear:
     weight: [sum of the parts' sizes, in_size], uninitialised until the loader fills it.
     """
 
-    __slots__ = ("_compute", "_parts", "bias", "weight")
+    __slots__ = ("_compute", "_parts", "_tickets", "bias", "weight")
 
     def __init__(
         self,
@@ -35,11 +37,32 @@ class Linear:
         self._parts = dict(parts)
         self.weight = torch.empty(out_size, in_size, dtype=dtype, device=device) if weight is None else weight
         self.bias = torch.empty(out_size, dtype=dtype, device=device) if bias else None
+        self._tickets = torch.zeros(NUM_TICKETS, dtype=torch.int32, device=device)
         self._compute = LINEAR.resolve(device, dtype)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [num_tokens, in_size] contiguous → [num_tokens, out_size] of any strides."""
-        return self._compute(x, self.weight, self.bias)
+    def __call__(
+        self,
+        x: torch.Tensor,
+        *,
+        norm: RMSNorm | None = None,
+        gated: bool = False,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """x: [num_tokens, in_size] contiguous → [num_tokens, out_size] of any strides.
+
+        norm: applied to x first; x stays as it is. gated: the two parts are gate and up, and the result is
+        silu(gate) · up, [num_tokens, out_size / 2]. residual: contiguous; the result is added into it, and it is
+        returned.
+        """
+        return self._compute(
+            x,
+            self.weight,
+            self.bias,
+            norm=None if norm is None else norm.norm,
+            gated=gated,
+            residual=residual,
+            tickets=self._tickets,
+        )
 
     def weight_targets(self) -> dict[str, torch.Tensor]:
         """Checkpoint tensor name → the view that it fills."""

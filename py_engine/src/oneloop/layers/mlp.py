@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 from oneloop.layers.linear import Linear
-from oneloop_kernels.ops.silu_mul import SILU_MUL
+
+if TYPE_CHECKING:
+    from oneloop.layers.norm import RMSNorm
 
 MAX_TOKENS_AT_ONCE: Final = 512
-"""More are computed in parts: the widest activations of a model then stay small, and in the processor's cache."""
+"""On a CPU more are computed in parts: a model's widest activations then stay small, and in the processor's cache."""
 
 
 class GatedMLP:
-    """down(silu(gate(x)) · up(x)), with gate and up in one weight."""
+    """x + down(silu(gate(norm(x))) · up(norm(x))), with gate and up in one weight."""
 
-    __slots__ = ("_activate", "down", "gate_up")
+    __slots__ = ("_in_parts", "down", "gate_up")
 
     def __init__(
         self,
@@ -34,17 +36,18 @@ class GatedMLP:
         self.down = Linear(
             intermediate_size, {f"{name}.down_proj": hidden_size}, bias=bias, dtype=dtype, device=device
         )
-        self._activate = SILU_MUL.resolve(device, dtype)
+        self._in_parts = device.type == "cpu"
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [num_tokens, hidden_size] contiguous → the same shape, any strides."""
-        if x.shape[0] <= MAX_TOKENS_AT_ONCE:
-            return self.down(self._activate(self.gate_up(x)))
-        out = torch.empty_like(x)
+    def __call__(self, x: torch.Tensor, *, norm: RMSNorm) -> None:
+        """x += mlp(norm(x)), in place. x: [num_tokens, hidden_size] contiguous."""
+        if not self._in_parts or x.shape[0] <= MAX_TOKENS_AT_ONCE:
+            self._add(x, norm)
+            return
         for first in range(0, x.shape[0], MAX_TOKENS_AT_ONCE):
-            part = slice(first, first + MAX_TOKENS_AT_ONCE)
-            out[part] = self.down(self._activate(self.gate_up(x[part])))
-        return out
+            self._add(x[first : first + MAX_TOKENS_AT_ONCE], norm)
+
+    def _add(self, x: torch.Tensor, norm: RMSNorm) -> None:
+        self.down(self.gate_up(x, norm=norm, gated=True), residual=x)
 
     def weight_targets(self) -> dict[str, torch.Tensor]:
         """Checkpoint tensor name → the view that it fills."""

@@ -34,8 +34,12 @@ class Model(Protocol):
     ) -> torch.Tensor:
         """token_ids, positions: [n] int64, n ≥ metadata.num_tokens; rows beyond are padding (any valid id).
 
-        Writes the tokens' keys and values and returns the final hidden states, [n, hidden_size], normalised.
+        Writes the tokens' keys and values and returns the last layer's hidden states, [n, hidden_size], before the
+        final norm: only rows that are sampled need it.
         """
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: [n, hidden_size] contiguous rows of forward's result → [n, vocab_size] float32, any strides."""
+        """hidden: [n, hidden_size] contiguous rows of forward's result → [n, vocab_size], any strides.
+
+        Normalises them first. The logits have the model's dtype: who needs float32 widens them.
+        """

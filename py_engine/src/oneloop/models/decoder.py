@@ -47,8 +47,8 @@ class DecoderLayer:
         self, x: torch.Tensor, rotary: RotaryStep, kv: PagedKVCache, metadata: AttentionMetadata
     ) -> None:
         """x: [n, hidden_size] contiguous, updated in place."""
-        x.add_(self.attention(self.attention_norm(x), rotary, kv, metadata))
-        x.add_(self.mlp(self.mlp_norm(x)))
+        self.attention(x, rotary, kv, metadata, norm=self.attention_norm)
+        self.mlp(x, norm=self.mlp_norm)
 
     def weight_targets(self) -> dict[str, torch.Tensor]:
         """Checkpoint tensor name → the view that it fills."""
@@ -104,8 +104,8 @@ class Decoder:
         rotary = self.rotary(positions)
         for layer in self.layers:
             layer(hidden, rotary, kv, metadata)
-        return self.norm(hidden)
+        return hidden
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See Model."""
-        return self.head(hidden).to(torch.float32)
+        return self.head(hidden, norm=self.norm)

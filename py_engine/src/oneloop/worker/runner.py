@@ -122,7 +122,7 @@ class ModelRunner:
         padded = np.zeros(padded_num_tokens(num_samples), np.int64)
         padded[:num_samples] = token_index
         chosen = hidden.index_select(0, torch.from_numpy(padded).to(hidden.device))
-        return self._model.compute_logits(chosen)[:num_samples]
+        return self._model.compute_logits(chosen)[:num_samples].to(torch.float32)
 
     def _upload(self, values: npt.NDArray[np.int32]) -> torch.Tensor:
         """Host integers as int64 on the device."""

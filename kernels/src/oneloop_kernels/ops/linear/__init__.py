@@ -1,23 +1,52 @@
-"""y = x · Wᵀ + b."""
+"""y = x · Wᵀ + b, with what stands before and after it in a decoder layer: norm, gate, residual."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from oneloop_kernels.registry import Family, Implementation
 
 if TYPE_CHECKING:
     import torch
 
+NUM_TICKETS: Final = 1024
+"""Elements of `tickets`."""
+
+
+class Norm(NamedTuple):
+    """RMS normalisation of a linear map's input; see ops.rms_norm."""
+
+    weight: torch.Tensor
+    """[in], the input's dtype."""
+    eps: float
+
 
 class Linear(Protocol):
-    """x · weightᵀ + bias."""
+    """norm(x) · weightᵀ + bias, then the gate, then the residual."""
 
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """x: [num_tokens, in] contiguous; weight: [out, in] contiguous; bias: [out] or None. One dtype, one device.
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        norm: Norm | None = None,
+        gated: bool = False,
+        residual: torch.Tensor | None = None,
+        tickets: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """x: [num_tokens, in], rows contiguous; weight: [out, in], either dimension contiguous; bias: [out] or None.
 
-        Returns a new [num_tokens, out] of any strides: on the CPU the transposed product is the faster one, and
-        what follows reads it through its strides.
+        norm: x is RMS-normalised first. It is never overwritten.
+        gated: the rows of weight (and bias) are [gate; up]; the result is silu(gate) · up, [num_tokens, out / 2].
+        residual: [num_tokens, out], rows contiguous: the result is added into it, and it is returned.
+        tickets: [NUM_TICKETS] int32 zeros on the device, left zero, that no two launches use at a time (say, one per
+        weight): with them an implementation may split sums among programs and let the last one add up. Without them
+        the result is the same, perhaps later.
+
+        One dtype, one device. Sums run in float32. What lies between the stages (the normalised input, gate and up) may
+        be rounded to the dtype or not. Returns residual or a new [num_tokens, out or out / 2] of any strides: on the
+        CPU the transposed product is the faster one, and what follows reads it through its strides.
         """
 
 
@@ -33,9 +62,9 @@ LINEAR: Family[Linear] = Family(
 
 
 def padded_num_tokens(num_tokens: int) -> int:
-    """The number of rows to compute instead: 2, 4, or a multiple of 8 that grows to 64. Above 64 at most 13 % more.
+    """The number of rows that a CPU computes instead: 2, 4, or a multiple of 8 that grows to 64.
 
-    A single row is computed as two (see `cpu`); few distinct numbers keep oneDNN's kernels few.
+    Above 64 at most 13 % more. A single row is computed as two (see `cpu`); few distinct numbers keep oneDNN's kernels few.
     """
     if num_tokens <= 2:
         return 2

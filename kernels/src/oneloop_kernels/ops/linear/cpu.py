@@ -17,7 +17,15 @@ tokens (about 1 ms a shape), so callers round it up: `padded_num_tokens`.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
+
+from oneloop_kernels.ops.rms_norm.reference import rms_norm
+from oneloop_kernels.ops.silu_mul.reference import silu_mul
+
+if TYPE_CHECKING:
+    from oneloop_kernels.ops.linear import Norm
 
 _BLAS_MAX_TOKENS = 4
 """Up to here the BLAS is the faster one."""
@@ -27,8 +35,27 @@ _TRANSPOSED_MAX_TOKENS = 191
 _HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    norm: Norm | None = None,
+    gated: bool = False,
+    residual: torch.Tensor | None = None,
+    tickets: torch.Tensor | None = None,
+) -> torch.Tensor:
     """See the contract."""
+    if norm is not None:
+        x = rms_norm(x, norm.weight, norm.eps)
+    out = _product(x, weight, bias)
+    if gated:
+        out = silu_mul(out)
+    return out if residual is None else residual.add_(out)
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x · weightᵀ + bias, the fastest way for that number of rows. x: contiguous."""
     num_tokens = x.shape[0]
     if num_tokens <= _BLAS_MAX_TOKENS or not _HAS_ONEDNN:
         if num_tokens == 1:
