@@ -9,6 +9,7 @@ __all__ = [
     "BUILD_PROFILE",
     "MAX_LOGPROBS",
     "AuditError",
+    "CompletionWatcher",
     "ConfigError",
     "Core",
     "CoreConfig",
@@ -323,3 +324,30 @@ class Core:
         """Forget all cached blocks. False (and nothing done) while blocks are referenced."""
     def audit(self) -> None:
         """Check every conservation law; AuditError names the one that broke. O(state): for tests."""
+
+@final
+class CompletionWatcher:
+    """A native thread that watches a 64-bit integer in host memory and writes a descriptor whenever it grows.
+
+    A device writes the number of the last finished step into the word (pinned memory, numbers that only grow); the
+    event loop watches the descriptor. The thread needs no GIL and no driver. It polls only while a step is expected:
+    naps of a 64th of the wait so far, up to max_nap_us (longer ones after 50 ms), cost little and see a step's end
+    within about that time. Expecting nothing, it is parked.
+
+    word: a buffer over one aligned 64-bit integer; its export is held until the watcher is gone, so a numpy view of a
+    pinned tensor stays valid. fd: an eventfd, or a pipe's end, best non-blocking; it is duplicated, so the caller may
+    close its own at any time. max_nap_us: 0 spins on a core instead. ValueError for a buffer of another kind, OSError
+    for a descriptor that is not open.
+    """
+
+    def __new__(cls, word: Buffer, fd: int, *, max_nap_us: int = 20) -> CompletionWatcher: ...
+    def expect(self, number: int) -> None:
+        """A step with this number was launched. One write follows for every time the word was seen to have grown.
+
+        ValueError after close().
+        """
+    @property
+    def completed(self) -> int:
+        """The word now. What the device wrote before it is visible after this."""
+    def close(self) -> None:
+        """End the thread, whatever is expected. Idempotent; also done when the object goes."""

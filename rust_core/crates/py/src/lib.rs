@@ -7,6 +7,7 @@ mod deltas;
 mod error;
 mod slab;
 mod vocab;
+mod watcher;
 
 #[pyo3::pymodule]
 mod _core {
@@ -24,6 +25,8 @@ mod _core {
     use crate::slab::{Field, SlabLayout};
     #[pymodule_export]
     use crate::vocab::{StreamDecoder, Vocabulary};
+    #[pymodule_export]
+    use crate::watcher::CompletionWatcher;
 
     #[pymodule_export]
     #[allow(non_upper_case_globals)]
