@@ -1,4 +1,4 @@
-"""CompletionWatcher: every growth of the word wakes the descriptor, soon; parked it costs nothing; it ends on request."""
+"""CompletionWatcher: every growth of the word wakes the descriptor, soon; parked it costs nothing; closing ends it."""
 
 import asyncio
 import ctypes
