@@ -113,6 +113,16 @@ def test_fork(inputs):
     assert slab["header"][INDEX["num_block_deltas"]] == 0
 
 
+def test_select_rows(inputs):
+    slab = step_slab(inputs, 33, [])
+    hidden, out = inputs.normal(70, 1500), inputs.poisoned(MAX_ROWS, 1500, dtype=torch.float32)
+    slab["sample_token_index"] = inputs.integers(0, 70, MAX_ROWS, dtype=torch.int32)
+    slab["sample_token_index"][33:] = 1 << 30  # left from earlier steps
+    STEP_INPUTS.resolve(inputs.device, torch.float32, name="triton").select_rows(slab, INDEX, hidden, out)
+    assert torch.equal(out[:33], hidden[slab["sample_token_index"][:33].long()])
+    assert out[33:].isnan().all()
+
+
 @pytest.mark.parametrize("num_bytes", [8, 4096, 40_003])
 def test_fetch(inputs, num_bytes):
     source = inputs.integers(0, 256, 65_536, dtype=torch.uint8).cpu()
@@ -165,9 +175,9 @@ def test_compiles_for_hopper():
     )
     pointers += ("out_positions", "out_kv_slots", "out_row_slot", "out_seq_lens", "out_query_start")
     kinds = dict.fromkeys((*pointers, "out_num_rows", "out_num_single"), "*i32")
-    kinds |= {"header": "*i64", "out_kv_slots": "*i64", "WIDTH": "i32"}
+    kinds |= {"header": "*i64", "out_kv_slots": "*i64", "WIDTH": "i32", "BUCKET": "i32"}
     counts = {"NUM_ROWS": 1, "NUM_TOKENS": 2, "NUM_SINGLE": 13, "NUM_DELTAS": 5}
-    sizes = {"MAX_ROWS": 512, "BLOCK_SIZE": 16, "BUCKET": 512, "SEARCH_STEPS": 10, "BLOCK": 1024}
+    sizes = {"MAX_ROWS": 512, "BLOCK_SIZE": 16, "SEARCH_STEPS": 10, "BLOCK": 1024}
     results = ("token", "rank", "logprob_token", "logprob")
     publish = {name: "*i32" for stem in results for name in (stem, f"to_{stem}")} | {"header": "*i64"}
     publish |= {"logprob": "*fp32", "to_logprob": "*fp32", "flag": "*i64", "sequence": "i64"}

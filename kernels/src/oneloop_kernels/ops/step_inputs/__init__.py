@@ -83,6 +83,18 @@ class StepOps(Protocol):
     ) -> None:
         """Apply the step's block-table deltas, take them off the header, then copy the forks' block-table prefixes."""
 
+    def select_rows(
+        self,
+        slab: Mapping[str, torch.Tensor],
+        header_index: Mapping[str, int],
+        hidden: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """out[i] = hidden[sample_token_index[i]] for every sample of the step.
+
+        hidden: [num_tokens, size], out: [R, size], contiguous. At most as many samples as both have rows.
+        """
+
     def publish(
         self,
         output: SampleOutput,

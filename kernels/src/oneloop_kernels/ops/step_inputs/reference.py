@@ -67,6 +67,17 @@ class ReferenceStepOps:
             source, target = int(slab["fork_src"][index]), int(slab["fork_dst"][index])
             tables.block_tables[target, :width] = tables.block_tables[source, :width]
 
+    def select_rows(
+        self,
+        slab: Mapping[str, torch.Tensor],
+        header_index: Mapping[str, int],
+        hidden: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """See the contract."""
+        count = int(slab["header"][header_index["num_samples"]])
+        out[:count] = hidden[slab["sample_token_index"][:count].long()]
+
     def publish(
         self,
         output: SampleOutput,

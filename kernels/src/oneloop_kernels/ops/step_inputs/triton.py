@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _FETCH_WORDS: Final = 1024
 _FETCH_PROGRAMS: Final = 16
 """Enough reads under way to hide the bus; a larger slab is fetched in turns."""
+_SELECT_BLOCK: Final = 1024
 _BLOCK: Final = 64 if INTERPRETED else 1024
 _NUM_WARPS: Final = 16
 
@@ -73,7 +74,7 @@ def _fill_rows(
 def _fill_tokens(
     num_rows, num_single, num_tokens, row_slot, row_num_computed, query_start, token_ids, block_tables, last_token,
     out_token_ids, out_positions, out_kv_slots,
-    WIDTH, BLOCK_SIZE: tl.constexpr, BUCKET: tl.constexpr, SEARCH_STEPS: tl.constexpr, BLOCK: tl.constexpr,
+    WIDTH, BUCKET, BLOCK_SIZE: tl.constexpr, SEARCH_STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     for start in range(0, BUCKET, BLOCK):
         token = start + tl.arange(0, BLOCK)
@@ -101,14 +102,13 @@ def _fill_tokens(
         tl.store(out_kv_slots + token, tl.where(live, kv_slot, -1), mask=within)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["BUCKET"])
 def _prepare_kernel(
     header, delta_slot, delta_index, delta_block, row_slot, row_num_scheduled, row_num_computed, query_start, token_ids,
     block_tables, last_token, out_token_ids, out_positions, out_kv_slots, out_row_slot, out_seq_lens, out_query_start,
-    out_num_rows, out_num_single, WIDTH,
+    out_num_rows, out_num_single, WIDTH, BUCKET,
     NUM_ROWS: tl.constexpr, NUM_TOKENS: tl.constexpr, NUM_SINGLE: tl.constexpr, NUM_DELTAS: tl.constexpr,
-    MAX_ROWS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BUCKET: tl.constexpr, SEARCH_STEPS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    MAX_ROWS: tl.constexpr, BLOCK_SIZE: tl.constexpr, SEARCH_STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     num_rows = tl.load(header + NUM_ROWS).to(tl.int32)
     num_tokens = tl.load(header + NUM_TOKENS).to(tl.int32)
@@ -123,7 +123,7 @@ def _prepare_kernel(
     tl.debug_barrier()
     _fill_tokens(
         num_rows, num_single, num_tokens, row_slot, row_num_computed, query_start, token_ids, block_tables, last_token,
-        out_token_ids, out_positions, out_kv_slots, WIDTH, BLOCK_SIZE, BUCKET, SEARCH_STEPS, BLOCK,
+        out_token_ids, out_positions, out_kv_slots, WIDTH, BUCKET, BLOCK_SIZE, SEARCH_STEPS, BLOCK,
     )  # fmt: skip
 
 
@@ -145,6 +145,20 @@ def _fork_kernel(
             live = column < num_blocks
             block = tl.load(block_tables + source + column, mask=live, other=0)
             tl.store(block_tables + target + column, block, mask=live)
+
+
+@triton.jit
+def _select_rows_kernel(
+    header, hidden, index, out, num_tokens, SIZE, NUM_SAMPLES: tl.constexpr, BLOCK: tl.constexpr
+):
+    sample = tl.program_id(0)
+    if sample < tl.load(header + NUM_SAMPLES):
+        row = tl.load(index + sample)
+        row = tl.minimum(tl.maximum(row, 0), num_tokens - 1).to(tl.int64)
+        for start in range(tl.program_id(1) * BLOCK, SIZE, tl.num_programs(1) * BLOCK):
+            column = start + tl.arange(0, BLOCK)
+            value = tl.load(hidden + row * SIZE + column, mask=column < SIZE)
+            tl.store(out + sample.to(tl.int64) * SIZE + column, value, mask=column < SIZE)
 
 
 @triton.jit
@@ -207,10 +221,10 @@ class TritonStepOps:
             slab["row_num_scheduled"], slab["row_num_computed"], slab["query_start"], slab["token_ids"],
             tables.block_tables, tables.last_token, inputs.token_ids, inputs.positions, inputs.kv_slots,
             inputs.row_slot, inputs.seq_lens, inputs.query_start, inputs.num_rows, inputs.num_single,
-            tables.block_tables.stride(0),
+            tables.block_tables.stride(0), num_tokens,
             NUM_ROWS=header_index["num_rows"], NUM_TOKENS=header_index["num_tokens"],
             NUM_SINGLE=header_index["num_single"], NUM_DELTAS=header_index["num_block_deltas"],
-            MAX_ROWS=max_rows, BLOCK_SIZE=block_size, BUCKET=num_tokens, SEARCH_STEPS=max_rows.bit_length(),
+            MAX_ROWS=max_rows, BLOCK_SIZE=block_size, SEARCH_STEPS=max_rows.bit_length(),
             BLOCK=_BLOCK, num_warps=_NUM_WARPS,
         )  # fmt: skip
 
@@ -223,6 +237,20 @@ class TritonStepOps:
             slab["fork_dst"], slab["fork_num_blocks"], tables.block_tables, tables.block_tables.stride(0),
             NUM_DELTAS=header_index["num_block_deltas"], NUM_FORKS=header_index["num_forks"],
             BLOCK=_BLOCK, num_warps=_NUM_WARPS,
+        )  # fmt: skip
+
+    def select_rows(
+        self,
+        slab: Mapping[str, torch.Tensor],
+        header_index: Mapping[str, int],
+        hidden: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """See the contract."""
+        size = hidden.shape[1]
+        _select_rows_kernel[(min(hidden.shape[0], out.shape[0]), triton.cdiv(size, _SELECT_BLOCK))](
+            slab["header"], hidden, slab["sample_token_index"], out, hidden.shape[0], size,
+            NUM_SAMPLES=header_index["num_samples"], BLOCK=_SELECT_BLOCK, num_warps=4,
         )  # fmt: skip
 
     def publish(

@@ -1,0 +1,132 @@
+"""CudaExecutor: the model in this process, its steps on one CUDA stream. Importing this module imports no torch."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from oneloop.errors import EngineDeadError
+from oneloop.executor.device_completion import DeviceCompletions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from oneloop.config import EngineConfig
+    from oneloop.executor.base import Completion, LoadProgress, ModelFiles, ModelInfo
+    from oneloop.executor.loading import LoadedModel, ModelLoading
+    from oneloop.worker.gpu.runner import GpuModelRunner
+    from oneloop.worker.gpu.slab import HostSlab
+    from oneloop_core import SlabLayout
+
+log = logging.getLogger(__name__)
+
+SHUTDOWN_LIMIT_S = 10.0
+"""How long shutdown() waits for the steps in flight."""
+NUM_CAPTURED_AT_START = 64
+"""Decode buckets, the smallest first, that are captured before the engine is ready: all of the usual ones."""
+
+
+class CudaExecutor:
+    """Implements `base.Executor` on one GPU. The loop's thread launches; nothing ever waits for the device there."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        from oneloop.executor.loading import ModelLoading
+
+        self._config = config
+        self._loading: ModelLoading = ModelLoading(config)
+        self._loaded: LoadedModel | None = None
+        self._slabs: list[HostSlab] = []
+        self._runner: GpuModelRunner | None = None
+        self._stream: torch.cuda.Stream | None = None
+        self._completions: DeviceCompletions | None = None
+        self._on_stream = False
+
+    def locate(self, progress: LoadProgress | None = None) -> ModelFiles:
+        """As base.Executor."""
+        return self._loading.locate(progress)
+
+    def start(self, progress: LoadProgress | None = None) -> ModelInfo:
+        """As base.Executor. ConfigError when the memory does not suffice."""
+        self._loaded = self._loading.load(progress)
+        return self._loaded.info
+
+    def attach(self, layout: SlabLayout, num_slabs: int, *, max_num_seqs: int) -> Sequence[memoryview]:
+        """As base.Executor. Also loads the kernels and captures the first graphs."""
+        import torch
+
+        from oneloop.worker.gpu.runner import GpuModelRunner
+        from oneloop.worker.gpu.slab import HostSlab
+
+        assert self._loaded is not None, "start() comes first"
+        device = self._loaded.model.device
+        on_gpu = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if on_gpu else None
+        self._slabs = [HostSlab(layout, pinned=on_gpu) for _ in range(num_slabs)]
+        with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
+            self._runner = GpuModelRunner(
+                self._loaded.model,
+                self._loaded.plan,
+                layout,
+                self._slabs,
+                max_num_seqs=max_num_seqs,
+                max_num_tokens=self._config.resolved.step_tokens,
+                enforce_eager=self._config.worker.enforce_eager,
+            )
+            self._runner.warm_up(NUM_CAPTURED_AT_START)
+        check = _nothing
+        if self._stream is not None:
+            self._stream.synchronize()
+            check = self._stream.query
+        self._completions = DeviceCompletions(self._runner.flag.numpy(), check)
+        return [slab.buffer for slab in self._slabs]
+
+    def submit(self, slab_index: int) -> None:
+        """As base.Executor. EngineDeadError when the device takes no more work."""
+        import torch
+
+        runner, completions = self._runner, self._completions
+        assert runner is not None and completions is not None, "attach() comes first"
+        if not self._on_stream and self._stream is not None:
+            torch.cuda.set_stream(self._stream)  # of the loop's thread, for good
+            self._on_stream = True
+        number = completions.next_number(slab_index)
+        error = None
+        try:
+            runner.launch(slab_index, number)
+        except Exception as caught:  # whatever it was, the step is over and the loop must hear of it
+            log.exception("a step could not be launched")
+            error = f"the model's step failed ({type(caught).__name__})"
+            try:
+                if isinstance(caught, torch.OutOfMemoryError):
+                    torch.cuda.empty_cache()
+                runner.publish(slab_index, number)
+            except Exception as fatal:
+                raise EngineDeadError(f"the device takes no more work ({type(fatal).__name__})") from fatal
+        completions.launched(number, error)
+
+    def completion_fd(self) -> int:
+        """As base.Executor."""
+        assert self._completions is not None, "attach() comes first"
+        return self._completions.fileno()
+
+    def completions(self) -> list[Completion]:
+        """As base.Executor. EngineDeadError when the device has failed."""
+        assert self._completions is not None, "attach() comes first"
+        return self._completions.take()
+
+    def shutdown(self) -> None:
+        """As base.Executor. Blocks for at most SHUTDOWN_LIMIT_S."""
+        if self._completions is not None:
+            if not self._completions.wait_idle(SHUTDOWN_LIMIT_S):
+                log.warning("steps are still running after %g s; they are left to the device", SHUTDOWN_LIMIT_S)
+            self._completions.close()
+        self._runner = None
+        self._loaded = None
+        self._slabs = []
+
+
+def _nothing() -> None:
+    """A device that cannot fail apart from the process."""

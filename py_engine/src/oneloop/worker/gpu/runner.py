@@ -1,0 +1,224 @@
+"""Launches one step on a GPU: slab in pinned memory in, tokens in pinned memory out. Never waits for the device."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from oneloop.attention.kv_cache import PagedKVCache
+from oneloop.attention.metadata import AttentionMetadata
+from oneloop.worker.gpu.graphs import StepGraphs, bucket_of, row_buckets, token_bucket
+from oneloop.worker.gpu.sampler import DeviceSampler
+from oneloop.worker.gpu.slab import DeviceSlab
+from oneloop.worker.inputs import LOGPROB_COLUMNS, SlabViews, StepFlag
+from oneloop_kernels.ops.paged_attention import AttentionShape, AttentionStep, DEVICE_ATTENTION
+from oneloop_kernels.ops.step_inputs import STEP_INPUTS, SampleOutput, SlotTables, StepInputs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from oneloop.models.base import Model
+    from oneloop.worker.gpu.sampler import SampleVariant
+    from oneloop.worker.gpu.slab import HostSlab
+    from oneloop.worker.inputs import StepHeader
+    from oneloop.worker.memory import MemoryPlan
+    from oneloop_core import SlabLayout
+
+MAX_CAPTURED_TOKENS: Final = 2048
+"""Steps with more tokens take the device longer than the host needs to launch them one kernel at a time."""
+
+
+class GpuModelRunner:
+    """A model with its KV cache and the state of its slots. One thread at a time; steps in the core's order.
+
+    A step is: fetch the slab; where its counts say so, admit, fork and copy blocks; the forward pass; sampling;
+    publish. Forward and sampling are graphs by bucket; what differs between steps of a bucket they read on the device.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        plan: MemoryPlan,
+        layout: SlabLayout,
+        slabs: Sequence[HostSlab],
+        *,
+        max_num_seqs: int,
+        max_num_tokens: int,
+        enforce_eager: bool = False,
+    ) -> None:
+        """Allocates the KV cache and the state of the slots on the current stream, which all steps must run on.
+
+        slabs: the ring; its memory must outlive the runner.
+        """
+        self._model = model
+        spec, device = model.spec, model.device
+        self.kv = PagedKVCache(spec, plan.num_blocks, plan.block_size, dtype=model.dtype, device=device)
+        self._block_size = plan.block_size
+        # + 1: a step ahead may have begun the next block.
+        max_blocks = -(-plan.max_model_len // plan.block_size) + 1
+        self._slab = DeviceSlab(layout, device)
+        self._slabs = slabs
+        self._views = [SlabViews.over(slab.buffer, layout) for slab in slabs]
+        self._targets = [_output_of(slab.fields) for slab in slabs]
+        self.flag = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
+        """Number of the last step that is through, written by the device; on the host."""
+        self._tables = SlotTables(
+            torch.zeros(max_num_seqs, max_blocks, dtype=torch.int32, device=device),
+            torch.zeros(max_num_seqs, dtype=torch.int32, device=device),
+        )
+        largest = max(token_bucket(max_num_tokens), max_num_seqs)
+        self._inputs = _make_inputs(max_num_seqs, largest, device)
+        self._output = _make_output(max_num_seqs, device)
+        self._sample_hidden = torch.zeros(max_num_seqs, spec.hidden_size, dtype=model.dtype, device=device)
+        self._ops = STEP_INPUTS.resolve(device, torch.float32)
+        self._attention = DEVICE_ATTENTION.resolve(device, model.dtype)(
+            AttentionShape(
+                num_heads=spec.num_heads,
+                num_kv_heads=spec.num_kv_heads,
+                head_dim=spec.head_dim,
+                block_size=plan.block_size,
+                scale=spec.head_dim**-0.5,
+            ),
+            max_rows=max_num_seqs,
+            max_tokens=largest,
+            max_blocks_per_row=max_blocks,
+            dtype=model.dtype,
+            device=device,
+        )
+        self._attention_step = AttentionStep(
+            row_slot=self._inputs.row_slot,
+            seq_lens=self._inputs.seq_lens,
+            query_start=self._inputs.query_start,
+            num_rows=self._inputs.num_rows,
+            num_single=self._inputs.num_single,
+            block_tables=self._tables.block_tables,
+        )
+        self._sampler = DeviceSampler(
+            max_num_seqs=max_num_seqs,
+            vocab_size=spec.vocab_size,
+            slab=self._slab,
+            last_token=self._tables.last_token,
+            output=self._output,
+            device=device,
+        )
+        self._row_buckets = row_buckets(max_num_seqs)
+        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self.graphs = StepGraphs(stream, enabled=not enforce_eager)
+
+    @torch.inference_mode()
+    def launch(self, slab_index: int, sequence: int) -> None:
+        """Launch the step in that slab; `flag` becomes `sequence` (larger than any before) when it is through."""
+        header = self._views[slab_index].header()
+        slab, index = self._slab, self._slab.header_index
+        self._ops.fetch(self._slabs[slab_index].storage, slab.storage, header.used_bytes)
+        if header.num_admitted:
+            self._sampler.admit(header)
+        if header.num_forks:
+            self._ops.fork(slab.fields, index, self._tables)
+            self._sampler.fork(header)
+        if header.num_cow:
+            self.kv.copy_from_slab(slab.fields, index)
+        if header.num_tokens:
+            self._forward(header)
+            if header.num_samples:
+                self._sample(header)
+        logprobs = bool(header.flags & StepFlag.LOGPROBS)
+        self.publish(slab_index, sequence, logprobs=logprobs)
+
+    def publish(self, slab_index: int, sequence: int, *, logprobs: bool = False) -> None:
+        """Hand over what the last launches left, and set the flag."""
+        slab = self._slab
+        target = self._targets[slab_index]
+        self._ops.publish(
+            self._output, target, slab.fields, slab.header_index, self.flag, sequence, logprobs=logprobs
+        )
+
+    def _forward(self, header: StepHeader) -> None:
+        has_multi = header.num_single < header.num_rows
+        if has_multi:
+            num_tokens = token_bucket(header.num_tokens)
+        else:
+            num_tokens = bucket_of(header.num_tokens, self._row_buckets)
+        self.graphs.launch(
+            ("forward", num_tokens, has_multi),
+            partial(self._launch_forward, num_tokens, has_multi),
+            capturable=num_tokens <= MAX_CAPTURED_TOKENS,
+        )
+
+    def _launch_forward(self, num_tokens: int, has_multi: bool) -> None:
+        inputs, slab = self._inputs, self._slab
+        self._ops.prepare(
+            slab.fields, slab.header_index, self._tables, inputs,
+            num_tokens=num_tokens, block_size=self._block_size,
+        )  # fmt: skip
+        num_rows = min(num_tokens, inputs.row_slot.shape[0])
+        plan = self._attention.plan(self._attention_step, num_rows, num_tokens, has_multi)
+        metadata = AttentionMetadata(num_tokens, inputs.kv_slots[:num_tokens], plan)
+        hidden = self._model.forward(
+            inputs.token_ids[:num_tokens], inputs.positions[:num_tokens], self.kv, metadata
+        )
+        self._ops.select_rows(slab.fields, slab.header_index, hidden, self._sample_hidden)
+
+    def _sample(self, header: StepHeader) -> None:
+        num_samples = bucket_of(header.num_samples, self._row_buckets)
+        variant = self._sampler.variant(header.flags, header.max_logprobs)
+        self.graphs.launch(
+            ("sample", num_samples, variant), partial(self._launch_sample, num_samples, variant)
+        )
+
+    def _launch_sample(self, num_samples: int, variant: SampleVariant) -> None:
+        logits = self._model.compute_logits(self._sample_hidden[:num_samples])
+        self._sampler.sample(logits, num_samples, variant)
+
+    @torch.inference_mode()
+    def warm_up(self, num_captured: int) -> None:
+        """Compile and load every kernel of a plain step, then capture the first buckets. The slots stay as they are.
+
+        The device's slab is empty here, so the kernels find nothing to do and write nothing.
+        """
+        self._slab.storage.zero_()
+        greedy = self._sampler.variant(0, -1)
+        for bucket in self._row_buckets[:num_captured]:
+            for key, body in (
+                (("forward", bucket, False), partial(self._launch_forward, bucket, False)),
+                (("sample", bucket, greedy), partial(self._launch_sample, bucket, greedy)),
+            ):
+                body()
+                self.graphs.capture(key, body)
+
+
+def _make_inputs(max_rows: int, max_tokens: int, device: torch.device) -> StepInputs:
+    def ints(size: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.zeros(size, dtype=dtype, device=device)
+
+    return StepInputs(
+        token_ids=ints(max_tokens),
+        positions=ints(max_tokens),
+        kv_slots=ints(max_tokens, torch.int64),
+        row_slot=ints(max_rows),
+        seq_lens=ints(max_rows),
+        query_start=ints(max_rows + 1),
+        num_rows=ints(1),
+        num_single=ints(1),
+    )
+
+
+def _make_output(max_rows: int, device: torch.device) -> SampleOutput:
+    return SampleOutput(
+        token=torch.zeros(max_rows, dtype=torch.int32, device=device),
+        rank=torch.zeros(max_rows, dtype=torch.int32, device=device),
+        logprob_token=torch.zeros(max_rows * LOGPROB_COLUMNS, dtype=torch.int32, device=device),
+        logprob=torch.zeros(max_rows * LOGPROB_COLUMNS, dtype=torch.float32, device=device),
+    )
+
+
+def _output_of(fields: dict[str, torch.Tensor]) -> SampleOutput:
+    """The output fields of a slab."""
+    return SampleOutput(
+        token=fields["output_token"],
+        rank=fields["output_rank"],
+        logprob_token=fields["output_logprob_token"],
+        logprob=fields["output_logprob"],
+    )
