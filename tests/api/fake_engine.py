@@ -191,7 +191,7 @@ class FakeEngine:
     ) -> RequestStream:
         self._check_accepting()
         resolved = (params or SamplingParams()).resolve(
-            self.default_sampling, vocab_size=VOCAB_SIZE, max_sequences=self.config.scheduler.max_num_seqs
+            self.default_sampling, vocab_size=VOCAB_SIZE, max_sequences=self.config.resolved.max_num_seqs
         )
         room = self.model_info.max_model_len - len(prompt)
         if room < 1:

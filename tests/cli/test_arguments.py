@@ -4,7 +4,16 @@ import pytest
 
 from oneloop.cli.arguments import engine_values, sampling_values, server_values, size_in_bytes
 from oneloop.cli.main import main, make_parser
-from oneloop.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
+from oneloop.config import (
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+    ServerConfig,
+    WorkerConfig,
+    resolve,
+    resolve_dtype,
+)
 from oneloop.errors import ConfigError
 
 
@@ -98,6 +107,7 @@ def test_sampling_options():
         (["--max-model-len", "1"], "max_model_len: must be at least 2"),
         (["--kv-cache-memory", "0"], "kv_cache_memory_bytes: must be at least 1"),
         (["--max-num-batched-tokens", "8"], "raise it or lower max_num_seqs"),
+        (["--gpu-memory-utilization", "1.1"], "gpu_memory_utilization: must be at most 1.0"),
         (["--port", "-1"], "port: must be at least 0"),
         (["--port", "70000"], "port: must be at most 65535"),
         (["--host", "no.such.host.invalid"], "host: no.such.host.invalid is no address"),
@@ -122,6 +132,8 @@ def test_bad_settings_are_one_line_and_exit_1(arguments, message, capsys):
         ({"max_num_seqs": True}, "max_num_seqs: must be an integer"),
         ({"served_model_name": "name"}, "served_model_name: must be a tuple of strings"),
         ({"enable_prefix_caching": 1}, "enable_prefix_caching: must be true or false"),
+        ({"max_model_len": "longest"}, "max_model_len: must be an integer or auto, got 'longest'"),
+        ({"device": "tpu"}, "device: must be one of auto, cuda, cpu, got 'tpu'"),
         ({"no_such": 1}, "no_such: no such setting"),
     ],
 )
@@ -131,17 +143,54 @@ def test_settings_from_python_are_checked_too(settings, message):
 
 
 def test_every_setting_has_help():
-    for kind in (ModelConfig, CacheConfig, SchedulerConfig, ServerConfig):
+    for kind in (ModelConfig, CacheConfig, SchedulerConfig, WorkerConfig, ServerConfig):
         for name, item in kind.__dataclass_fields__.items():
             assert item.metadata["help"], name
 
 
 @pytest.mark.parametrize(("max_num_seqs", "tokens"), [(256, 512), (1024, 1024)])
 def test_a_step_has_room_for_every_running_sequence(max_num_seqs, tokens):
-    assert SchedulerConfig(max_num_seqs=max_num_seqs).step_tokens == tokens
+    assert resolve(EngineConfig.from_flat({"max_num_seqs": max_num_seqs}), "cpu").step_tokens == tokens
 
 
 @pytest.mark.parametrize("key", ["", "  "])
 def test_an_empty_key_is_no_key(key):
     with pytest.raises(ConfigError, match="api_key: is empty"):
         ServerConfig(api_key=key)
+
+
+def test_defaults_follow_the_device():
+    """What was given counts on every device."""
+    for device, expected in {"cuda": (512, 8192, 16), "cpu": (256, 512, 16)}.items():
+        resolved = EngineConfig.from_flat({"device": device}).resolved
+        assert (resolved.device, resolved.max_num_seqs, resolved.step_tokens, resolved.block_size) == (
+            device,
+            *expected,
+        )
+        given = {"max_num_seqs": 3, "max_num_batched_tokens": 40, "block_size": 32}
+        resolved = EngineConfig.from_flat({"device": device, **given}).resolved
+        assert (resolved.max_num_seqs, resolved.step_tokens, resolved.block_size) == (3, 40, 32)
+
+
+def test_a_context_length_or_auto(capsys):
+    for text, value in (("auto", "auto"), ("4096", 4096)):
+        assert engine_values(parse("serve", "--max-model-len", text)) == {"max_model_len": value}
+    with pytest.raises(SystemExit):
+        parse("serve", "--max-model-len", "long")
+    assert "'long' is neither a number nor auto" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("setting", "device", "checkpoint", "gguf", "expected"),
+    [
+        ("auto", "cpu", "bfloat16", False, "float32"),
+        ("auto", "cuda", "bfloat16", False, "bfloat16"),
+        ("auto", "cuda", "float16", False, "float16"),
+        ("auto", "cuda", "float32", False, "bfloat16"),
+        ("auto", "cuda", "float16", True, "bfloat16"),
+        ("float32", "cuda", "bfloat16", False, "float32"),
+        ("float16", "cpu", "float32", True, "float16"),
+    ],
+)
+def test_the_type_that_auto_means(setting, device, checkpoint, gguf, expected):
+    assert resolve_dtype(setting, device, checkpoint, gguf=gguf) == expected

@@ -16,7 +16,8 @@ from oneloop.formats.model_spec import ModelSpec
 from oneloop.models.base import Model
 from oneloop.models.registry import build_model
 from oneloop.worker.inputs import SlabViews, StepFlag
-from oneloop.worker.memory import plan_memory
+from oneloop.worker.memory.ledger import DeviceMemory
+from oneloop.worker.memory.plan import plan_memory
 from oneloop.worker.runner import ModelRunner
 from oneloop_core import Core, CoreConfig
 
@@ -253,7 +254,8 @@ def make_worker(dtype: torch.dtype = torch.float32, **settings: Any) -> Worker:
     }
     config = EngineConfig.from_flat(flat | settings)
     model = random_model(dtype)
-    plan = plan_memory(model.spec, dtype, config, free_bytes=1 << 30)
+    name = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}[dtype]
+    plan = plan_memory(model.spec, name, config, DeviceMemory(total=1 << 30, free=1 << 30))
     runner = ModelRunner(model, plan, max_num_seqs=MAX_NUM_SEQS)
     runner.kv.storage.fill_(float("nan"))
     return Worker(model, runner, Slab())

@@ -2,52 +2,84 @@
 
 from __future__ import annotations
 
+import logging
+import subprocess
+import sys
+from dataclasses import replace
+
 import pytest
 import torch
 
-from oneloop.attention.kv_cache import PagedKVCache, block_bytes
+from oneloop.attention.kv_cache import PagedKVCache
 from oneloop.config import EngineConfig
 from oneloop.errors import ConfigError
-from oneloop.worker.memory import free_memory, plan_memory
+from oneloop.formats.model_spec import ModelSpec
+from oneloop.models.registry import build_model
+from oneloop.worker.memory.check import check_peak
+from oneloop.worker.memory.free import machine_memory
+from oneloop.worker.memory.gpu import CONTEXT_BYTES, activation_bytes, gpu_reserved
+from oneloop.worker.memory.ledger import DeviceMemory
+from oneloop.worker.memory.plan import plan_memory
+from oneloop.worker.memory.sizes import block_bytes, weight_bytes
+from oneloop_core import Core, CoreConfig
 
 CPU = torch.device("cpu")
 GIB = 1 << 30
 MIB = 1 << 20
+H200 = DeviceMemory(total=150_754_820_096, free=150_000_000_000)
+LLAMA_8B = ModelSpec(
+    architecture="LlamaForCausalLM", hidden_size=4096, intermediate_size=14336, num_layers=32, num_heads=32,
+    num_kv_heads=8, head_dim=128, vocab_size=128_256, max_position=131_072, rms_norm_eps=1e-5, rope_theta=5e5,
+    rope_scaling=None, tie_word_embeddings=False, qkv_bias=False, output_bias=False, mlp_bias=False, qk_norm=False,
+    dtype="bfloat16",
+)  # fmt: skip
 
 
 @pytest.fixture
 def plan(make_spec):
-    """Plan for the tiny spec with settings by their flat names."""
+    """Plan on a CPU for the tiny spec with settings by their flat names."""
 
-    def run(free_bytes=8 * GIB, dtype=torch.float32, spec=None, **settings):
-        return plan_memory(spec or make_spec(), dtype, EngineConfig.from_flat(settings), free_bytes)
+    def run(free_bytes=8 * GIB, dtype="float32", spec=None, **settings):
+        config = EngineConfig.from_flat({"device": "cpu", **settings})
+        return plan_memory(spec or make_spec(), dtype, config, DeviceMemory(total=64 * GIB, free=free_bytes))
 
     return run
+
+
+def gpu_plan(memory=H200, **settings):
+    return plan_memory(LLAMA_8B, "bfloat16", EngineConfig.from_flat({"device": "cuda", **settings}), memory)
 
 
 def test_a_block_takes_what_the_cache_allocates(make_spec):
     spec = make_spec()
     for dtype in (torch.float32, torch.bfloat16):
         storage = PagedKVCache(spec, 5, 16, dtype=dtype, device=CPU).storage
-        assert block_bytes(spec, 16, dtype) * 5 == storage.numel() * storage.element_size()
+        assert block_bytes(spec, 16, dtype.itemsize) * 5 == storage.numel() * storage.element_size()
+
+
+def test_weights_take_what_the_model_allocates(make_spec):
+    for spec in (make_spec(), make_spec(tie_word_embeddings=True)):
+        targets = build_model(spec, torch.bfloat16, CPU).weight_targets().values()
+        assert weight_bytes(spec, 2) == sum(target.nbytes for target in targets)
 
 
 def test_sizes_given(plan):
     planned = plan(kv_cache_memory_bytes=MIB)
     assert planned.num_blocks == MIB // (2 * 16 * 4 * 16 * 4)
-    assert plan(kv_cache_memory_bytes=MIB, dtype=torch.bfloat16).num_blocks == 2 * planned.num_blocks
-    assert plan(kv_cache_memory_bytes=MIB, num_gpu_blocks_override=7).num_blocks == 7
+    assert plan(kv_cache_memory_bytes=MIB, dtype="bfloat16").num_blocks == 2 * planned.num_blocks
+    assert plan(kv_cache_memory_bytes=MIB, num_gpu_blocks_override=8).num_blocks == 8
     assert plan(kv_cache_memory_bytes=MIB, block_size=32).num_blocks == planned.num_blocks // 2
 
 
-def test_by_default_a_quarter_of_what_is_free_and_at_most_4_gib(plan):
-    assert plan(free_bytes=2 * GIB).kv_cache_bytes == pytest.approx(GIB / 2, rel=1e-4)
+def test_on_a_cpu_by_default_a_quarter_of_what_is_free_and_at_most_4_gib(plan):
+    assert plan(free_bytes=2 * GIB).kv_cache_bytes == pytest.approx(GIB / 2, rel=1e-3)
     assert plan(free_bytes=100 * GIB).kv_cache_bytes == 4 * GIB
 
 
-def test_the_context_is_as_long_as_model_and_pool_allow(plan):
+def test_the_context_is_the_models_own_or_as_asked(plan):
     assert plan().max_model_len == 128
-    assert plan(num_gpu_blocks_override=3).max_model_len == 48
+    assert plan(max_model_len="auto").max_model_len == 128
+    assert plan(max_model_len="auto", num_gpu_blocks_override=3).max_model_len == 48
     assert plan(max_model_len=40, num_gpu_blocks_override=3).max_model_len == 40
 
 
@@ -55,13 +87,16 @@ def test_the_context_is_as_long_as_model_and_pool_allow(plan):
     ("settings", "field", "message"),
     [
         ({"max_model_len": 129}, "max_model_len", "beyond the 128 positions"),
-        ({"max_model_len": 1}, "max_model_len", "at least 2"),
-        ({"max_model_len": 49, "num_gpu_blocks_override": 3}, "max_model_len", "at most 48"),
+        (
+            {"max_model_len": 49, "num_gpu_blocks_override": 3},
+            "max_model_len",
+            r"\(set\) .* auto or at most 48",
+        ),
+        ({"num_gpu_blocks_override": 3}, "max_model_len", r"own\) .* to at least 65536"),
         ({"kv_cache_memory_bytes": 100}, "kv_cache_memory_bytes", "takes 8192 bytes"),
-        ({"num_gpu_blocks_override": 0}, "num_gpu_blocks_override", "at least 1"),
-        ({"block_size": 0}, "block_size", "at least 1"),
         ({"kv_cache_memory_bytes": 9 * GIB}, "kv_cache_memory_bytes", "only 8192 MiB are free"),
         ({"num_gpu_blocks_override": 1 << 20}, "num_gpu_blocks_override", "make the cache smaller"),
+        ({"free_bytes": MIB}, "kv_cache_memory_bytes", "no memory is left"),
     ],
 )
 def test_what_does_not_fit_is_named_with_the_remedy(plan, settings, field, message):
@@ -70,12 +105,110 @@ def test_what_does_not_fit_is_named_with_the_remedy(plan, settings, field, messa
     assert caught.value.field == field
 
 
+def test_the_remedy_for_a_context_that_does_not_fit_is_enough(plan):
+    with pytest.raises(ConfigError) as caught:
+        plan(kv_cache_memory_bytes=10_000)
+    enough = int(str(caught.value).rsplit(" ", 1)[1])
+    assert plan(kv_cache_memory_bytes=enough).max_model_len == 128
+    with pytest.raises(ConfigError):
+        plan(kv_cache_memory_bytes=enough - 1)
+
+
 def test_activations_grow_with_the_step(plan):
     small, large = plan(max_num_batched_tokens=512), plan(max_num_batched_tokens=8192)
-    assert large.activation_bytes > small.activation_bytes
-    assert plan(max_num_seqs=1024).activation_bytes > plan(max_num_seqs=16).activation_bytes
+    assert large.ledger.reserved.activations > small.ledger.reserved.activations
+    assert plan(max_num_seqs=1024).ledger.reserved.logits > plan(max_num_seqs=16).ledger.reserved.logits
 
 
-def test_free_memory_is_plausible():
-    free = free_memory(CPU)
-    assert 64 * MIB < free < 1 << 50
+def test_a_gpu_is_filled_to_its_utilization():
+    for utilization in (0.5, 0.9):
+        ledger = gpu_plan(gpu_memory_utilization=utilization).ledger
+        assert ledger.usable == int(utilization * H200.total)
+        assert 0 <= ledger.left < block_bytes(LLAMA_8B, 16, 2)
+        assert ledger.planned == sum(ledger.reserved.items().values()) + ledger.kv_cache
+    assert ledger.reserved.weights == 8_030_261_248 * 2  # the published number of parameters
+
+
+def test_what_others_hold_on_the_gpu_is_not_ours():
+    shared = gpu_plan(memory=replace(H200, free=40 * GIB))
+    assert shared.ledger.usable == 40 * GIB
+    with pytest.raises(ConfigError, match="no memory is left for the KV cache: of 16384 MiB") as caught:
+        gpu_plan(memory=replace(H200, free=16 * GIB))
+    assert caught.value.field == "gpu_memory_utilization"
+
+
+def test_a_gpus_cache_of_a_given_size():
+    planned = gpu_plan(kv_cache_memory_bytes=20 * GIB)
+    assert planned.kv_cache_bytes == 20 * GIB
+    assert planned.concurrency(131_072) == 1
+    assert planned.concurrency(1000) == 20 * GIB // (63 * 16 * 131_072)
+    with pytest.raises(ConfigError, match="make the cache smaller"):
+        gpu_plan(kv_cache_memory_bytes=140 * GIB)
+
+
+def test_items_follow_their_formulas():
+    # residual, norm and projection of 4096, gate and up and their product of 14336 each; cos and sin
+    assert activation_bytes(LLAMA_8B, 2, 100) == 100 * ((3 * 4096 + 3 * 14336) * 2 + 2 * 128 * 4)
+    config = EngineConfig.from_flat({"device": "cuda"})
+    reserved = gpu_reserved(LLAMA_8B, 2, config)
+    assert reserved.context == CONTEXT_BYTES
+    assert reserved.logits == 512 * 128_256 * 2
+    assert 512 * 128_256 * 4 < reserved.sampler < 512 * 128_256 * 4 + MIB
+    eager = EngineConfig.from_flat({"device": "cuda", "enforce_eager": True})
+    assert replace(reserved, graphs=0) == gpu_reserved(LLAMA_8B, 2, eager)
+    assert reserved.graphs > 0
+
+
+@pytest.mark.parametrize(
+    ("num_seqs", "num_tokens", "context"), [(4, 64, 4096), (512, 8192, 131_072), (1024, 2048, 64)]
+)
+def test_step_buffers_hold_the_slab(num_seqs, num_tokens, context):
+    settings = {"device": "cuda", "max_num_seqs": num_seqs, "max_num_batched_tokens": num_tokens}
+    config = EngineConfig.from_flat({**settings, "max_model_len": context})
+    core = CoreConfig(
+        num_blocks=64,
+        vocab_size=100,
+        max_model_len=context,
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=num_tokens,
+    )
+    planned = gpu_reserved(LLAMA_8B, 2, config).step_buffers
+    tables = num_seqs * (-(-context // 16) + 1) * 4
+    assert planned >= Core(core).layout.num_bytes + num_tokens * 16 + tables
+    assert planned < 1.1 * Core(core).layout.num_bytes + num_tokens * 16 + tables + MIB
+
+
+class TestCheckPeak:
+    """A measurement beside the plan."""
+
+    def test_as_planned(self, caplog):
+        planned = gpu_plan()
+        free_after = H200.free - planned.ledger.planned
+        for difference in (0, GIB, -GIB):
+            assert check_peak(planned, free_after + difference) == planned.ledger.planned - difference
+        assert caplog.records == []
+
+    def test_far_less_is_said(self, caplog):
+        planned = gpu_plan()
+        with caplog.at_level(logging.WARNING):
+            check_peak(planned, H200.free - planned.ledger.planned + 10 * GIB)
+        assert "(-7.9 %)" in caplog.text
+
+    def test_more_than_may_be_used_ends_the_start(self):
+        planned = gpu_plan(gpu_memory_utilization=0.5)
+        with pytest.raises(ConfigError, match=r"5\.00 GiB more than planned .* at most 0\.46") as caught:
+            check_peak(planned, H200.free - planned.ledger.planned - 5 * GIB)
+        assert caught.value.field == "gpu_memory_utilization"
+
+
+def test_the_machines_memory_is_plausible():
+    memory = machine_memory()
+    assert 64 * MIB < memory.free <= memory.total < 1 << 50
+
+
+def test_planning_imports_no_torch():
+    code = "import sys, oneloop.worker.memory.plan, oneloop.worker.memory.free; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "False"

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
+from oneloop.device.detect import DeviceKind, resolve_device
 from oneloop.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+DtypeName = Literal["float32", "bfloat16", "float16"]
+DtypeSetting = Literal["auto", DtypeName]
 DEFAULT_MODEL = "smollm2"
 """Name of the embedded chat model (SmolLM2-135M-Instruct), fetched once into the cache folder."""
 
@@ -37,11 +40,12 @@ class _Settings:
             value = getattr(self, item.name)
             if not _fits(value, hints[item.name]):
                 raise ConfigError(item.name, f"must be {describe(hints[item.name])}, got {value!r}")
-            minimum = item.metadata.get("minimum")
-            if minimum is not None and value is not None and value < minimum:
+            if not isinstance(value, int | float):
+                continue
+            minimum, maximum = item.metadata.get("minimum"), item.metadata.get("maximum")
+            if minimum is not None and value < minimum:
                 raise ConfigError(item.name, f"must be at least {minimum}, got {value}")
-            maximum = item.metadata.get("maximum")
-            if maximum is not None and value is not None and value > maximum:
+            if maximum is not None and value > maximum:
                 raise ConfigError(item.name, f"must be at most {maximum}, got {value}")
 
 
@@ -58,10 +62,13 @@ class ModelConfig(_Settings):
         "auto", "how weights are read; dummy: random"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
-        "auto", "type of weights and KV; auto: float32 on a CPU"
+        "auto",
+        "type of weights and KV; auto: float32 on a CPU, on a GPU the checkpoint's 16-bit type, else bfloat16",
     )
-    max_model_len: int | None = setting(
-        None, "context length in tokens; default: the model's own, as far as the KV cache holds it", minimum=2
+    max_model_len: int | Literal["auto"] | None = setting(
+        None,
+        "context length in tokens; auto: the longest that the KV cache holds; default: the model's own",
+        minimum=2,
     )
     seed: int = setting(0, "seed of requests that bring none, and of dummy weights", minimum=0)
     generation_config: str = setting(
@@ -73,10 +80,14 @@ class ModelConfig(_Settings):
 class CacheConfig(_Settings):
     """The KV cache."""
 
-    block_size: int = setting(16, "tokens per KV block", minimum=1)
+    block_size: int | None = setting(None, "tokens per KV block; default: 16", minimum=1)
+    gpu_memory_utilization: float = setting(
+        0.9, "part of a GPU's memory that the engine may take, all in all", minimum=0.01, maximum=1.0
+    )
     kv_cache_memory_bytes: int | None = setting(
         None,
-        "size of the KV cache, e.g. 512M or 2G; default: a quarter of the free memory, at most 4G",
+        "size of the KV cache, e.g. 512M or 2G; default: on a GPU what gpu_memory_utilization leaves, on a CPU a "
+        "quarter of the free memory, at most 4G",
         flags=("--kv-cache-memory",),
         parse="bytes",
         minimum=1,
@@ -87,16 +98,17 @@ class CacheConfig(_Settings):
     enable_prefix_caching: bool = setting(True, "reuse the KV of equal prompt prefixes")
 
 
-_CPU_STEP_TOKENS = 512
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig(_Settings):
     """What a step may hold."""
 
-    max_num_seqs: int = setting(256, "sequences that run at once", minimum=1)
+    max_num_seqs: int | None = setting(
+        None, "sequences that run at once; default: 512 on a GPU, 256 on a CPU", minimum=1
+    )
     max_num_batched_tokens: int | None = setting(
-        None, "tokens one step computes at most; default: 512, or max_num_seqs if that is more", minimum=1
+        None,
+        "tokens one step computes at most; default: 8192 on a GPU, 512 on a CPU, or max_num_seqs if that is more",
+        minimum=1,
     )
     scheduling_policy: Literal["fcfs", "priority"] = setting("fcfs", "order of admission and preemption")
     max_num_queued_reqs: int = setting(
@@ -106,19 +118,15 @@ class SchedulerConfig(_Settings):
         300.0, "seconds after which a step that does not complete ends the engine", minimum=0.001
     )
 
-    def __post_init__(self) -> None:
-        _Settings.__post_init__(self)
-        if self.step_tokens < self.max_num_seqs:
-            raise ConfigError(
-                "max_num_batched_tokens",
-                f"{self.step_tokens} is less than max_num_seqs = {self.max_num_seqs}, and every running "
-                "sequence gets at least one token a step; raise it or lower max_num_seqs",
-            )
 
-    @property
-    def step_tokens(self) -> int:
-        """max_num_batched_tokens, its default filled in: about half a second of prefill of a small model on a CPU."""
-        return self.max_num_batched_tokens or max(_CPU_STEP_TOKENS, self.max_num_seqs)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig(_Settings):
+    """Where steps run, and how."""
+
+    device: Literal["auto", "cuda", "cpu"] = setting(
+        "auto", "where the model runs; auto: a GPU where there is one"
+    )
+    enforce_eager: bool = setting(False, "launch every kernel by itself instead of replaying CUDA graphs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,30 +152,89 @@ class ServerConfig(_Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """The settings whose defaults depend on the device, as they hold."""
+
+    device: DeviceKind
+    max_num_seqs: int
+    step_tokens: int
+    """max_num_batched_tokens."""
+    block_size: int
+
+
+_DEFAULTS: Final[Mapping[DeviceKind, Resolved]] = {
+    "cuda": Resolved(device="cuda", max_num_seqs=512, step_tokens=8192, block_size=16),
+    # 512 tokens: about half a second of prefill of a small model
+    "cpu": Resolved(device="cpu", max_num_seqs=256, step_tokens=512, block_size=16),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Everything the engine needs; the server adds ServerConfig."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    worker: WorkerConfig = field(default_factory=WorkerConfig)
+    resolved: Resolved = field(init=False)
+    """Made once, here: everything that needs a device-dependent setting reads it from this."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "resolved", resolve(self, resolve_device(self.worker.device)))
 
     @classmethod
     def from_flat(cls, values: Mapping[str, Any]) -> EngineConfig:
         """Sort flat names into the groups. ConfigError for a name that no group has, and for bad values."""
-        groups: dict[str, dict[str, Any]] = {"model": {}, "cache": {}, "scheduler": {}}
+        groups: dict[str, dict[str, Any]] = {group: {} for group in _GROUPS}
         homes = {f.name: group for group, kind in _GROUPS.items() for f in fields(kind)}
         for name, value in values.items():
             if name not in homes:
                 raise ConfigError(name, "no such setting; `oneloop serve --help` lists them")
             groups[homes[name]][name] = value
-        return cls(
-            model=ModelConfig(**groups["model"]),
-            cache=CacheConfig(**groups["cache"]),
-            scheduler=SchedulerConfig(**groups["scheduler"]),
+        return cls(**{group: kind(**groups[group]) for group, kind in _GROUPS.items()})
+
+
+_GROUPS: Final[Mapping[str, Any]] = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "worker": WorkerConfig,
+}
+
+
+def resolve(config: EngineConfig, device: DeviceKind) -> Resolved:
+    """What the settings come to on a device. ConfigError where a step has no room for every running sequence."""
+    defaults, scheduler = _DEFAULTS[device], config.scheduler
+    max_num_seqs = scheduler.max_num_seqs or defaults.max_num_seqs
+    step_tokens = scheduler.max_num_batched_tokens or max(defaults.step_tokens, max_num_seqs)
+    if step_tokens < max_num_seqs:
+        raise ConfigError(
+            "max_num_batched_tokens",
+            f"{step_tokens} is less than max_num_seqs = {max_num_seqs}, and every running "
+            "sequence gets at least one token a step; raise it or lower max_num_seqs",
         )
+    return Resolved(
+        device=device,
+        max_num_seqs=max_num_seqs,
+        step_tokens=step_tokens,
+        block_size=config.cache.block_size or defaults.block_size,
+    )
 
 
-_GROUPS: dict[str, Any] = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig}
+def resolve_dtype(
+    setting: DtypeSetting, device: DeviceKind, checkpoint: DtypeName, *, gguf: bool
+) -> DtypeName:
+    """The type of weights and KV. checkpoint: what the model file declares; gguf: whether it is one of those.
+
+    auto: on a CPU float32, whose matrix products are the fastest there; on a GPU the checkpoint's own if it has 16
+    bits, else bfloat16; bfloat16 for GGUF files too, whose matrices are mostly quantised.
+    """
+    if setting != "auto":
+        return setting
+    if device == "cpu":
+        return "float32"
+    return "bfloat16" if gguf or checkpoint == "float32" else checkpoint
 
 
 def type_hints(kind: Any) -> dict[str, Any]:
@@ -175,12 +242,21 @@ def type_hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
+def choices(hint: Any) -> tuple[Any, ...]:
+    """The parts of a union, without None; of anything else, itself."""
+    if get_origin(hint) in (UnionType, Union):
+        return tuple(choice for choice in get_args(hint) if choice is not NoneType)
+    return (hint,)
+
+
 def describe(hint: Any) -> str:
-    """A setting's type in words: "an integer", "one of auto, float32"."""
+    """A setting's type in words: "an integer", "one of auto, float32", "an integer or auto"."""
+    return " or ".join(_describe_one(choice, alone=len(choices(hint)) == 1) for choice in choices(hint))
+
+
+def _describe_one(hint: Any, *, alone: bool) -> str:
     if get_origin(hint) is Literal:
-        return "one of " + ", ".join(get_args(hint))
-    if get_origin(hint) is UnionType:
-        return describe(get_args(hint)[0])
+        return ("one of " if alone else "") + ", ".join(get_args(hint))
     if get_origin(hint) is tuple:
         return "a tuple of strings"
     return {int: "an integer", float: "a number", bool: "true or false", str: "a string"}[hint]
@@ -189,7 +265,7 @@ def describe(hint: Any) -> str:
 def _fits(value: object, hint: Any) -> bool:
     if get_origin(hint) is Literal:
         return value in get_args(hint)
-    if get_origin(hint) is UnionType:
+    if get_origin(hint) in (UnionType, Union):
         return any(_fits(value, choice) for choice in get_args(hint))
     if get_origin(hint) is tuple:
         return isinstance(value, tuple) and all(isinstance(item, str) for item in value)

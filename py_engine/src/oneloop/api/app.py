@@ -85,7 +85,7 @@ def _make_state(engine: AsyncEngine, config: ServerConfig) -> ApiState:
         vocab_size=engine.model_info.vocab_size,
         max_model_len=engine.model_info.max_model_len,
         max_sequences=config.max_sequences_per_request,
-        max_n=min(config.max_sequences_per_request, scheduler.max_num_seqs),
+        max_n=min(config.max_sequences_per_request, engine.config.resolved.max_num_seqs),
         max_prompt_chars=engine.model_info.max_model_len * longest_piece,
         max_body_bytes=config.max_body_bytes,
         priority=scheduler.scheduling_policy == "priority",

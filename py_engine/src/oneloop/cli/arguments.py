@@ -5,16 +5,30 @@ from __future__ import annotations
 import argparse
 import re
 from dataclasses import fields
-from types import UnionType
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
-from oneloop.config import DEFAULT_MODEL, CacheConfig, ModelConfig, SchedulerConfig, ServerConfig, type_hints
+from oneloop.config import (
+    DEFAULT_MODEL,
+    CacheConfig,
+    ModelConfig,
+    SchedulerConfig,
+    ServerConfig,
+    WorkerConfig,
+    choices,
+    type_hints,
+)
 from oneloop.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-ENGINE_GROUPS: dict[str, type] = {"model": ModelConfig, "KV cache": CacheConfig, "scheduler": SchedulerConfig}
+ENGINE_GROUPS: dict[str, type] = {
+    "model": ModelConfig,
+    "KV cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "device": WorkerConfig,
+}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 
@@ -118,8 +132,10 @@ def _add_group(parser: argparse.ArgumentParser, title: str, kind: type) -> None:
 
 def _shape(hint: Any, metadata: Any) -> dict[str, Any]:
     """argparse's keywords for a setting's type."""
-    if get_origin(hint) is UnionType:
-        hint = get_args(hint)[0]
+    hint, *others = choices(hint)
+    if others:
+        (words,) = others
+        return {"type": partial(_integer_or, get_args(words)), "metavar": "|".join(("N", *get_args(words)))}
     if hint is bool:
         return {"action": argparse.BooleanOptionalAction}
     if get_origin(hint) is Literal:
@@ -133,3 +149,13 @@ def _shape(hint: Any, metadata: Any) -> dict[str, Any]:
     }
     parse, metavar = (size_in_bytes, "SIZE") if metadata.get("parse") == "bytes" else kinds[hint]
     return {"type": parse, "metavar": metavar}
+
+
+def _integer_or(words: tuple[str, ...], text: str) -> int | str:
+    """A whole number, or one of the words."""
+    if text in words:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor {', '.join(words)}") from None

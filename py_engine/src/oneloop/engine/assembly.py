@@ -93,13 +93,13 @@ async def assemble(
         in_daemon_thread(partial(_read_text_side, config.model, files, tokenizer), "oneloop-tokenizer"),
     )
     core = _make_core(config, info, text.vocabulary)
-    attach = partial(executor.attach, core.layout, NUM_SLABS, max_num_seqs=config.scheduler.max_num_seqs)
+    attach = partial(executor.attach, core.layout, NUM_SLABS, max_num_seqs=config.resolved.max_num_seqs)
     slabs = await in_daemon_thread(attach, "oneloop-attach")
     intake = Intake(
         text.tokenizer,
         info,
         text.defaults,
-        max_sequences=config.scheduler.max_num_seqs,
+        max_sequences=config.resolved.max_num_seqs,
         takes_priority=config.scheduler.scheduling_policy == "priority",
     )
     # A tokenizer may know ids that the model has no row for.
@@ -139,8 +139,8 @@ def _make_core(config: EngineConfig, info: ModelInfo, vocabulary: Vocabulary) ->
         core_config = CoreConfig(
             num_blocks=info.num_blocks,
             block_size=info.block_size,
-            max_num_seqs=config.scheduler.max_num_seqs,
-            max_num_batched_tokens=config.scheduler.step_tokens,
+            max_num_seqs=config.resolved.max_num_seqs,
+            max_num_batched_tokens=config.resolved.step_tokens,
             max_model_len=info.max_model_len,
             vocab_size=info.vocab_size,
             enable_prefix_caching=config.cache.enable_prefix_caching,

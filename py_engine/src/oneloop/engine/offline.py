@@ -81,9 +81,9 @@ class LLM:
         engine = AsyncEngine.from_settings(model, **settings)
         with LoadBars() if use_tqdm else nullcontext() as bars:
             self._thread = EngineThread(engine, bars)
-        scheduler = engine.config.scheduler
+        config = engine.config
         # More than runs at once, so that the next step always finds something to admit; no more than the queue takes.
-        self._room = _Room(min(2 * scheduler.max_num_seqs, scheduler.max_num_queued_reqs))
+        self._room = _Room(min(2 * config.resolved.max_num_seqs, config.scheduler.max_num_queued_reqs))
 
     def generate(
         self,

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from oneloop.config import resolve_dtype
 from oneloop.executor.base import Completion, ModelFiles, ModelInfo
 from oneloop.executor.completion import CompletionQueue
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from oneloop.loader.resolve import ModelSource
     from oneloop.models.base import Model
     from oneloop.worker.inputs import SlabViews
-    from oneloop.worker.memory import MemoryPlan
+    from oneloop.worker.memory.ledger import MemoryPlan
     from oneloop.worker.runner import ModelRunner
     from oneloop_core import SlabLayout
 
@@ -68,25 +69,22 @@ class LocalExecutor:
 
         from oneloop.loader.load import load_model
         from oneloop.loader.progress import no_progress
-        from oneloop.worker.memory import free_memory, plan_memory
+        from oneloop.worker.memory.free import machine_memory
+        from oneloop.worker.memory.plan import plan_memory
 
         assert self._source is not None, "locate() comes first"
-        settings, device = self._config.model, torch.device("cpu")
-        dtypes = {
-            "auto": torch.float32,
-            "float32": torch.float32,
-            "bfloat16": torch.bfloat16,
-            "float16": torch.float16,
-        }
+        settings, spec = self._config.model, self._source.spec
+        dtype = resolve_dtype(settings.dtype, "cpu", spec.dtype, gguf=self._source.gguf is not None)
+        plan = plan_memory(spec, dtype, self._config, machine_memory())
+        dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
         model = load_model(
             self._source,
-            dtype=dtypes[settings.dtype],
-            device=device,
+            dtype=dtypes[dtype],
+            device=torch.device("cpu"),
             load_format=settings.load_format,
             seed=settings.seed,
             progress=progress or no_progress,
         )
-        plan = plan_memory(model.spec, model.dtype, self._config, free_memory(device))
         self._loaded = model, plan
         log.info(
             "%d KV blocks of %d tokens (%d MiB), context %d tokens, %s",

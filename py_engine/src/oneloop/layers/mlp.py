@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import torch
 
+from oneloop.layers.limits import MLP_TOKENS_AT_ONCE
 from oneloop.layers.linear import Linear
 
 if TYPE_CHECKING:
     from oneloop.layers.norm import RMSNorm
-
-MAX_TOKENS_AT_ONCE: Final = 512
-"""On a CPU more are computed in parts: a model's widest activations then stay small, and in the processor's cache."""
 
 
 class GatedMLP:
@@ -40,11 +38,11 @@ class GatedMLP:
 
     def __call__(self, x: torch.Tensor, *, norm: RMSNorm) -> None:
         """x += mlp(norm(x)), in place. x: [num_tokens, hidden_size] contiguous."""
-        if not self._in_parts or x.shape[0] <= MAX_TOKENS_AT_ONCE:
+        if not self._in_parts or x.shape[0] <= MLP_TOKENS_AT_ONCE:
             self._add(x, norm)
             return
-        for first in range(0, x.shape[0], MAX_TOKENS_AT_ONCE):
-            self._add(x[first : first + MAX_TOKENS_AT_ONCE], norm)
+        for first in range(0, x.shape[0], MLP_TOKENS_AT_ONCE):
+            self._add(x[first : first + MLP_TOKENS_AT_ONCE], norm)
 
     def _add(self, x: torch.Tensor, norm: RMSNorm) -> None:
         self.down(self.gate_up(x, norm=norm, gated=True), residual=x)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from oneloop.models.base import Model
     from oneloop.worker.inputs import SlabViews, StepHeader
-    from oneloop.worker.memory import MemoryPlan
+    from oneloop.worker.memory.ledger import MemoryPlan
 
 
 class ModelRunner:
@@ -28,7 +28,7 @@ class ModelRunner:
     __slots__ = ("_attention_shape", "_model", "_plan_attention", "_sampler", "kv", "rows")
 
     def __init__(self, model: Model, plan: MemoryPlan, *, max_num_seqs: int) -> None:
-        """Allocates the KV cache. plan: from `memory.plan_memory`."""
+        """Allocates the KV cache. plan: from `memory.plan.plan_memory`."""
         spec = model.spec
         self._model = model
         self.kv = PagedKVCache(spec, plan.num_blocks, plan.block_size, dtype=model.dtype, device=model.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from oneloop_kernels.padding import padded_num_tokens as padded_num_tokens
 from oneloop_kernels.registry import Family, Implementation
 
 if TYPE_CHECKING:
@@ -59,18 +60,3 @@ LINEAR: Family[Linear] = Family(
         Implementation("reference", "oneloop_kernels.ops.linear.reference", "linear"),
     ),
 )
-
-
-def padded_num_tokens(num_tokens: int) -> int:
-    """The number of rows that a CPU computes instead: 2, 4, or a multiple of 8 that grows to 64.
-
-    Above 64 at most 13 % more. A single row is computed as two (see `cpu`); few distinct numbers keep oneDNN's kernels few.
-    """
-    if num_tokens <= 2:
-        return 2
-    if num_tokens <= 4:
-        return 4
-    multiple = 8
-    while multiple < 64 and num_tokens > 16 * multiple:
-        multiple *= 2
-    return -(-num_tokens // multiple) * multiple

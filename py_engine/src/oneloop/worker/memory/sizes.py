@@ -1,0 +1,41 @@
+"""Sizes that follow from the model's shape and element type, whatever the device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from oneloop.formats.expected import num_parameters
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from oneloop.config import DtypeName, EngineConfig
+    from oneloop.formats.model_spec import ModelSpec
+
+ITEM_BYTES: Final[Mapping[DtypeName, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def weight_bytes(spec: ModelSpec, item_bytes: int) -> int:
+    """Every parameter once, in the type it is computed with."""
+    return num_parameters(spec) * item_bytes
+
+
+def kv_token_bytes(spec: ModelSpec, item_bytes: int) -> int:
+    """Keys and values of one token in all layers: layers · 2 · KV heads · head size · bytes."""
+    return spec.num_layers * 2 * spec.num_kv_heads * spec.head_dim * item_bytes
+
+
+def block_bytes(spec: ModelSpec, block_size: int, item_bytes: int) -> int:
+    """One block of the KV cache over all layers."""
+    return block_size * kv_token_bytes(spec, item_bytes)
+
+
+def longest_context(spec: ModelSpec, config: EngineConfig) -> int:
+    """The most tokens any sequence may come to have: max_model_len, where auto is the model's own at most."""
+    wanted = config.model.max_model_len
+    return min(spec.max_position, wanted) if isinstance(wanted, int) else spec.max_position
+
+
+def max_blocks_per_seq(context: int, block_size: int) -> int:
+    """Width of a block table: a step ahead may have begun the block after the last."""
+    return -(-context // block_size) + 1
