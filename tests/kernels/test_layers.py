@@ -1,14 +1,12 @@
-"""Linear maps, norm, rotation, activation and cache writes against the formulas in double precision."""
+"""Linear maps, norm and activation against the formulas in double precision."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from oneloop_kernels.ops.kv_cache import KV_CACHE
 from oneloop_kernels.ops.linear import LINEAR, padded_num_tokens
 from oneloop_kernels.ops.rms_norm import RMS_NORM
-from oneloop_kernels.ops.rope import ROPE
 from oneloop_kernels.ops.silu_mul import SILU_MUL
 from oneloop_kernels.testing import assert_close
 
@@ -72,22 +70,6 @@ def test_rms_norm_in_float32_has_the_bits_of_the_long_way():
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_rope_turns_pairs_by_the_angle(dtype):
-    """Element i and i + head_dim / 2 are the two coordinates of one point."""
-    whole = normal(6, 5, 16, dtype=dtype)
-    angles = normal(6, 1, 8, seed=1).double()
-    half = whole[:, :3].double()
-    point = torch.complex(half[..., :8], half[..., 8:]) * torch.polar(torch.ones_like(angles), angles)
-    expected = torch.cat((point.real, point.imag), -1)
-    cos = torch.cat((angles, angles), -1).cos().to(dtype)
-    sin = torch.cat((-angles.sin(), angles.sin()), -1).to(dtype)
-    untouched = whole[:, 3:].clone()
-    ROPE.resolve(CPU, dtype)(whole[:, :3], cos, sin)
-    assert_close(whole[:, :3], expected, dtype)
-    assert torch.equal(whole[:, 3:], untouched)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_silu_mul_of_either_layout(dtype):
     gate_up = normal(7, 48, dtype=dtype) * 4
     gate, up = gate_up.double().chunk(2, -1)
@@ -97,20 +79,3 @@ def test_silu_mul_of_either_layout(dtype):
     transposed = compute(second.t().contiguous().t())
     assert_close(transposed, expected, dtype)
     assert transposed.is_contiguous()
-
-
-def test_cache_writes_go_where_they_should_and_nowhere_else():
-    cache = normal(5, 4, 6, 8)
-    before = cache.clone()
-    kv, slots = normal(3, 6, 8, seed=1), torch.tensor([17, 0, 6])
-    KV_CACHE.resolve(CPU, torch.float32).write(cache, kv, slots)
-    assert torch.equal(cache.view(20, 6, 8)[slots], kv)
-    others = [slot for slot in range(20) if slot not in (0, 6, 17)]
-    assert torch.equal(cache.view(20, 6, 8)[others], before.view(20, 6, 8)[others])
-
-
-def test_blocks_are_all_read_before_any_is_written():
-    cache = normal(2, 5, 4, 6, 8)
-    before = cache.clone()
-    KV_CACHE.resolve(CPU, torch.float32).copy_blocks(cache, torch.tensor([0, 1]), torch.tensor([1, 3]))
-    assert torch.equal(cache[:, [0, 1, 2, 3, 4]], before[:, [0, 0, 2, 1, 4]])

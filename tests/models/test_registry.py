@@ -9,6 +9,7 @@ import torch
 
 from oneloop.errors import ModelError
 from oneloop.formats.model_spec import RopeScaling
+from oneloop.layers.rotary import rope_frequencies
 from oneloop.models.registry import ARCHITECTURES, build_model
 
 CPU = torch.device("cpu")
@@ -38,16 +39,13 @@ def test_a_switch_that_does_not_fit_is_named(make_spec, architecture, changes, k
 def test_factors_divide_the_frequencies(make_spec):
     """GGUF's rope_freqs: the same frequencies as the llama3 scaling they were made from."""
     llama3 = RopeScaling(kind="llama3", factor=8.0, original_max_position=64)
-    plain = build_model(make_spec("LlamaForCausalLM"), torch.float32, CPU).rotary._frequencies[:12]
-    scaled = build_model(make_spec("LlamaForCausalLM", rope_scaling=llama3), torch.float32, CPU)
-    factors = tuple((plain / scaled.rotary._frequencies[:12]).tolist())
+    plain, _ = rope_frequencies(make_spec("LlamaForCausalLM"))
+    scaled, _ = rope_frequencies(make_spec("LlamaForCausalLM", rope_scaling=llama3))
+    factors = tuple((plain / scaled).tolist())
     assert max(factors) == pytest.approx(8.0)
-    again = build_model(
-        make_spec("LlamaForCausalLM", rope_scaling=RopeScaling(kind="factors", factors=factors)),
-        torch.float32,
-        CPU,
-    )
-    torch.testing.assert_close(again.rotary._frequencies, scaled.rotary._frequencies)
+    scaling = RopeScaling(kind="factors", factors=factors)
+    again, _ = rope_frequencies(make_spec("LlamaForCausalLM", rope_scaling=scaling))
+    torch.testing.assert_close(again, scaled)
 
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from oneloop.layers.linear import Linear
-from oneloop.layers.norm import RMSNorm
-from oneloop_kernels.ops.rope import ROPE
+from oneloop_kernels.ops.rope import ROPE, HeadNorms
 
 if TYPE_CHECKING:
     from oneloop.attention.kv_cache import PagedKVCache
     from oneloop.attention.metadata import AttentionMetadata
     from oneloop.formats.model_spec import ModelSpec
+    from oneloop.layers.norm import RMSNorm
     from oneloop.layers.rotary import RotaryStep
 
 
@@ -23,13 +23,12 @@ class AttentionBlock:
     __slots__ = (
         "_head_dim",
         "_index",
+        "_name",
+        "_norms",
         "_num_heads",
-        "_num_rotated",
-        "_rotate",
-        "key_norm",
+        "_ops",
         "output",
         "qkv",
-        "query_norm",
     )
 
     def __init__(
@@ -40,7 +39,7 @@ class AttentionBlock:
         self._index = index
         self._head_dim = head_dim
         self._num_heads = spec.num_heads
-        self._num_rotated = spec.num_heads + spec.num_kv_heads
+        self._name = name
         parts = {
             f"{name}.q_proj": spec.num_heads * head_dim,
             f"{name}.k_proj": spec.num_kv_heads * head_dim,
@@ -54,13 +53,11 @@ class AttentionBlock:
             dtype=dtype,
             device=device,
         )
-        self.query_norm: RMSNorm | None = None
-        self.key_norm: RMSNorm | None = None
+        self._norms: HeadNorms | None = None
         if spec.qk_norm:
-            eps = spec.rms_norm_eps
-            self.query_norm = RMSNorm(f"{name}.q_norm", head_dim, eps, dtype=dtype, device=device)
-            self.key_norm = RMSNorm(f"{name}.k_norm", head_dim, eps, dtype=dtype, device=device)
-        self._rotate = ROPE.resolve(device, dtype)
+            weight = torch.empty(2, head_dim, dtype=dtype, device=device)
+            self._norms = HeadNorms(weight, spec.rms_norm_eps)
+        self._ops = ROPE.resolve(device, dtype)
 
     def __call__(
         self,
@@ -72,22 +69,17 @@ class AttentionBlock:
         norm: RMSNorm,
     ) -> None:
         """x += attention(norm(x)), in place; rows of padding get garbage. x: [≥ num_tokens, hidden_size] contiguous."""
-        num_heads, num_tokens = self._num_heads, metadata.num_tokens
+        cache = kv.layers[self._index]
         qkv = self.qkv(x, norm=norm).contiguous().view(x.shape[0], -1, self._head_dim)
-        rotated = qkv[:, : self._num_rotated]
-        if self.query_norm is not None and self.key_norm is not None:
-            rotated[:, :num_heads] = self.query_norm(rotated[:, :num_heads])
-            rotated[:, num_heads:] = self.key_norm(rotated[:, num_heads:])
-        self._rotate(rotated, rotary.cos, rotary.sin)
-        kv.write(self._index, qkv[:num_tokens, num_heads:], metadata.slots)
-        attended = torch.empty(x.shape[0], num_heads * self._head_dim, dtype=x.dtype, device=x.device)
-        metadata.plan.run(qkv, kv.layers[self._index], attended)
+        self._ops.rotate_and_store(qkv, rotary, self._norms, cache, metadata.slots)
+        attended = torch.empty(x.shape[0], self._num_heads * self._head_dim, dtype=x.dtype, device=x.device)
+        metadata.plan.run(qkv, cache, attended)
         self.output(attended, residual=x)
 
     def weight_targets(self) -> dict[str, torch.Tensor]:
         """Checkpoint tensor name → the view that it fills."""
         targets = self.qkv.weight_targets() | self.output.weight_targets()
-        for norm in (self.query_norm, self.key_norm):
-            if norm is not None:
-                targets |= norm.weight_targets()
+        if self._norms is not None:
+            for part, weight in zip(("q_norm", "k_norm"), self._norms.weight, strict=True):
+                targets[f"{self._name}.{part}.weight"] = weight
         return targets

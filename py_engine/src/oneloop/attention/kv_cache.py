@@ -1,23 +1,34 @@
-"""The paged KV cache of all layers: one allocation, [num_layers, num_blocks, block_size, 2 · num_kv_heads, head_dim].
+"""The paged KV cache of all layers, one allocation.
 
-The heads of the keys lie before those of the values of the same token: a step is one write and a context one gather
-per layer, where separate tensors would take two of each.
+Its shape is [num_layers, num_blocks, block_size, 2 · num_kv_heads, head_dim]; the keys' heads come before the
+values' of the same token. Two orders of storage are behind that shape:
+
+* by position, as the shape says: on the CPU a step is one write and a context one gather per layer;
+* by head, [num_layers, num_blocks, 2 · num_kv_heads, block_size, head_dim]: a kernel that reads one head of a block
+  reads one contiguous piece.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 from oneloop_kernels.ops.kv_cache import KV_CACHE
+from oneloop_kernels.registry import TRITON
 
 if TYPE_CHECKING:
     from oneloop.formats.model_spec import ModelSpec
 
+STORED_BY_HEAD: Final = True
+"""The order of storage for Triton kernels, which take any strides. Elsewhere it is by position."""
+
 
 class PagedKVCache:
-    """Storage and writing. Blocks hold garbage until they are written; nobody reads them before."""
+    """Storage and block copies; ops.rope writes the steps' keys and values.
+
+    Blocks hold garbage until they are written; nobody reads them before.
+    """
 
     __slots__ = ("_ops", "block_size", "layers", "num_blocks", "storage")
 
@@ -26,27 +37,19 @@ class PagedKVCache:
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.storage = torch.empty(
-            spec.num_layers,
-            num_blocks,
-            block_size,
-            2 * spec.num_kv_heads,
-            spec.head_dim,
-            dtype=dtype,
-            device=device,
-        )
+        by_head = STORED_BY_HEAD and KV_CACHE.candidates(device, dtype)[0] == TRITON
+        inner = (2 * spec.num_kv_heads, block_size) if by_head else (block_size, 2 * spec.num_kv_heads)
+        storage = torch.empty(spec.num_layers, num_blocks, *inner, spec.head_dim, dtype=dtype, device=device)
+        self.storage = storage.transpose(2, 3) if by_head else storage
         self.layers: tuple[torch.Tensor, ...] = self.storage.unbind(0)
         self._ops = KV_CACHE.resolve(device, dtype)
 
-    def write(self, layer: int, kv: torch.Tensor, slots: torch.Tensor) -> None:
-        """kv: [num_tokens, 2 · num_kv_heads, head_dim]; slots: [num_tokens] int64 (block · block_size + offset)."""
-        self._ops.write(self.layers[layer], kv, slots)
+    def copy_blocks(
+        self, source: torch.Tensor, target: torch.Tensor, count: torch.Tensor | None = None
+    ) -> None:
+        """Copy whole blocks in all layers.
 
-    def copy_blocks(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copy whole blocks in all layers. source, target: [num_copies] int64; sources are read first."""
-        self._ops.copy_blocks(self.storage, source, target)
-
-
-def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers."""
-    return spec.num_layers * block_size * 2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+        source, target: [max_copies] int32 or int64, no block in both. count: [1] on the device, how many are valid;
+        None: all.
+        """
+        self._ops.copy_blocks(self.storage, source, target, count)

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 class AttentionMetadata:
     """One step. Tensors of the forward pass may have more rows than num_tokens: the rest is padding.
 
-    slots: [num_tokens] int64, where each token's key and value go. plan: attention over the rows, run per layer.
+    slots: [num_tokens] int64, where each token's key and value go; −1: a row of padding, which goes nowhere.
+    plan: attention over the rows, run per layer.
+
+    A captured graph serves steps of any number of tokens up to its own: there num_tokens is the graph's, and the rows
+    that a step does not use have slot −1.
     """
 
     num_tokens: int

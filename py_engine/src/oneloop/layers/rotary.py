@@ -6,44 +6,32 @@ Sources: Su et al. 2021 (RoPE); Chen et al. 2023 (linear); Peng et al. 2023 (YaR
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
 from oneloop.errors import ModelError
+from oneloop_kernels.ops.rope import ROPE, RotaryStep
 
 if TYPE_CHECKING:
     from oneloop.formats.model_spec import ModelSpec, RopeScaling
 
-
-class RotaryStep(NamedTuple):
-    """cos and sin of a step's positions, [num_tokens, 1, head_dim]; the first half of sin is negated."""
-
-    cos: torch.Tensor
-    sin: torch.Tensor
+__all__ = ["Rotary", "RotaryStep", "rope_frequencies"]
 
 
 class Rotary:
     """Angles of one model. Nothing is tabulated: a step computes its own positions, once for all layers."""
 
-    __slots__ = ("_cos_factor", "_dtype", "_frequencies", "_sin_factor")
+    __slots__ = ("_angles",)
 
     def __init__(self, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device) -> None:
         """Raises ModelError for a scaling it does not know."""
         frequencies, factor = rope_frequencies(spec)
-        half = torch.ones(spec.head_dim // 2) * factor
-        self._frequencies = torch.cat((frequencies, frequencies)).to(device)
-        self._cos_factor = factor
-        self._sin_factor = torch.cat((-half, half)).to(device)
-        self._dtype = dtype
+        self._angles = ROPE.resolve(device, dtype).angles(frequencies.to(device), factor, dtype)
 
     def __call__(self, positions: torch.Tensor) -> RotaryStep:
-        """positions: [num_tokens] int64. The angles are float32 whatever the model's dtype."""
-        angles = (positions[:, None].to(torch.float32) * self._frequencies)[:, None, :]
-        cos, sin = angles.cos(), angles.sin_().mul_(self._sin_factor)
-        if self._cos_factor != 1.0:
-            cos.mul_(self._cos_factor)
-        return RotaryStep(cos.to(self._dtype), sin.to(self._dtype))
+        """positions: [num_tokens] integers, int32 or int64."""
+        return self._angles(positions)
 
 
 def rope_frequencies(spec: ModelSpec) -> tuple[torch.Tensor, float]:

@@ -1,7 +1,8 @@
-"""Writing and copying the paged KV cache.
+"""Copying blocks of the paged KV cache. What a layer writes is written by ops.rope.
 
-Layout of one layer: [num_blocks, block_size, 2 · num_kv_heads, head_dim], the keys' heads before the values'. Key and
-value of a token lie side by side, so that a step is one write and a row's context one gather per layer.
+One layer of the cache is [num_blocks, block_size, 2 · num_kv_heads, head_dim], the keys' heads before the values',
+whatever order the storage has: strides are arbitrary, but for head_dim's, which is 1. All layers: the same behind a
+leading dimension.
 """
 
 from __future__ import annotations
@@ -15,23 +16,27 @@ if TYPE_CHECKING:
 
 
 class KvCacheOps(Protocol):
-    """What a step does to the cache beside reading it."""
+    """What happens to the cache beside a layer's writing and reading."""
 
-    def write(self, cache: torch.Tensor, kv: torch.Tensor, slots: torch.Tensor) -> None:
-        """Store the step's keys and values in one layer.
+    def copy_blocks(
+        self,
+        cache: torch.Tensor,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        count: torch.Tensor | None = None,
+    ) -> None:
+        """Copy whole blocks in every layer.
 
-        cache: one layer; kv: [num_tokens, 2 · num_kv_heads, head_dim]; slots: [num_tokens] int64, distinct, each
-        block · block_size + offset.
-        """
-
-    def copy_blocks(self, cache: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copy whole blocks in every layer, all sources read before any target is written.
-
-        cache: [num_layers, num_blocks, block_size, 2 · num_kv_heads, head_dim]; source, target: [num_copies] int64.
+        cache: [num_layers, num_blocks, block_size, 2 · num_kv_heads, head_dim], each block dense in its storage.
+        source, target: [max_copies] int32 or int64 block numbers; no block is both, and none is a target twice.
+        count: [1] integer on the device: how many of them are valid, at most max_copies. None: all.
         """
 
 
 KV_CACHE: Family[KvCacheOps] = Family(
     "kv_cache",
-    (Implementation("reference", "oneloop_kernels.ops.kv_cache.reference", "REFERENCE"),),
+    (
+        Implementation("triton", "oneloop_kernels.ops.kv_cache.triton", "TRITON", frozenset({"cuda"})),
+        Implementation("reference", "oneloop_kernels.ops.kv_cache.reference", "REFERENCE"),
+    ),
 )

@@ -1,4 +1,4 @@
-"""KV cache writes in plain torch."""
+"""Block copies in plain torch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ class ReferenceKvCacheOps:
 
     __slots__ = ()
 
-    def write(self, cache: torch.Tensor, kv: torch.Tensor, slots: torch.Tensor) -> None:
-        """See the contract."""
-        cache.flatten(0, 1).index_copy_(0, slots, kv)
-
-    def copy_blocks(self, cache: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
-        """See the contract."""
+    def copy_blocks(
+        self,
+        cache: torch.Tensor,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        count: torch.Tensor | None = None,
+    ) -> None:
+        """See the contract. A count makes the host wait for the device."""
+        num_copies = len(source) if count is None else int(count)
+        source, target = source[:num_copies].to(torch.int64), target[:num_copies].to(torch.int64)
         for layer in cache:  # layer by layer: the temporary copy stays small
             layer.index_copy_(0, target, layer.index_select(0, source))
 

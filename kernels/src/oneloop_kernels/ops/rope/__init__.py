@@ -1,8 +1,12 @@
-"""Rotary position embedding (Su et al., 2021) in the half-split layout of Hugging Face's Llama."""
+"""Rotary position embedding (Su et al., 2021) in the half-split layout of Hugging Face's Llama, and what goes with it.
+
+One operation per layer stands between the projection of queries, keys and values and the attention: norms of the heads
+(Qwen3), rotation, and the write to the KV cache. The angles of a step are computed once, for all layers.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from oneloop_kernels.registry import Family, Implementation
 
@@ -10,17 +14,59 @@ if TYPE_CHECKING:
     import torch
 
 
-class Rope(Protocol):
-    """x ← x · cos + (x with its halves exchanged) · sin, in place."""
+class RotaryStep(NamedTuple):
+    """Cosines and sines of a step's angles, in the layout of the implementation that made them."""
 
-    def __call__(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-        """x: [num_tokens, num_heads, head_dim]; cos, sin: [num_tokens, 1, head_dim] of the same dtype.
+    cos: torch.Tensor
+    sin: torch.Tensor
 
-        sin carries the sign of the rotation: its first half is negated, so that exchanging halves is enough.
+
+class HeadNorms(NamedTuple):
+    """RMS normalisation of every query and key head before the rotation; see ops.rms_norm for the rounding."""
+
+    weight: torch.Tensor
+    """[2, head_dim], contiguous, of the model's dtype: the queries' weight, then the keys'."""
+    eps: float
+
+
+class Angles(Protocol):
+    """Positions → cosines and sines, for one model."""
+
+    def __call__(self, positions: torch.Tensor) -> RotaryStep:
+        """positions: [num_tokens] integers below 2²⁴, so that float32 holds them exactly."""
+
+
+class RopeOps(Protocol):
+    """Angles of a step, and their use in each layer."""
+
+    def angles(self, frequencies: torch.Tensor, factor: float, dtype: torch.dtype) -> Angles:
+        """frequencies: radians per position, [head_dim / 2] float32; factor: on cosine and sine; dtype: the model's.
+
+        The angle is the float32 product of position and frequency, as Hugging Face computes it.
+        """
+
+    def rotate_and_store(
+        self,
+        qkv: torch.Tensor,
+        rotary: RotaryStep,
+        norms: HeadNorms | None,
+        cache: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> None:
+        """Norm and rotate queries and keys in place, then store keys and values in one layer of the cache.
+
+        Elements i and i + head_dim / 2 of a head are the coordinates of a point that is turned by angle i.
+        qkv: [n, num_heads + 2 · num_kv_heads, head_dim] contiguous; afterwards its queries and keys are rotated.
+        rotary: for n positions, from the same implementation's `angles`. cache: one layer, see ops.kv_cache.
+        slots: [m ≤ n] int64, block · block_size + offset, distinct; −1, and rows from m on, are padding, which is
+        rotated or not but never stored.
         """
 
 
-ROPE: Family[Rope] = Family(
+ROPE: Family[RopeOps] = Family(
     "rope",
-    (Implementation("reference", "oneloop_kernels.ops.rope.reference", "rope"),),
+    (
+        Implementation("triton", "oneloop_kernels.ops.rope.triton", "TRITON", frozenset({"cuda"})),
+        Implementation("reference", "oneloop_kernels.ops.rope.reference", "REFERENCE"),
+    ),
 )

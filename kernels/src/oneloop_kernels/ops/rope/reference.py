@@ -1,11 +1,81 @@
-"""Rotary position embedding in plain torch."""
+"""Rotation and cache write in plain torch. cos, sin: [n, 1, head_dim] of the model's dtype, both halves alike.
+
+The first half of sin is negated, so that exchanging the halves of a head is enough.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Final
+
 import torch
 
+from oneloop_kernels.ops.rms_norm.reference import rms_norm
+from oneloop_kernels.ops.rope import RotaryStep
 
-def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+if TYPE_CHECKING:
+    from oneloop_kernels.ops.rope import HeadNorms
+
+
+class ReferenceAngles:
+    """See the contract Angles. The angles are float32 whatever the model's dtype; cos and sin are rounded to it."""
+
+    __slots__ = ("_dtype", "_factor", "_frequencies", "_sin_factor")
+
+    def __init__(self, frequencies: torch.Tensor, factor: float, dtype: torch.dtype) -> None:
+        half = torch.full_like(frequencies, factor)
+        self._frequencies = torch.cat((frequencies, frequencies))
+        self._factor = factor
+        self._sin_factor = torch.cat((-half, half))
+        self._dtype = dtype
+
+    def __call__(self, positions: torch.Tensor) -> RotaryStep:
+        """See the contract."""
+        angles = (positions[:, None].to(torch.float32) * self._frequencies)[:, None, :]
+        cos, sin = angles.cos(), angles.sin_().mul_(self._sin_factor)
+        if self._factor != 1.0:
+            cos.mul_(self._factor)
+        return RotaryStep(cos.to(self._dtype), sin.to(self._dtype))
+
+
+class ReferenceRopeOps:
     """See the contract."""
-    exchanged = x.roll(x.shape[-1] // 2, -1)
-    x.mul_(cos).addcmul_(exchanged, sin)
+
+    __slots__ = ()
+
+    def angles(self, frequencies: torch.Tensor, factor: float, dtype: torch.dtype) -> ReferenceAngles:
+        """See the contract."""
+        return ReferenceAngles(frequencies, factor, dtype)
+
+    def rotate_and_store(
+        self,
+        qkv: torch.Tensor,
+        rotary: RotaryStep,
+        norms: HeadNorms | None,
+        cache: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> None:
+        """See the contract."""
+        num_kv_heads = cache.shape[2] // 2
+        num_heads = qkv.shape[1] - 2 * num_kv_heads
+        rotated = qkv[:, : num_heads + num_kv_heads]
+        if norms is not None:
+            for part, weight in zip(
+                (rotated[:, :num_heads], rotated[:, num_heads:]), norms.weight, strict=True
+            ):
+                part.copy_(rms_norm(part, weight, norms.eps))
+        exchanged = rotated.roll(qkv.shape[2] // 2, -1)
+        rotated.mul_(rotary.cos).addcmul_(exchanged, rotary.sin)
+        _store(qkv[: slots.shape[0], num_heads:], cache, slots)
+
+
+def _store(kv: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
+    if slots.numel() and int(slots.min()) < 0:
+        kept = slots >= 0
+        kv, slots = kv[kept], slots[kept]
+    if cache.is_contiguous():
+        cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, kv)
+    else:
+        cache[slots // cache.shape[1], slots % cache.shape[1]] = kv
+
+
+REFERENCE: Final = ReferenceRopeOps()
