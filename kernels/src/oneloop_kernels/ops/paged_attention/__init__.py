@@ -1,6 +1,8 @@
 """Causal attention of a step's rows over the paged KV cache.
 
-A step is planned once, from the rows' lengths and block tables; the plan then runs in every layer.
+A step is planned once, from the rows' lengths and block tables; the plan then runs in every layer. There are two
+contracts: PagedAttention plans on the host, from numbers it holds there; DeviceAttention plans in kernels, from fixed
+device buffers, so that a captured graph serves steps of any lengths.
 """
 
 from __future__ import annotations
@@ -25,6 +27,10 @@ class AttentionShape:
     head_dim: int
     block_size: int
     scale: float
+    sliding_window: int | None = None
+    """A query looks at this many keys at most, its own included; None: at all before it. Device-planned only."""
+    soft_cap: float | None = None
+    """Scores s become soft_cap · tanh(s / soft_cap), after the scale. Device-planned only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,77 @@ class PagedAttention(Protocol):
         """Plan one step. dtype: of queries and cache; the device is that of the block tables."""
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionStep:
+    """The device buffers, at fixed addresses, that describe the step; all int32. R: most rows of a step.
+
+    row_slot: [R] the row's slot. seq_lens: [R] the row's context, the step's own tokens included.
+    query_start: [R + 1] prefix sums of the rows' queries. Entries from num_rows on are never used.
+    num_rows, num_single: [1] how many rows; how many of them, all at the front, have exactly one query.
+    block_tables: [slots, width] contiguous rows; entries past a row's context are never used.
+    """
+
+    row_slot: torch.Tensor
+    seq_lens: torch.Tensor
+    query_start: torch.Tensor
+    num_rows: torch.Tensor
+    num_single: torch.Tensor
+    block_tables: torch.Tensor
+
+
+class DevicePlan(Protocol):
+    """A step planned on the device."""
+
+    def run(
+        self, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> None:
+        """Attention of one layer; as AttentionPlan.run, and capturable in a graph.
+
+        cache: [num_blocks, block_size, 2 · num_kv_heads, head_dim] with any strides but the last, which is 1.
+        sinks: [num_heads] of a float type: logits that take part in each head's softmax and have no value.
+        """
+
+
+class DeviceAttention(Protocol):
+    """Plans steps in kernels. It owns the workspaces: one plan at a time is valid, the one made last."""
+
+    def plan(self, step: AttentionStep, num_rows: int, num_tokens: int, has_multi: bool) -> DevicePlan:
+        """Launch the planning of a step; capturable in a graph, for every step that fits.
+
+        num_rows, num_tokens: no step that this plan serves has more. has_multi False: nor a row with several queries.
+        """
+
+
+class DeviceAttentionFactory(Protocol):
+    """Makes the planner of all layers that have one shape."""
+
+    def __call__(
+        self,
+        shape: AttentionShape,
+        *,
+        max_rows: int,
+        max_tokens: int,
+        max_blocks_per_row: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> DeviceAttention:
+        """max_…: of any step. dtype: of queries, cache and output."""
+
+
 PAGED_ATTENTION: Family[PagedAttention] = Family(
     "paged_attention",
     (Implementation("reference", "oneloop_kernels.ops.paged_attention.reference", "plan"),),
+)
+
+DEVICE_ATTENTION: Family[DeviceAttentionFactory] = Family(
+    "device_attention",
+    (
+        Implementation(
+            "triton",
+            "oneloop_kernels.ops.paged_attention.triton.attention",
+            "TritonAttention",
+            device_types=frozenset({"cuda"}),
+            dtypes=frozenset({"float32", "float16", "bfloat16"}),
+        ),
+    ),
 )

@@ -1,0 +1,287 @@
+"""The device-planned attention: workspaces, launches of the planning and of a layer. See the contract DeviceAttention."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+
+from oneloop_kernels.launch import num_sms, pdl_options
+from oneloop_kernels.ops.paged_attention.triton.configs import config_for
+from oneloop_kernels.ops.paged_attention.triton.decode import decode_kernel
+from oneloop_kernels.ops.paged_attention.triton.planning import (
+    COST_CLASSES,
+    ITEM_FIELDS,
+    common_kernel,
+    decode_plan_kernel,
+    prefill_plan_kernel,
+)
+from oneloop_kernels.ops.paged_attention.triton.tiles import tiles_kernel
+
+if TYPE_CHECKING:
+    from oneloop_kernels.ops.paged_attention import AttentionShape, AttentionStep
+    from oneloop_kernels.ops.paged_attention.triton.configs import AttentionConfig
+
+_LOG2_E = math.log2(math.e)
+_SHARED_UNIT = 128
+"""Shared tokens are counted in multiples of this (and of the block size); tiles of keys divide it."""
+_MERGE_ELEMENTS = 4096
+"""Of partial results that are added up at a time."""
+
+
+class TritonAttention:
+    """See the contract DeviceAttention; made as DeviceAttentionFactory says."""
+
+    def __init__(
+        self,
+        shape: AttentionShape,
+        *,
+        max_rows: int,
+        max_tokens: int,
+        max_blocks_per_row: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        config: AttentionConfig | None = None,
+        sms: int | None = None,
+    ) -> None:
+        """config, sms (multiprocessors to fill): for tuning and tests; None: those of the device."""
+        _check(shape)
+        self.shape = shape
+        self._device = device
+        self._pdl = dict(pdl_options(device))
+        dim = triton.next_power_of_2(max(16, shape.head_dim))
+        if config is None:
+            name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+            config = config_for(name, dtype.itemsize, dim)
+        self.config = config
+        self._group = shape.num_heads // shape.num_kv_heads
+        self._group_rows = triton.next_power_of_2(self._group)
+        multiprocessors = sms or num_sms(device)
+        self._programs = multiprocessors * config.decode.programs_per_sm
+        self._tiles_programs = multiprocessors * config.tiles.programs_per_sm
+        self._tokens = config.tiles.block_m // self._group
+        if self._tokens == 0:
+            raise ValueError(f"{self._group} query heads per key head do not fit tiles of {config.tiles.block_m} rows")
+        self._unit = math.lcm(_SHARED_UNIT, shape.block_size)
+        capacity = max_blocks_per_row * shape.block_size
+        self._can_share = (
+            shape.sliding_window is None
+            and max_rows >= config.min_sharers
+            and capacity > max(config.min_shared, self._unit)
+        )
+        self._max_rows = max_rows
+        self._max_items = triton.cdiv(max_tokens, self._tokens) + min(max_rows, max_tokens)
+        self._space = _Workspace.make(
+            self._programs, self._group_rows, max_rows, self._max_items, shape, config, self._can_share, device
+        )
+        self._layer_constants = {
+            "HEADS": shape.num_heads,
+            "KV_HEADS": shape.num_kv_heads,
+            "HEAD_DIM": shape.head_dim,
+            "DIM": dim,
+            "BLOCK_SIZE": shape.block_size,
+            "WINDOW": shape.sliding_window or 0,
+            "SOFT_CAP": shape.soft_cap or 0.0,
+        }
+        cap = shape.soft_cap
+        self._scale = shape.scale * _LOG2_E if cap is None else 2.0 * _LOG2_E * shape.scale / cap
+
+    def plan(self, step: AttentionStep, num_rows: int, num_tokens: int, has_multi: bool) -> TritonPlan:
+        """See the contract."""
+        shares = self._can_share and num_rows >= self.config.min_sharers
+        if shares:
+            self._plan_common(step, num_rows)
+        self._plan_decode(step, shares)
+        if has_multi:
+            self._plan_prefill(step)
+        return TritonPlan(self, step, shares, has_multi)
+
+    def _plan_common(self, step: AttentionStep, num_rows: int) -> None:
+        common_kernel[(num_rows,)](
+            step.row_slot, step.seq_lens, step.num_single, step.block_tables, step.block_tables.stride(0),
+            self._space.common,
+            BLOCK_SIZE=self.shape.block_size, UNIT=self._unit, CHUNK=256, num_warps=2, **self._pdl,
+        )  # fmt: skip
+
+    def _plan_decode(self, step: AttentionStep, shares: bool) -> None:
+        space, config = self._space, self.config
+        decode_plan_kernel[(1,)](
+            step.row_slot, step.seq_lens, step.num_single, space.common,
+            space.split, space.program_row, space.program_tile, space.program_pairs, space.ends,
+            space.shared_lens, space.shared_chunks, space.run_first, space.run_common, space.run_rows,
+            space.shared_items, space.num_shared_items, self._max_shared_items,
+            KV_HEADS=self.shape.num_kv_heads, BLOCK_N=config.decode.block_n, WINDOW=self.shape.sliding_window or 0,
+            MIN_TILES=config.decode.min_tiles, PROGRAMS=self._programs,
+            PROGRAM_LANES=triton.next_power_of_2(self._programs), ROW_LANES=space.ends.shape[0],
+            ROW_STEPS=space.ends.shape[0].bit_length(), SHARED=shares, MIN_SHARED=config.min_shared,
+            MIN_SHARERS=config.min_sharers, CHUNK=config.chunk, MAX_CHUNKS=config.max_chunks, TOKENS=self._tokens,
+            num_warps=4, **self._pdl,
+        )  # fmt: skip
+
+    def _plan_prefill(self, step: AttentionStep) -> None:
+        space = self._space
+        prefill_plan_kernel[(1,)](
+            step.row_slot, step.seq_lens, step.query_start, step.num_rows, step.num_single,
+            space.prefill_ends, space.classes, space.items, space.num_items, self._max_items,
+            TOKENS=self._tokens, BLOCK_N=self.config.tiles.block_n, WINDOW=self.shape.sliding_window or 0,
+            ROW_LANES=space.ends.shape[0], ROW_STEPS=space.ends.shape[0].bit_length(),
+            ITEM_LANES=triton.next_power_of_2(self._max_items), num_warps=8, **self._pdl,
+        )  # fmt: skip
+
+    @property
+    def _max_shared_items(self) -> int:
+        return self._space.shared_items.shape[0]
+
+    def run_tiles(
+        self, step: AttentionStep, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor,
+        sinks: torch.Tensor | None, *, shared: bool,
+    ) -> None:  # fmt: skip
+        """Launch tiles.py on one layer: the shared parts of single rows, or the rows with several queries."""
+        space, tiles = self._space, self.config.tiles
+        partial = shared and space.shared_acc is not None
+        use_tma = tiles.tma and self.shape.block_size % tiles.block_n == 0
+        tiles_kernel[(self._tiles_programs,)](
+            qkv, cache, _descriptor(cache, tiles.block_n) if use_tma else None,
+            space.shared_acc if partial else out, space.shared_norm if partial else None,
+            None if partial else sinks, step.block_tables, step.block_tables.stride(0),
+            space.shared_items if partial else space.items,
+            space.num_shared_items if partial else space.num_items,
+            space.shared_counters if partial else space.counters,
+            self._max_rows, cache.stride(0), cache.stride(1), cache.stride(2), self._scale,
+            **self._layer_constants, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n,
+            HAS_SINKS=sinks is not None and not partial, PARTIAL=partial,
+            TMA=use_tma, STAGES=tiles.stages, num_warps=tiles.warps, **self._pdl,
+        )  # fmt: skip
+
+    def run_decode(
+        self, step: AttentionStep, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor,
+        sinks: torch.Tensor | None, *, shares: bool,
+    ) -> None:  # fmt: skip
+        """Launch decode.py on one layer."""
+        space, config = self._space, self.config.decode
+        dim = self._layer_constants["DIM"]
+        merge = max(2, min(16, _MERGE_ELEMENTS // (self._group_rows * int(dim))))
+        decode_kernel[(self._programs,)](
+            qkv, cache, out, sinks, step.row_slot, step.seq_lens, step.block_tables, step.block_tables.stride(0),
+            space.split, space.program_row, space.program_tile, space.program_pairs,
+            space.shared_lens, space.shared_chunks, space.partial_acc, space.partial_norm, space.tickets,
+            space.shared_acc, space.shared_norm, self._max_rows,
+            cache.stride(0), cache.stride(1), cache.stride(2), self._scale,
+            **self._layer_constants, BLOCK_N=config.block_n, GROUP_ROWS=self._group_rows, MERGE=merge,
+            HAS_SINKS=sinks is not None, SHARED=shares, STAGES=config.stages, num_warps=config.warps, **self._pdl,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TritonPlan:
+    """See the contract DevicePlan."""
+
+    attention: TritonAttention
+    step: AttentionStep
+    shares: bool
+    has_multi: bool
+
+    def run(
+        self, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> None:
+        """See the contract."""
+        if self.shares:
+            self.attention.run_tiles(self.step, qkv, cache, out, sinks, shared=True)
+        if self.has_multi:
+            self.attention.run_tiles(self.step, qkv, cache, out, sinks, shared=False)
+        self.attention.run_decode(self.step, qkv, cache, out, sinks, shares=self.shares)
+
+
+@dataclass(frozen=True, slots=True)
+class _Workspace:
+    """What the kernels write for one another; what is int32 and shapes are said where it is used (planning.py)."""
+
+    split: torch.Tensor
+    program_row: torch.Tensor
+    program_tile: torch.Tensor
+    program_pairs: torch.Tensor
+    ends: torch.Tensor
+    prefill_ends: torch.Tensor
+    classes: torch.Tensor
+    items: torch.Tensor
+    num_items: torch.Tensor
+    counters: torch.Tensor
+    tickets: torch.Tensor
+    partial_acc: torch.Tensor
+    partial_norm: torch.Tensor
+    common: torch.Tensor | None
+    shared_lens: torch.Tensor | None
+    shared_chunks: torch.Tensor | None
+    run_first: torch.Tensor | None
+    run_common: torch.Tensor | None
+    run_rows: torch.Tensor | None
+    shared_items: torch.Tensor
+    num_shared_items: torch.Tensor
+    shared_counters: torch.Tensor
+    shared_acc: torch.Tensor | None
+    shared_norm: torch.Tensor | None
+
+    @classmethod
+    def make(
+        cls, programs: int, group_rows: int, max_rows: int, max_items: int, shape: AttentionShape,
+        config: AttentionConfig, can_share: bool, device: torch.device,
+    ) -> _Workspace:  # fmt: skip
+        """Counters and tickets start at zero; the rest is written before it is read."""
+
+        def ints(*sizes: int) -> torch.Tensor:
+            return torch.zeros(*sizes, dtype=torch.int32, device=device)
+
+        def floats(*sizes: int) -> torch.Tensor:
+            return torch.empty(*sizes, dtype=torch.float32, device=device)
+
+        lanes = triton.next_power_of_2(max_rows + 1)
+        sharing = lanes if can_share else 0
+        shared = (config.max_chunks, max_rows, shape.num_heads)
+        return cls(
+            split=ints(2),
+            program_row=ints(programs),
+            program_tile=ints(programs),
+            program_pairs=ints(programs),
+            ends=ints(lanes),
+            prefill_ends=ints(lanes),
+            classes=ints(int(COST_CLASSES)),
+            items=ints(max_items, int(ITEM_FIELDS)),
+            num_items=ints(1),
+            counters=ints(2),
+            tickets=ints(programs),
+            partial_acc=floats(2 * programs, group_rows, shape.head_dim),
+            partial_norm=floats(2, 2 * programs, group_rows),
+            common=ints(lanes) if sharing else None,
+            shared_lens=ints(lanes) if sharing else None,
+            shared_chunks=ints(lanes) if sharing else None,
+            run_first=ints(lanes) if sharing else None,
+            run_common=ints(lanes) if sharing else None,
+            run_rows=ints(lanes) if sharing else None,
+            shared_items=ints(max(1, sharing and config.max_chunks * max_rows), int(ITEM_FIELDS)),
+            num_shared_items=ints(1),
+            shared_counters=ints(2),
+            shared_acc=floats(*shared, shape.head_dim) if sharing else None,
+            shared_norm=floats(*shared, 2) if sharing else None,
+        )
+
+
+def _check(shape: AttentionShape) -> None:
+    """ValueError naming what the kernels cannot compute."""
+    if shape.num_heads % shape.num_kv_heads:
+        raise ValueError(f"num_heads {shape.num_heads} is no multiple of num_kv_heads {shape.num_kv_heads}")
+    if shape.scale <= 0:
+        raise ValueError(f"scale must be positive, is {shape.scale}")
+    if shape.soft_cap is not None and shape.soft_cap <= 0:
+        raise ValueError(f"soft_cap must be positive or None, is {shape.soft_cap}")
+    if shape.sliding_window is not None and shape.sliding_window < 1:
+        raise ValueError(f"sliding_window must be at least 1 or None, is {shape.sliding_window}")
+
+
+def _descriptor(cache: torch.Tensor, block_n: int) -> object:
+    """Of one layer, for boxes of block_n tokens of one head."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor(cache, list(cache.shape), list(cache.stride()), [1, block_n, 1, cache.shape[3]])

@@ -1,0 +1,75 @@
+"""Tile configurations: one table per card, by element size and head dimension, and a default for other cards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """Of decode.py. stages: tiles of keys and values on their way to shared memory, plus one."""
+
+    block_n: int
+    warps: int
+    stages: int
+    programs_per_sm: int
+    min_tiles: int = 1
+    """A program is given at least so many tiles: fewer partial results where there is little to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class TilesConfig:
+    """Of tiles.py. tma: load whole boxes of BLOCK_N tokens where a block of the cache has them."""
+
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+    programs_per_sm: int
+    tma: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionConfig:
+    """All that is tuned."""
+
+    decode: DecodeConfig
+    tiles: TilesConfig
+    min_shared: int = 1024
+    """Tokens that neighbouring rows must have in common to be read once…"""
+    min_sharers: int = 8
+    """…for so many rows."""
+    chunk: int = 1024
+    """Shared keys of one item, at least."""
+    max_chunks: int = 4
+
+
+def default_config(element_size: int, head_dim: int) -> AttentionConfig:
+    """For any card with 100 KiB of shared memory per multiprocessor and more."""
+    wide = head_dim > 128
+    if element_size > 2:
+        return AttentionConfig(DecodeConfig(32, 4, 2, 2), TilesConfig(32, 32, 4, 2, 1))
+    return AttentionConfig(
+        DecodeConfig(32 if wide else 64, 4, 2, 2),
+        TilesConfig(64, 32 if wide else 64, 4, 2, 1),
+    )
+
+
+_H200 = {
+    64: AttentionConfig(DecodeConfig(64, 4, 4, 3), TilesConfig(128, 64, 4, 3, 2)),
+    128: AttentionConfig(DecodeConfig(64, 4, 3, 2), TilesConfig(128, 64, 4, 2, 2)),
+    256: AttentionConfig(DecodeConfig(32, 4, 3, 2), TilesConfig(128, 64, 8, 2, 1)),
+}
+"""By head dimension, rounded up to a power of two; 16-bit types."""
+
+_BY_CARD = {"NVIDIA H200": _H200, "NVIDIA H100": _H200}
+"""By the beginning of the device's name."""
+
+
+def config_for(device_name: str, element_size: int, head_dim: int) -> AttentionConfig:
+    """The tuned configuration, or the default. head_dim: rounded up to a power of two."""
+    if element_size == 2:
+        for card, table in _BY_CARD.items():
+            if device_name.startswith(card) and head_dim in table:
+                return table[head_dim]
+    return default_config(element_size, head_dim)

@@ -1,0 +1,202 @@
+"""Attention of rows with one query. The work, tiles of BLOCK_N keys of one row and key head, is cut into equal ranges.
+
+Tiles are numbered row by row, in a row head by head, in a head by position. Each program takes one contiguous range (as
+planned, see planning.py). What lies wholly in the range is written at once. Of a (row, head) pair that is cut, each
+program leaves a partial result: slot 2 · program for the first pair of its range, + 1 for one that goes on in the next
+range. Who comes last adds the partial results up in the order of their positions, so that results do not depend on
+who that was.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from oneloop_kernels.ops.paged_attention.triton.softmax import HIDDEN, LOG2_E, absorb, capped, key_offsets
+
+
+@triton.jit
+def decode_kernel(
+    qkv, cache, out, sinks,
+    row_slot, seq_lens, block_tables, table_stride,
+    split, program_row, program_tile, program_pairs, shared_lens, shared_chunks,
+    partial_acc, partial_norm, tickets, shared_acc, shared_norm, max_rows,
+    stride_block, stride_token, stride_head, scale_log2,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_ROWS: tl.constexpr, MERGE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, SHARED: tl.constexpr,
+    STAGES: tl.constexpr, USE_PDL: tl.constexpr,
+):  # fmt: skip
+    """One program of a fixed grid. DIM: HEAD_DIM rounded up to a power of two, GROUP_ROWS: query heads of a key head.
+
+    qkv, out, cache, sinks: as in the contract. split: [2] tiles per program, and how many programs have one more.
+    program_…: where the program's range begins (row, tile of the row), how many pairs it touches. partial_acc:
+    [2 · programs, GROUP_ROWS, HEAD_DIM] and partial_norm: [2, 2 · programs, GROUP_ROWS] (maxima, then sums) fp32;
+    tickets: [programs] int32, 0 before and after. shared_…: see planning.py and tiles.py.
+    """
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    ROWS: tl.constexpr = 16 if GROUP_ROWS < 16 else GROUP_ROWS
+    program = tl.program_id(0)
+    if USE_PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    base = tl.load(split)
+    extra = tl.load(split + 1)
+    row = tl.load(program_row + program)
+    tile = tl.load(program_tile + program)
+    pairs = tl.load(program_pairs + program)
+    left = base + (program < extra).to(tl.int32)
+    group = tl.arange(0, ROWS)
+    dims = tl.arange(0, DIM)
+    start_of_range = program * base + tl.minimum(program, extra)
+    number = start_of_range
+    for _ in range(pairs):
+        length = tl.load(seq_lens + row)
+        slot = tl.load(row_slot + row).to(tl.int64)
+        first_key = 0
+        if WINDOW > 0:
+            first_key = tl.maximum(length - WINDOW, 0)
+        first_tile = first_key // BLOCK_N
+        if SHARED:
+            first_tile = tl.load(shared_lens + row) // BLOCK_N
+        tiles = tl.cdiv(length, BLOCK_N) - first_tile
+        head = tile // tiles
+        begin = tile % tiles
+        end = tl.minimum(tiles, begin + left)
+        table = block_tables + slot * table_stride
+        query = (row.to(tl.int64) * (HEADS + 2 * KV_HEADS) + head * GROUP) * HEAD_DIM
+        here = (group < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+        q = tl.load(qkv + query + group[:, None] * HEAD_DIM + dims[None, :], mask=here, other=0.0)
+        keys = cache + head.to(tl.int64) * stride_head
+        values = keys + KV_HEADS * stride_head
+        acc = tl.zeros([ROWS, DIM], tl.float32)
+        maximum = tl.full([ROWS], HIDDEN, tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        for index in tl.range(first_tile + begin, first_tile + end, num_stages=STAGES):
+            start = index * BLOCK_N
+            positions = start + tl.arange(0, BLOCK_N)
+            valid = (positions < length) & (positions >= first_key)
+            offsets = key_offsets(
+                table, start, positions, valid, stride_block, stride_token, BLOCK_SIZE, BLOCK_N, True
+            )
+            inside = valid[:, None] & (dims < HEAD_DIM)[None, :]
+            k = tl.load(keys + offsets[:, None] + dims[None, :], mask=inside, other=0.0)
+            v = tl.load(values + offsets[:, None] + dims[None, :], mask=inside, other=0.0)
+            scores = capped(tl.dot(q, tl.trans(k), input_precision="ieee"), scale_log2, SOFT_CAP)
+            scores = tl.where(valid[None, :], scores, HIDDEN)
+            acc, maximum, total = absorb(scores, v, acc, maximum, total)
+        if end - begin == tiles:
+            _write(
+                acc, maximum, total, group, dims, row, head, out, sinks, shared_chunks, shared_acc, shared_norm,
+                max_rows, HEADS, GROUP, HEAD_DIM, HAS_SINKS, SHARED,
+            )  # fmt: skip
+        else:
+            own = 2 * program + (number != start_of_range).to(tl.int32)
+            place = own.to(tl.int64) * GROUP_ROWS + group
+            tl.store(partial_acc + place[:, None] * HEAD_DIM + dims[None, :], acc, mask=here)
+            tl.store(partial_norm + place, maximum, mask=group < GROUP)
+            norm_sums = partial_norm + 2 * tl.num_programs(0) * GROUP_ROWS
+            tl.store(norm_sums + place, total, mask=group < GROUP)
+            pair_start = number - begin
+            first = _program_of(pair_start, base, extra)
+            last = _program_of(pair_start + tiles - 1, base, extra)
+            tl.debug_barrier()
+            arrived = tl.atomic_add(tickets + first, 1, sem="acq_rel", scope="gpu")
+            if arrived == last - first:
+                tl.atomic_xchg(tickets + first, 0, sem="relaxed", scope="gpu")
+                first_slot = 2 * first + (first * base + tl.minimum(first, extra) < pair_start).to(tl.int32)
+                _merge(
+                    first, last, first_slot, partial_acc, partial_norm, norm_sums, dims, row, head, out, sinks,
+                    shared_chunks, shared_acc, shared_norm, max_rows,
+                    HEADS, GROUP, GROUP_ROWS, HEAD_DIM, DIM, MERGE, HAS_SINKS, SHARED,
+                )  # fmt: skip
+        number += end - begin
+        left -= end - begin
+        tile += end - begin
+        row_ends = tile == tiles * KV_HEADS
+        row += row_ends.to(tl.int32)
+        tile = tl.where(row_ends, 0, tile)
+
+
+@triton.jit
+def _program_of(number, base, extra):
+    """Which program has the tile of this number."""
+    longer = extra * (base + 1)
+    after = extra + (number - longer) // tl.maximum(base, 1)
+    return tl.where(number < longer, number // (base + 1), after)
+
+
+@triton.jit
+def _merge(
+    first, last, first_slot, partial_acc, partial_norm, norm_sums, dims, row, head, out, sinks,
+    shared_chunks, shared_acc, shared_norm, max_rows,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
+    MERGE: tl.constexpr, HAS_SINKS: tl.constexpr, SHARED: tl.constexpr,
+):  # fmt: skip
+    """Add up the partial results of the programs first … last, MERGE at a time, and write the pair's result.
+
+    Loads go past the L1 cache: other multiprocessors wrote this memory while the kernel ran.
+    """
+    group = tl.arange(0, GROUP_ROWS)
+    acc = tl.zeros([GROUP_ROWS, DIM], tl.float32)
+    maximum = tl.full([GROUP_ROWS], HIDDEN, tl.float32)
+    total = tl.zeros([GROUP_ROWS], tl.float32)
+    for index in range(first, last + 1, MERGE):
+        programs = index + tl.arange(0, MERGE)
+        slots = tl.where(programs == first, first_slot, 2 * programs)
+        places = slots.to(tl.int64)[:, None] * GROUP_ROWS + group[None, :]
+        there = (programs <= last)[:, None] & (group < GROUP)[None, :]
+        maxima = tl.load(partial_norm + places, mask=there, other=HIDDEN, cache_modifier=".cg")
+        totals = tl.load(norm_sums + places, mask=there, other=0.0, cache_modifier=".cg")
+        parts = tl.load(
+            partial_acc + places[:, :, None] * HEAD_DIM + dims[None, None, :],
+            mask=there[:, :, None] & (dims < HEAD_DIM)[None, None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        new_maximum = tl.maximum(maximum, tl.max(maxima, 0))
+        weights = tl.exp2(maxima - new_maximum[None, :])
+        shrink = tl.exp2(maximum - new_maximum)
+        total = total * shrink + tl.sum(weights * totals, 0)
+        acc = acc * shrink[:, None] + tl.sum(parts * weights[:, :, None], 0)
+        maximum = new_maximum
+    _write(
+        acc, maximum, total, group, dims, row, head, out, sinks, shared_chunks, shared_acc, shared_norm, max_rows,
+        HEADS, GROUP, HEAD_DIM, HAS_SINKS, SHARED,
+    )  # fmt: skip
+
+
+@triton.jit
+def _write(
+    acc, maximum, total, group, dims, row, head, out, sinks, shared_chunks, shared_acc, shared_norm, max_rows,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    HAS_SINKS: tl.constexpr, SHARED: tl.constexpr,
+):  # fmt: skip
+    """Add what the row shares with others, and the sinks; normalise; store. acc: [group, dims]."""
+    heads = head * GROUP + group
+    mine = group < GROUP
+    inside = mine[:, None] & (dims < HEAD_DIM)[None, :]
+    if SHARED:
+        for chunk in range(tl.load(shared_chunks + row)):
+            places = (chunk * max_rows + row).to(tl.int64) * HEADS + heads
+            other_maximum = tl.load(shared_norm + 2 * places, mask=mine, other=HIDDEN)
+            other_total = tl.load(shared_norm + 2 * places + 1, mask=mine, other=0.0)
+            part = tl.load(
+                shared_acc + places[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0
+            )
+            new_maximum = tl.maximum(maximum, other_maximum)
+            weight = tl.exp2(other_maximum - new_maximum)
+            shrink = tl.exp2(maximum - new_maximum)
+            total = total * shrink + other_total * weight
+            acc = acc * shrink[:, None] + part * weight[:, None]
+            maximum = new_maximum
+    if HAS_SINKS:
+        sink = tl.load(sinks + heads, mask=mine, other=0.0).to(tl.float32) * LOG2_E
+        new_maximum = tl.maximum(maximum, sink)
+        shrink = tl.exp2(maximum - new_maximum)
+        total = total * shrink + tl.exp2(sink - new_maximum)
+        acc = acc * shrink[:, None]
+    total = tl.where(mine, total, 1.0)
+    place = (row.to(tl.int64) * HEADS + heads) * HEAD_DIM
+    result = acc / total[:, None]
+    tl.store(out + place[:, None] + dims[None, :], result.to(out.dtype.element_ty), mask=inside)

@@ -1,0 +1,322 @@
+"""The device-planned attention against dense attention in double precision, over random mixed steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from oneloop_kernels.launch import INTERPRETED
+from oneloop_kernels.ops.paged_attention import DEVICE_ATTENTION, AttentionShape, AttentionStep
+from oneloop_kernels.registry import prefer
+from oneloop_kernels.testing import assert_close
+
+GARBAGE = 1 << 30
+"""In every int32 that no kernel may use: as an index it would be far outside."""
+
+
+@dataclass
+class Case:
+    step: AttentionStep
+    qkv: torch.Tensor
+    cache: torch.Tensor
+    num_tokens: int
+    expected: torch.Tensor
+    """[num_tokens, heads · head_dim], double."""
+
+
+def make_shape(heads=4, kv_heads=2, head_dim=64, block_size=16, **more):
+    return AttentionShape(heads, kv_heads, head_dim, block_size, head_dim**-0.5, **more)
+
+
+def dense(queries, keys, values, first_position, shape, sinks):
+    """queries: [n, heads, d]; keys, values: [context, kv_heads, d], all double; sinks: [heads] or None."""
+    group = shape.num_heads // shape.num_kv_heads
+    keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
+    scores = torch.einsum("qhd,khd->hqk", queries, keys) * shape.scale
+    if shape.soft_cap is not None:
+        scores = shape.soft_cap * torch.tanh(scores / shape.soft_cap)
+    at = first_position + torch.arange(len(queries), device=keys.device)[:, None]
+    positions = torch.arange(len(keys), device=keys.device)[None]
+    hidden = positions > at
+    if shape.sliding_window is not None:
+        hidden |= positions <= at - shape.sliding_window
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if sinks is not None:
+        column = sinks.double()[:, None, None].expand(-1, len(queries), 1)
+        scores = torch.cat((scores, column), 2)
+    weights = scores.softmax(-1)[..., : len(keys)]
+    return torch.einsum("hqk,khd->qhd", weights, values)
+
+
+def make_case(inputs, shape, rows, dtype, *, by_head=False, shared=0, sinks=None, max_rows=None, qk_factor=1.0):
+    """rows: (scheduled, computed) each, single ones first; rows with so many computed tokens have the first `shared` blocks in common.
+
+    Nobody may look at: cache slots that no row has written (NaN), padding tokens and rows, unused table entries.
+    """
+    rng = random.Random(int(inputs.integers(0, 1 << 30, 1)))
+    size, heads, dim = shape.block_size, shape.num_heads, shape.head_dim
+    num_rows, num_tokens = len(rows), sum(scheduled for scheduled, _ in rows)
+    max_rows = max_rows or num_rows + 3
+    widths = [-(-(scheduled + computed) // size) for scheduled, computed in rows]
+    ids = list(range(shared + sum(widths) + 2))
+    rng.shuffle(ids)
+    slots = rng.sample(range(max_rows), num_rows)
+    tables = torch.full((max_rows, max(widths) + 2), GARBAGE, dtype=torch.int32)
+    storage = (len(ids), 2 * shape.num_kv_heads, size, dim) if by_head else (len(ids), size, 2 * shape.num_kv_heads, dim)
+    cache = inputs.poisoned(*storage, dtype=dtype)
+    cache = cache.transpose(1, 2) if by_head else cache
+    qkv = inputs.poisoned(num_tokens + 5, heads + 2 * shape.num_kv_heads, dim, dtype=dtype)
+    qkv[:num_tokens] = inputs.normal(num_tokens, heads + 2 * shape.num_kv_heads, dim, dtype=dtype)
+    qkv[:num_tokens, :heads] *= qk_factor
+    common, ids = ids[:shared], ids[shared:]
+    common_kv = inputs.normal(shared * size, 2 * shape.num_kv_heads, dim, dtype=dtype)
+    expected, first = [], 0
+    for (scheduled, computed), width, slot in zip(rows, widths, slots, strict=True):
+        sharer = computed >= len(common_kv)
+        own_blocks = width - shared if sharer else width
+        table = (common if sharer else []) + ids[:own_blocks]
+        ids = ids[own_blocks:]
+        tables[slot, :width] = torch.tensor(table)
+        own = qkv[first : first + scheduled]
+        past = inputs.normal(computed, 2 * shape.num_kv_heads, dim, dtype=dtype)
+        if sharer:
+            past[: len(common_kv)] = common_kv
+        kv = torch.cat((past, own[:, heads:]))
+        positions = torch.arange(computed + scheduled)
+        blocks = torch.tensor(table)[positions // size].to(cache.device)
+        cache[blocks, (positions % size).to(cache.device)] = kv
+        keys, values = kv.double().chunk(2, 1)
+        expected.append(dense(own[:, :heads].double(), keys, values, computed, shape, sinks))
+        first += scheduled
+    step = make_step(rows, slots, tables, max_rows, cache.device)
+    return Case(step, qkv, cache, num_tokens, torch.cat(expected).flatten(1))
+
+
+def make_step(rows, slots, tables, max_rows, device):
+    def ints(values, size):
+        filled = torch.full((size,), GARBAGE, dtype=torch.int32)
+        filled[: len(values)] = torch.tensor(values, dtype=torch.int32)
+        return filled.to(device)
+
+    starts = [0]
+    for scheduled, _ in rows:
+        starts.append(starts[-1] + scheduled)
+    return AttentionStep(
+        row_slot=ints(slots, max_rows),
+        seq_lens=ints([scheduled + computed for scheduled, computed in rows], max_rows),
+        query_start=ints(starts, max_rows + 1),
+        num_rows=ints([len(rows)], 1),
+        num_single=ints([sum(scheduled == 1 for scheduled, _ in rows)], 1),
+        block_tables=tables.to(device),
+    )
+
+
+def make_attention(shape, dtype, device, *, max_rows=40, max_tokens=512, max_blocks=1 << 10, **config):
+    """config: fields of DecodeConfig and TilesConfig as decode_… and tiles_…, of AttentionConfig, and sms."""
+    from oneloop_kernels.ops.paged_attention.triton.configs import default_config
+
+    with prefer("triton"):
+        factory = DEVICE_ATTENTION.resolve(device, dtype)
+    tuned = default_config(dtype.itemsize, shape.head_dim)
+    parts = {}
+    for part in ("decode", "tiles"):
+        names = {name: config.pop(name) for name in tuple(config) if name.startswith(f"{part}_")}
+        changes = {name.removeprefix(f"{part}_"): value for name, value in names.items()}
+        parts[part] = dataclasses.replace(getattr(tuned, part), **changes)
+    sms = config.pop("sms", None)
+    return factory(
+        shape, max_rows=max_rows, max_tokens=max_tokens, max_blocks_per_row=max_blocks, dtype=dtype, device=device,
+        config=dataclasses.replace(tuned, **parts, **config), sms=sms,
+    )  # fmt: skip
+
+
+def check(case, attention, dtype, sinks=None, layers=2):
+    """Several layers of one plan: tickets and counters must be back at zero after each."""
+    has_multi = case.num_tokens > int(case.step.num_single)
+    plan = attention.plan(case.step, case.step.row_slot.shape[0], case.qkv.shape[0], has_multi)
+    for _ in range(layers):
+        out = torch.full((case.qkv.shape[0], case.expected.shape[1]), torch.nan, dtype=dtype, device=case.qkv.device)
+        plan.run(case.qkv, case.cache, out, sinks)
+        assert_close(out[: case.num_tokens], case.expected, dtype)
+        assert bool(out[case.num_tokens :].isnan().all())
+
+
+LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 70, 100)
+
+
+def mixed_rows(rng, num_single, num_multi, longest_query=40, scale=1):
+    singles = [(1, scale * rng.choice(LENGTHS) - 1) for _ in range(num_single)]
+    multi = [
+        (scale * rng.randint(2, longest_query), rng.choice((0, scale * rng.choice(LENGTHS))))
+        for _ in range(num_multi)
+    ]
+    return singles + multi
+
+
+GROUPS = [(2, 2), (4, 2), (8, 2), (7, 1), (8, 1)]
+SCALE = 1 if INTERPRETED else 9
+"""Contexts are so many times longer on a GPU."""
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), GROUPS)
+def test_mixed_steps(inputs, kernel_device, kernel_dtype, heads, kv_heads):
+    shape = make_shape(heads, kv_heads, head_dim=32)
+    rng = random.Random(int(inputs.integers(0, 1 << 30, 1)))
+    case = make_case(inputs, shape, mixed_rows(rng, 5, 2, scale=SCALE), kernel_dtype)
+    check(case, make_attention(shape, kernel_dtype, kernel_device, max_tokens=1024), kernel_dtype)
+
+
+@pytest.mark.parametrize("by_head", [False, True], ids=["by_token", "by_head"])
+@pytest.mark.parametrize("block_size", [16, 32, 48, 128])
+def test_block_sizes_and_storage_orders(inputs, kernel_device, block_size, by_head):
+    shape = make_shape(4, 2, head_dim=16, block_size=block_size)
+    dtype = torch.float16
+    case = make_case(inputs, shape, [(1, 99), (1, 0), (1, 255), (37, 0), (20, 130)], dtype, by_head=by_head)
+    check(case, make_attention(shape, dtype, kernel_device, decode_block_n=32, tiles_block_n=32), dtype)
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+def test_head_dims(inputs, kernel_device, head_dim):
+    shape = make_shape(2, 1, head_dim=head_dim)
+    dtype = torch.float16
+    case = make_case(inputs, shape, [(1, 70), (1, 3), (20, 0), (5, 60)], dtype)
+    check(case, make_attention(shape, dtype, kernel_device), dtype)
+
+
+@pytest.mark.parametrize("window", [1, 7, 16, 33, 64, 300])
+def test_sliding_windows(inputs, kernel_device, window):
+    shape = make_shape(2, 1, head_dim=16, sliding_window=window)
+    rows = [(1, 99), (1, 0), (1, 31), (1, 129), (60, 0), (30, 101)]
+    case = make_case(inputs, shape, rows, torch.float16)
+    attention = make_attention(shape, torch.float16, kernel_device, decode_block_n=16, tiles_block_n=16)
+    check(case, attention, torch.float16)
+
+
+def test_soft_cap(inputs, kernel_device, kernel_dtype):
+    shape = make_shape(4, 2, head_dim=16, soft_cap=2.0)
+    case = make_case(inputs, shape, [(1, 99), (1, 0), (33, 0), (9, 50)], kernel_dtype, qk_factor=3.0)
+    check(case, make_attention(shape, kernel_dtype, kernel_device), kernel_dtype)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_sinks(inputs, kernel_device, kernel_dtype, window):
+    shape = make_shape(4, 2, head_dim=16, sliding_window=window)
+    sinks = torch.tensor([-3.0, 0.0, 2.0, 9.0], dtype=kernel_dtype, device=kernel_device)
+    case = make_case(inputs, shape, [(1, 199), (1, 0), (33, 0), (9, 50)], kernel_dtype, sinks=sinks)
+    check(case, make_attention(shape, kernel_dtype, kernel_device, sms=3), kernel_dtype, sinks)
+
+
+@pytest.mark.parametrize("min_tiles", [1, 3])
+@pytest.mark.parametrize("programs", [1, 2, 3, 5, 8, 40])
+def test_rows_cut_among_programs(inputs, kernel_device, programs, min_tiles):
+    shape = make_shape(4, 2, head_dim=16)
+    case = make_case(inputs, shape, [(1, n - 1) for n in (300, 1, 16, 17, 90, 200)], torch.float32)
+    attention = make_attention(
+        shape, torch.float32, kernel_device, sms=programs, decode_block_n=16, decode_programs_per_sm=1,
+        decode_min_tiles=min_tiles,
+    )  # fmt: skip
+    check(case, attention, torch.float32)
+
+
+def test_more_partial_results_than_are_added_at_a_time(inputs, kernel_device):
+    shape = make_shape(2, 1, head_dim=256)
+    case = make_case(inputs, shape, [(1, 16 * 45)], torch.float16)
+    attention = make_attention(
+        shape, torch.float16, kernel_device, sms=44, decode_block_n=16, decode_programs_per_sm=1
+    )
+    check(case, attention, torch.float16)
+
+
+@pytest.mark.parametrize("programs", [1, 3, 50])
+def test_prefill_work_is_drawn_by_any_number_of_programs(inputs, kernel_device, programs):
+    shape = make_shape(4, 2, head_dim=16)
+    rows = [(1, 5), (70, 0), (2, 40), (33, 31), (100, 3)]
+    case = make_case(inputs, shape, rows, torch.float16)
+    attention = make_attention(
+        shape, torch.float16, kernel_device, sms=programs, tiles_block_m=16, tiles_block_n=32
+    )
+    check(case, attention, torch.float16)
+
+
+def test_one_planner_serves_steps_of_any_size(inputs, kernel_device):
+    """What an earlier, larger step left in the workspaces does no harm."""
+    shape = make_shape(4, 2, head_dim=16)
+    attention = make_attention(shape, torch.float16, kernel_device, sms=7)
+    rng = random.Random(int(inputs.integers(0, 1 << 30, 1)))
+    for num_single, num_multi in ((9, 4), (1, 0), (0, 3), (0, 1), (12, 0)):
+        case = make_case(inputs, shape, mixed_rows(rng, num_single, num_multi), torch.float16, max_rows=20)
+        check(case, attention, torch.float16, layers=1)
+
+
+def test_an_empty_step_writes_nothing(inputs, kernel_device):
+    shape = make_shape(4, 2, head_dim=16)
+    case = make_case(inputs, shape, [(1, 5), (4, 4)], torch.float16)
+    case.step.num_rows.zero_()
+    case.step.num_single.zero_()
+    plan = make_attention(shape, torch.float16, kernel_device).plan(case.step, 5, 10, True)
+    out = inputs.poisoned(10, 4 * 16, dtype=torch.float16)
+    plan.run(case.qkv, case.cache, out)
+    assert bool(out.isnan().all())
+
+
+@pytest.mark.parametrize("num_multi", [0, 2])
+@pytest.mark.parametrize("block_size", [16, 48])
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_shared_prefixes_are_read_once(inputs, kernel_device, kv_heads, block_size, num_multi):
+    shape = make_shape(4, kv_heads, head_dim=16, block_size=block_size)
+    rows = [(1, n) for n in (800, 770, 900, 768, 1000, 799)]
+    rows += [(20, 0), (3, 70)][:num_multi]
+    case = make_case(inputs, shape, rows, torch.float16, shared=-(-768 // block_size))
+    attention = make_attention(
+        shape, torch.float16, kernel_device, sms=5, min_shared=128, min_sharers=3, chunk=128, max_chunks=3,
+        tiles_block_m=16, decode_block_n=64,
+    )  # fmt: skip
+    check(case, attention, torch.float16)
+    assert attention._space.shared_lens[: len(rows)].tolist()[:6] == [768] * 6
+    assert int(attention._space.num_shared_items) == -(-6 // (16 // (4 // kv_heads))) * 3
+
+
+def test_runs_of_sharers(inputs, kernel_device):
+    """Two runs, a row in between, and one run that is too short; what is shared ends with the shortest row."""
+    shape = make_shape(2, 1, head_dim=16)
+    case = make_case(inputs, shape, [(1, 639)] * 12, torch.float16)
+    attention = make_attention(
+        shape, torch.float16, kernel_device, sms=5, min_shared=128, min_sharers=3, chunk=256,
+        tiles_block_m=16, decode_block_n=32,
+    )  # fmt: skip
+    tables, slots = case.step.block_tables, case.step.row_slot[:12].tolist()
+    cache_lines = {}
+    for first, last, blocks in ((0, 4, 40), (5, 9, 17), (10, 12, 40)):
+        for row in range(first + 1, last):
+            tables[slots[row], :blocks] = tables[slots[first], :blocks]
+            cache_lines[row] = (first, blocks * 16)
+    case.step.seq_lens[2] = 385
+    lengths = case.step.seq_lens[:12].tolist()
+    expected = []
+    for row, length in enumerate(lengths):
+        positions = torch.arange(length)
+        blocks = tables[slots[row]].cpu()[positions // 16].to(kernel_device)
+        kv = case.cache[blocks, (positions % 16).to(kernel_device)].double()
+        keys, values = kv.chunk(2, 1)
+        expected.append(dense(case.qkv[row : row + 1, :2].double(), keys, values, length - 1, shape, None))
+    case.expected = torch.cat(expected).flatten(1)
+    check(case, attention, torch.float16)
+    assert attention._space.shared_lens[:12].tolist() == [384] * 4 + [0] + [256] * 4 + [0] * 3
+    assert attention._space.shared_chunks[:12].tolist() == [2] * 4 + [0] + [1] * 4 + [0] * 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"heads": 5}, "num_heads 5"),
+        ({"soft_cap": 0.0}, "soft_cap"),
+        ({"sliding_window": 0}, "sliding_window"),
+    ],
+)
+def test_shapes_that_are_refused(kernel_device, change, message):
+    with pytest.raises(ValueError, match=message):
+        make_attention(make_shape(**change), torch.float16, kernel_device)
