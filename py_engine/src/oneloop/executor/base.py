@@ -1,6 +1,6 @@
 """The executor protocol: where steps run. The engine loop knows nothing else of the worker.
 
-Imports no torch. Implementations: `local` (one step thread on the CPU).
+Imports no torch. Implementations: `cpu` (one step thread), `cuda` (one stream).
 """
 
 from __future__ import annotations

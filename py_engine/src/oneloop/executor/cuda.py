@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 
 from oneloop.errors import EngineDeadError
 from oneloop.executor.device_completion import DeviceCompletions
+from oneloop.executor.loading import ModelLoading
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
     from oneloop.config import EngineConfig
     from oneloop.executor.base import Completion, LoadProgress, ModelFiles, ModelInfo
-    from oneloop.executor.loading import LoadedModel, ModelLoading
+    from oneloop.executor.loading import LoadedModel
     from oneloop.worker.gpu.runner import GpuModelRunner
     from oneloop.worker.gpu.slab import HostSlab
     from oneloop_core import SlabLayout
@@ -33,10 +34,8 @@ class CudaExecutor:
     """Implements `base.Executor` on one GPU. The loop's thread launches; nothing ever waits for the device there."""
 
     def __init__(self, config: EngineConfig) -> None:
-        from oneloop.executor.loading import ModelLoading
-
         self._config = config
-        self._loading: ModelLoading = ModelLoading(config)
+        self._loading = ModelLoading(config)
         self._loaded: LoadedModel | None = None
         self._slabs: list[HostSlab] = []
         self._runner: GpuModelRunner | None = None
@@ -50,7 +49,13 @@ class CudaExecutor:
 
     def start(self, progress: LoadProgress | None = None) -> ModelInfo:
         """As base.Executor. ConfigError when the memory does not suffice."""
-        self._loaded = self._loading.load(progress)
+        import torch
+
+        from oneloop.worker.memory.ledger import DeviceMemory
+
+        device = torch.device("cuda", 0)
+        free, total = torch.cuda.mem_get_info(device)
+        self._loaded = self._loading.load(device, DeviceMemory(total=total, free=free), progress)
         return self._loaded.info
 
     def attach(self, layout: SlabLayout, num_slabs: int, *, max_num_seqs: int) -> Sequence[memoryview]:
@@ -63,7 +68,7 @@ class CudaExecutor:
         assert self._loaded is not None, "start() comes first"
         device = self._loaded.model.device
         on_gpu = device.type == "cuda"
-        self._stream = torch.cuda.Stream(device) if on_gpu else None
+        self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._slabs = [HostSlab(layout, pinned=on_gpu) for _ in range(num_slabs)]
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
             self._runner = GpuModelRunner(
@@ -76,7 +81,7 @@ class CudaExecutor:
                 enforce_eager=self._config.worker.enforce_eager,
             )
             self._runner.warm_up(NUM_CAPTURED_AT_START)
-        check = _nothing
+        check: Callable[[], object] = _nothing
         if self._stream is not None:
             self._stream.synchronize()
             check = self._stream.query
@@ -88,7 +93,8 @@ class CudaExecutor:
         import torch
 
         runner, completions = self._runner, self._completions
-        assert runner is not None and completions is not None, "attach() comes first"
+        assert runner is not None, "attach() comes first"
+        assert completions is not None
         if not self._on_stream and self._stream is not None:
             torch.cuda.set_stream(self._stream)  # of the loop's thread, for good
             self._on_stream = True
@@ -121,7 +127,9 @@ class CudaExecutor:
         """As base.Executor. Blocks for at most SHUTDOWN_LIMIT_S."""
         if self._completions is not None:
             if not self._completions.wait_idle(SHUTDOWN_LIMIT_S):
-                log.warning("steps are still running after %g s; they are left to the device", SHUTDOWN_LIMIT_S)
+                log.warning(
+                    "steps are still running after %g s; they are left to the device", SHUTDOWN_LIMIT_S
+                )
             self._completions.close()
         self._runner = None
         self._loaded = None

@@ -9,10 +9,13 @@ if TYPE_CHECKING:
     from oneloop.config import EngineConfig
     from oneloop.executor.base import Executor
 
-_EXECUTORS = {"local": ("oneloop.executor.local", "LocalExecutor")}
+_EXECUTORS: dict[str, tuple[str, str]] = {
+    "cpu": ("oneloop.executor.cpu", "CpuExecutor"),
+    "cuda": ("oneloop.executor.cuda", "CudaExecutor"),
+}
 
 
-def create_executor(config: EngineConfig, name: str = "local") -> Executor:
-    """The executor of that name, not started yet."""
-    module, kind = _EXECUTORS[name]
+def create_executor(config: EngineConfig) -> Executor:
+    """The executor of the configuration's device, not started yet."""
+    module, kind = _EXECUTORS[config.resolved.device]
     return cast("Executor", getattr(import_module(module), kind)(config))

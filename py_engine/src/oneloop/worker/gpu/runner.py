@@ -13,7 +13,7 @@ from oneloop.worker.gpu.graphs import StepGraphs, bucket_of, row_buckets, token_
 from oneloop.worker.gpu.sampler import DeviceSampler
 from oneloop.worker.gpu.slab import DeviceSlab
 from oneloop.worker.inputs import LOGPROB_COLUMNS, SlabViews, StepFlag
-from oneloop_kernels.ops.paged_attention import AttentionShape, AttentionStep, DEVICE_ATTENTION
+from oneloop_kernels.ops.paged_attention import DEVICE_ATTENTION, AttentionShape, AttentionStep
 from oneloop_kernels.ops.step_inputs import STEP_INPUTS, SampleOutput, SlotTables, StepInputs
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from oneloop.worker.gpu.sampler import SampleVariant
     from oneloop.worker.gpu.slab import HostSlab
     from oneloop.worker.inputs import StepHeader
-    from oneloop.worker.memory import MemoryPlan
+    from oneloop.worker.memory.ledger import MemoryPlan
     from oneloop_core import SlabLayout
 
 MAX_CAPTURED_TOKENS: Final = 2048
@@ -119,7 +119,8 @@ class GpuModelRunner:
             self._ops.fork(slab.fields, index, self._tables)
             self._sampler.fork(header)
         if header.num_cow:
-            self.kv.copy_from_slab(slab.fields, index)
+            count = index["num_cow"]
+            self.kv.copy_blocks(slab["cow_src"], slab["cow_dst"], slab["header"][count : count + 1])
         if header.num_tokens:
             self._forward(header)
             if header.num_samples:

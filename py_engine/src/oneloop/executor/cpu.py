@@ -1,4 +1,4 @@
-"""LocalExecutor: the model in this process, its steps in one thread. Importing this module imports no torch."""
+"""CpuExecutor: the model in this process, its steps in one thread. Importing this module imports no torch."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oneloop.config import resolve_dtype
-from oneloop.executor.base import Completion, ModelFiles, ModelInfo
+from oneloop.executor.base import Completion
 from oneloop.executor.completion import CompletionQueue
+from oneloop.executor.loading import ModelLoading
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from oneloop.config import EngineConfig
-    from oneloop.executor.base import LoadProgress
-    from oneloop.loader.resolve import ModelSource
-    from oneloop.models.base import Model
+    from oneloop.executor.base import LoadProgress, ModelFiles, ModelInfo
+    from oneloop.executor.loading import LoadedModel
     from oneloop.worker.inputs import SlabViews
-    from oneloop.worker.memory.ledger import MemoryPlan
     from oneloop.worker.runner import ModelRunner
     from oneloop_core import SlabLayout
 
@@ -33,13 +31,12 @@ SLAB_ALIGNMENT = 64
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
-class LocalExecutor:
+class CpuExecutor:
     """Implements `base.Executor` on the CPU. One thread owns torch: it runs the steps, in the order of submit()."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self._config = config
-        self._source: ModelSource | None = None
-        self._loaded: tuple[Model, MemoryPlan] | None = None
+        self._loading = ModelLoading(config)
+        self._loaded: LoadedModel | None = None
         self._runner: ModelRunner | None = None
         self._slabs: list[SlabViews] = []
         self._submitted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
@@ -49,53 +46,17 @@ class LocalExecutor:
 
     def locate(self, progress: LoadProgress | None = None) -> ModelFiles:
         """As base.Executor."""
-        from oneloop.loader.progress import no_progress
-        from oneloop.loader.resolve import resolve_model
-
-        model = self._config.model
-        source = resolve_model(
-            model.model,
-            revision=model.revision,
-            weights=model.load_format != "dummy",
-            progress=progress or no_progress,
-        )
-        self._source = source
-        return ModelFiles(source.path, source.generation, source.gguf)
+        return self._loading.locate(progress)
 
     def start(self, progress: LoadProgress | None = None) -> ModelInfo:
         """As base.Executor. ConfigError when the memory does not suffice."""
         _let_waiting_threads_sleep()
         import torch
 
-        from oneloop.loader.load import load_model
-        from oneloop.loader.progress import no_progress
         from oneloop.worker.memory.free import machine_memory
-        from oneloop.worker.memory.plan import plan_memory
 
-        assert self._source is not None, "locate() comes first"
-        settings, spec = self._config.model, self._source.spec
-        dtype = resolve_dtype(settings.dtype, "cpu", spec.dtype, gguf=self._source.gguf is not None)
-        plan = plan_memory(spec, dtype, self._config, machine_memory())
-        dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-        model = load_model(
-            self._source,
-            dtype=dtypes[dtype],
-            device=torch.device("cpu"),
-            load_format=settings.load_format,
-            seed=settings.seed,
-            progress=progress or no_progress,
-        )
-        self._loaded = model, plan
-        log.info(
-            "%d KV blocks of %d tokens (%d MiB), context %d tokens, %s",
-            plan.num_blocks, plan.block_size, plan.kv_cache_bytes >> 20, plan.max_model_len, model.dtype,
-        )  # fmt: skip
-        return ModelInfo(
-            vocab_size=model.spec.vocab_size,
-            max_model_len=plan.max_model_len,
-            num_blocks=plan.num_blocks,
-            block_size=plan.block_size,
-        )
+        self._loaded = self._loading.load(torch.device("cpu"), machine_memory(), progress)
+        return self._loaded.info
 
     def attach(self, layout: SlabLayout, num_slabs: int, *, max_num_seqs: int) -> Sequence[memoryview]:
         """As base.Executor. Also starts the step thread."""
@@ -103,8 +64,7 @@ class LocalExecutor:
         from oneloop.worker.runner import ModelRunner
 
         assert self._loaded is not None, "start() comes first"
-        model, plan = self._loaded
-        self._runner = ModelRunner(model, plan, max_num_seqs=max_num_seqs)
+        self._runner = ModelRunner(self._loaded.model, self._loaded.plan, max_num_seqs=max_num_seqs)
         buffers = [aligned_buffer(layout.num_bytes) for _ in range(num_slabs)]
         self._slabs = [SlabViews.over(buffer, layout) for buffer in buffers]
         self._thread = threading.Thread(target=self._run_steps, name="oneloop-step", daemon=True)

@@ -1,4 +1,4 @@
-"""LocalExecutor on a tiny random model: steps in order, faults contained, clean end; and the engine over it."""
+"""CpuExecutor on a tiny random model: steps in order, faults contained, clean end; and the engine over it."""
 
 import asyncio
 import select
@@ -10,7 +10,7 @@ import pytest
 from oneloop import AsyncEngine, SamplingParams
 from oneloop.config import EngineConfig
 from oneloop.errors import ConfigError, ModelError
-from oneloop.executor.local import SLAB_ALIGNMENT, LocalExecutor, aligned_buffer
+from oneloop.executor.cpu import SLAB_ALIGNMENT, CpuExecutor, aligned_buffer
 from oneloop_core import Core, CoreConfig
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
@@ -26,7 +26,7 @@ def settings(tiny_model):
 
 @pytest.fixture
 def started(settings):
-    executor = LocalExecutor(EngineConfig.from_flat(settings))
+    executor = CpuExecutor(EngineConfig.from_flat(settings))
     executor.locate()
     info = executor.start()
     yield executor, info
@@ -95,7 +95,7 @@ def test_a_fault_in_a_step_is_one_clean_line_and_the_next_step_runs(started, cap
 
 
 def test_shutdown_is_idempotent_at_any_time(settings):
-    executor = LocalExecutor(EngineConfig.from_flat(settings))
+    executor = CpuExecutor(EngineConfig.from_flat(settings))
     executor.shutdown()
     executor.shutdown()
 
@@ -106,12 +106,12 @@ def test_settings_that_do_not_fit_are_named(settings, tiny_model):
         ({"max_model_len": 5000}, "max_model_len"),
         ({"kv_cache_memory_bytes": 10, "num_gpu_blocks_override": None}, "kv_cache_memory_bytes"),
     ]:
-        executor = LocalExecutor(EngineConfig.from_flat({**settings, **change}))
+        executor = CpuExecutor(EngineConfig.from_flat({**settings, **change}))
         executor.locate()
         with pytest.raises(ConfigError, match=message):
             executor.start()
         executor.shutdown()
-    executor = LocalExecutor(EngineConfig.from_flat({**settings, "load_format": "auto"}))
+    executor = CpuExecutor(EngineConfig.from_flat({**settings, "load_format": "auto"}))
     executor.locate()
     with pytest.raises(ModelError, match="safetensors"):
         executor.start()

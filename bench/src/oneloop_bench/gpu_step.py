@@ -1,0 +1,202 @@
+"""One decode step on the GPU, taken apart: its time, its kernels, and what the device waits for between two steps.
+
+    python -m oneloop_bench.gpu_step MODEL_DIR [--batch 1,8,32] [--context 1024] [--trace FILE.json] [--eager]
+
+Core and runner alone, without event loop and HTTP; dummy weights. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from oneloop.config import EngineConfig
+from oneloop.executor.cuda import CudaExecutor
+from oneloop_core import Core, CoreConfig, Vocabulary
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NUM_SLABS = 3
+_WARM_STEPS = 8
+
+
+class Stepper:
+    """A core and an executor, driven step by step with two in flight, as the engine's loop does."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.executor = CudaExecutor(config)
+        files = self.executor.locate()
+        del files
+        self.info = self.executor.start()
+        self._config = config
+        resolved = config.resolved
+        self.core = Core(
+            CoreConfig(
+                num_blocks=self.info.num_blocks,
+                block_size=self.info.block_size,
+                max_num_seqs=resolved.max_num_seqs,
+                max_num_batched_tokens=resolved.step_tokens,
+                max_model_len=self.info.max_model_len,
+                vocab_size=self.info.vocab_size,
+                enable_prefix_caching=False,
+            ),
+            Vocabulary([b""] * self.info.vocab_size),
+        )
+        self.slabs = self.executor.attach(self.core.layout, NUM_SLABS, max_num_seqs=resolved.max_num_seqs)
+        self._turn = 0
+        self.handles: list[int] = []
+        self._in_flight: list[tuple[int, int]] = []
+        self.host_us: dict[str, list[float]] = defaultdict(list)
+
+    def submit(self, num_requests: int, context: int, num_output: int) -> None:
+        """Greedy requests of random tokens that end by length alone."""
+        self.handles = []
+        rng = np.random.default_rng(num_requests)
+        for _ in range(num_requests):
+            prompt = rng.integers(17, self.info.vocab_size - 1000, context).tolist()
+            self.handles.append(
+                self.core.submit(
+                    prompt, max_tokens=num_output, temperature=0.0, ignore_eos=True, detokenize=False
+                )
+            )
+
+    def step(self) -> bool:
+        """Launch until two steps are in flight, then take one. False when there is nothing more."""
+        while len(self._in_flight) < 2:
+            start = time.perf_counter()
+            step_id = self.core.schedule(self.slabs[self._turn])
+            if step_id is None:
+                break
+            scheduled = time.perf_counter()
+            self.executor.submit(self._turn)
+            self.host_us["schedule"].append((scheduled - start) * 1e6)
+            self.host_us["submit"].append((time.perf_counter() - scheduled) * 1e6)
+            self._in_flight.append((step_id, self._turn))
+            self._turn = (self._turn + 1) % NUM_SLABS
+        if not self._in_flight:
+            return False
+        while not (done := self.executor.completions()):
+            time.sleep(20e-6)
+        for completion in done:
+            step_id, slab_index = self._in_flight.pop(0)
+            if completion.error is not None:
+                raise RuntimeError(completion.error)
+            start = time.perf_counter()
+            self.core.commit(step_id, self.slabs[slab_index])
+            self.host_us["commit"].append((time.perf_counter() - start) * 1e6)
+        return True
+
+    def finish(self) -> None:
+        """Run what is left."""
+        while self.step():
+            pass
+
+
+def measure(stepper: Stepper, batch: int, context: int, num_steps: int) -> dict[str, Any]:
+    """Median milliseconds of a decode step of `batch` rows, and the kernels of a few of them."""
+    stepper.submit(batch, context, num_steps + 24 + batch)
+    start = time.perf_counter()
+    while stepper.core.stats().num_waiting or stepper.core.stats().num_running < batch:
+        stepper.step()
+    for _ in range(_WARM_STEPS):
+        stepper.step()
+    prefill_s = time.perf_counter() - start
+    stepper.host_us.clear()
+    times = []
+    for _ in range(num_steps):
+        start = time.perf_counter()
+        stepper.step()
+        times.append((time.perf_counter() - start) * 1e3)
+    host = {name: round(statistics.median(values), 1) for name, values in stepper.host_us.items()}
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(8):
+            stepper.step()
+        torch.cuda.synchronize()
+    kernels, gaps = _kernels(profile)
+    for handle in stepper.handles:
+        stepper.core.abort(handle)
+    stepper.finish()
+    return {
+        "batch": batch,
+        "context": context,
+        "step_ms": round(statistics.mean(times), 4),
+        "step_ms_p50": round(statistics.median(times), 4),
+        "prefill_s": round(prefill_s, 3),
+        "host_us": host,
+        "gap_us": gaps,
+        "kernels": kernels,
+    }
+
+
+def _kernels(profile: Any) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Per kernel name: launches and µs per step; and how long the device idles, per step and at step borders."""
+    events = sorted(
+        (e.time_range.start, e.time_range.end, e.name)
+        for e in profile.events()
+        if e.device_type.name == "CUDA"
+    )
+    borders = [start for start, _, name in events if "_fetch_kernel" in name]
+    num_steps = max(1, len(borders) - 1)
+    if len(borders) >= 2:
+        events = [event for event in events if borders[0] <= event[0] < borders[-1]]
+    totals: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
+    idle, at_borders, reached = 0.0, [], 0.0
+    for start, end, name in events:
+        totals[name][0] += 1
+        totals[name][1] += end - start
+        if reached and start > reached:
+            idle += start - reached
+            if "_fetch_kernel" in name:
+                at_borders.append(start - reached)
+        reached = max(reached, end)
+    table = [
+        {"name": name[:70], "per_step": count / num_steps, "us_per_step": round(us / num_steps, 1)}
+        for name, (count, us) in sorted(totals.items(), key=lambda item: -item[1][1])
+    ]
+    gaps = {"idle_per_step": round(idle / num_steps, 1)}
+    if at_borders:
+        gaps["border_p50"] = round(statistics.median(at_borders), 1)
+    return table, gaps
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--batch", default="1,8,32,128,256")
+    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--settings", default="{}", help="more settings as JSON")
+    options = parser.parse_args(arguments)
+    batches = [int(size) for size in options.batch.split(",")]
+    settings = {"load_format": "dummy", "dtype": "bfloat16", "device": "cuda", "max_model_len": 8192}
+    config = EngineConfig.from_flat(
+        settings | {"model": options.model, "enforce_eager": options.eager} | json.loads(options.settings)
+    )
+    start = time.perf_counter()
+    stepper = Stepper(config)
+    print(f"ready after {time.perf_counter() - start:.1f} s, {stepper.info}")
+    results = []
+    for batch in batches:
+        result = measure(stepper, batch, options.context, options.steps)
+        results.append(result)
+        print({key: value for key, value in result.items() if key != "kernels"})
+        for kernel in result["kernels"][:16]:
+            print(
+                f"  {kernel['us_per_step']:9.1f} µs {kernel['per_step']:6.1f} x  {kernel['name']}", flush=True
+            )
+    stepper.executor.shutdown()
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""From a model's name to a loaded model and its memory plan: what every executor of this process does first."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from oneloop.config import resolve_dtype
+from oneloop.executor.base import ModelFiles, ModelInfo
+
+if TYPE_CHECKING:
+    import torch
+
+    from oneloop.config import EngineConfig
+    from oneloop.executor.base import LoadProgress
+    from oneloop.loader.resolve import ModelSource
+    from oneloop.models.base import Model
+    from oneloop.worker.memory.ledger import DeviceMemory, MemoryPlan
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model with its weights, and how the memory is shared out."""
+
+    model: Model
+    plan: MemoryPlan
+
+    @property
+    def info(self) -> ModelInfo:
+        """What the engine must know of it."""
+        return ModelInfo(
+            vocab_size=self.model.spec.vocab_size,
+            max_model_len=self.plan.max_model_len,
+            num_blocks=self.plan.num_blocks,
+            block_size=self.plan.block_size,
+        )
+
+
+class ModelLoading:
+    """`locate`, then `load`. Making one imports nothing heavy."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._source: ModelSource | None = None
+
+    def locate(self, progress: LoadProgress | None) -> ModelFiles:
+        """As base.Executor.locate."""
+        from oneloop.loader.progress import no_progress
+        from oneloop.loader.resolve import resolve_model
+
+        model = self._config.model
+        source = resolve_model(
+            model.model,
+            revision=model.revision,
+            weights=model.load_format != "dummy",
+            progress=progress or no_progress,
+        )
+        self._source = source
+        return ModelFiles(source.path, source.generation, source.gguf)
+
+    def load(self, device: torch.device, memory: DeviceMemory, progress: LoadProgress | None) -> LoadedModel:
+        """Plan the memory, then load. memory: the device's, before. Raises ConfigError or ModelError."""
+        import torch
+
+        from oneloop.loader.load import load_model
+        from oneloop.loader.progress import no_progress
+        from oneloop.worker.memory.plan import plan_memory
+
+        assert self._source is not None, "locate() comes first"
+        settings, spec = self._config.model, self._source.spec
+        dtype = resolve_dtype(
+            settings.dtype, self._config.resolved.device, spec.dtype, gguf=self._source.gguf is not None
+        )
+        plan = plan_memory(spec, dtype, self._config, memory)
+        dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+        model = load_model(
+            self._source,
+            dtype=dtypes[dtype],
+            device=device,
+            load_format=settings.load_format,
+            seed=settings.seed,
+            progress=progress or no_progress,
+        )
+        log.info(
+            "%d KV blocks of %d tokens (%d MiB), context %d tokens, %s",
+            plan.num_blocks, plan.block_size, plan.kv_cache_bytes >> 20, plan.max_model_len, model.dtype,
+        )  # fmt: skip
+        return LoadedModel(model, plan)
