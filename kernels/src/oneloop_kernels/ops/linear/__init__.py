@@ -54,6 +54,7 @@ class Linear(Protocol):
 LINEAR: Family[Linear] = Family(
     "linear",
     (
+        Implementation("triton", "oneloop_kernels.ops.linear.gpu", "linear", frozenset({"cuda"})),
         Implementation(
             "cpu", "oneloop_kernels.ops.linear.cpu", "linear", frozenset({"cpu"}), frozenset({"float32"})
         ),

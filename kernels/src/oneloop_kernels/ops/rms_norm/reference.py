@@ -6,8 +6,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, *, residual: torch.Tensor | None = None
+) -> torch.Tensor:
     """See the contract."""
+    if residual is not None:
+        x = residual.add_(x)
     if x.dtype is torch.float32:
         return F.rms_norm(x, weight.shape, weight, eps)  # the same bits as below, in one call
     wide = x.to(torch.float32)

@@ -19,5 +19,8 @@ class SiluMul(Protocol):
 
 SILU_MUL: Family[SiluMul] = Family(
     "silu_mul",
-    (Implementation("reference", "oneloop_kernels.ops.silu_mul.reference", "silu_mul"),),
+    (
+        Implementation("triton", "oneloop_kernels.ops.silu_mul.triton", "silu_mul", frozenset({"cuda"})),
+        Implementation("reference", "oneloop_kernels.ops.silu_mul.reference", "silu_mul"),
+    ),
 )

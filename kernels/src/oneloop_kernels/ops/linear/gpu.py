@@ -1,0 +1,118 @@
+"""Linear maps on a GPU: one kernel for few rows, norm, cuBLAS and activation one after the other for many."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from oneloop_kernels.launch import pdl_options
+from oneloop_kernels.ops.linear.plans import plan_for
+from oneloop_kernels.ops.linear.triton import few_rows_kernel
+from oneloop_kernels.ops.rms_norm.triton import rms_norm
+from oneloop_kernels.ops.silu_mul.triton import silu_mul
+
+if TYPE_CHECKING:
+    from oneloop_kernels.ops.linear import Norm
+    from oneloop_kernels.ops.linear.plans import FewRowsPlan
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    norm: Norm | None = None,
+    gated: bool = False,
+    residual: torch.Tensor | None = None,
+    tickets: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See the contract."""
+    shape = (weight.shape[0], weight.shape[1], gated)
+    plan = plan_for(x.device, x.dtype, x.shape[0], shape, may_split=tickets is not None)
+    if plan is None:
+        return many_rows(x, weight, bias, norm=norm, gated=gated, residual=residual)
+    if norm is not None and plan.use_dot and x.dtype is torch.float16:
+        x, norm = (
+            rms_norm(x, norm.weight, norm.eps),
+            None,
+        )  # x · weight, before it is divided, can pass its range
+    return few_rows(plan, x, weight, bias, norm=norm, gated=gated, residual=residual, tickets=tickets)
+
+
+def few_rows(
+    plan: FewRowsPlan,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    norm: Norm | None = None,
+    gated: bool = False,
+    residual: torch.Tensor | None = None,
+    tickets: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The contract by one kernel. With plan.split_k > 1 tickets must be given, one at least per tile."""
+    num_tokens, in_size = x.shape
+    out_size = weight.shape[0] // 2 if gated else weight.shape[0]
+    num_tiles, block_m = plan.num_tiles(out_size), plan.block_m(num_tokens)
+    out = residual
+    if out is None:
+        out = torch.empty(num_tokens, out_size, dtype=x.dtype, device=x.device)
+    partial = x
+    if plan.split_k > 1:
+        if tickets is None or tickets.numel() < num_tiles:
+            raise ValueError(f"tickets: {num_tiles} are needed to split the sums of {num_tiles} tiles")
+        part_size = 2 * plan.block_n * block_m + block_m
+        partial = torch.empty(num_tiles * plan.split_k * part_size, dtype=torch.float32, device=x.device)
+    few_rows_kernel[(num_tiles * plan.split_k,)](
+        x,
+        weight,
+        x if bias is None else bias,
+        x if norm is None else norm.weight,
+        out,
+        out,
+        partial,
+        x if tickets is None else tickets,
+        num_tokens,
+        in_size,
+        out_size,
+        x.stride(0),
+        weight.stride(0),
+        weight.stride(1),
+        out.stride(0),
+        0.0 if norm is None else norm.eps,
+        HAS_BIAS=bias is not None,
+        HAS_NORM=norm is not None,
+        GATED=gated,
+        HAS_RESIDUAL=residual is not None,
+        USE_DOT=plan.use_dot,
+        BLOCK_M=block_m,
+        BLOCK_N=plan.block_n,
+        BLOCK_K=plan.block_k,
+        SPLIT_K=plan.split_k,
+        PREFETCH=plan.prefetch_bytes(weight),
+        num_warps=plan.num_warps,
+        num_stages=plan.num_stages,
+        **pdl_options(x.device),
+    )
+    return out
+
+
+def many_rows(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    norm: Norm | None = None,
+    gated: bool = False,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The contract by cuBLAS, which adds the residual where there is no bias beside it."""
+    if norm is not None:
+        x = rms_norm(x, norm.weight, norm.eps)
+    if residual is not None and bias is None and not gated:
+        return residual.addmm_(x, weight.t())
+    out = torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
+    if gated:
+        out = silu_mul(out)
+    return out if residual is None else residual.add_(out)

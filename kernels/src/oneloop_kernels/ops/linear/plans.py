@@ -1,0 +1,120 @@
+"""How many rows are few, and how their kernel is cut: measured per card and shape, with a rule for the rest.
+
+`python -m oneloop_bench.kernels.linear --sweep` prints lines of TUNED.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from oneloop_kernels.launch import num_sms
+from oneloop_kernels.ops.linear import NUM_TICKETS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_FEW_ROWS: Final = 16
+"""By the rule: up to here one kernel does everything, beyond norm, cuBLAS and activation follow each other."""
+MAX_STREAM_ROWS: Final = 2
+"""By the rule: up to here products are taken in registers, beyond by tensor cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class FewRowsPlan:
+    """Constants of `triton.few_rows_kernel`.
+
+    use_dot: tensor cores, else registers. block_n, block_k: weights of a tile (twice that when gated). split_k:
+    programs that share a sum. num_stages: tiles under way (with use_dot). prefetch: bytes of each weight row asked for
+    before the kernel's turn has come (with use_dot).
+    """
+
+    use_dot: bool
+    block_n: int
+    block_k: int
+    split_k: int = 1
+    num_warps: int = 4
+    num_stages: int = 3
+    prefetch: int = 0
+
+    def num_tiles(self, out_size: int) -> int:
+        """out_size: of the result."""
+        return -(-out_size // self.block_n)
+
+    def prefetch_bytes(self, weight: torch.Tensor) -> int:
+        """prefetch, or 0 where the instruction could not take it: 16-byte pieces that lie inside of each split."""
+        row_bytes = weight.stride(0) * weight.itemsize
+        split_bytes = weight.shape[1] // self.split_k * weight.itemsize
+        fits = weight.stride(1) == 1 and row_bytes % 16 == 0 and weight.data_ptr() % 16 == 0
+        even = weight.shape[1] % (self.block_k * self.split_k) == 0 and self.prefetch <= split_bytes
+        return self.prefetch if fits and even else 0
+
+    def block_m(self, num_tokens: int) -> int:
+        """Rows of x that a tile has room for."""
+        return max(8 if self.use_dot else 1, 1 << (num_tokens - 1).bit_length())
+
+
+Shape = tuple[int, int, bool]
+"""Rows of weight, columns of weight, gated."""
+Choices = tuple[tuple[int, FewRowsPlan | None], ...]
+"""(up to that many rows, the plan; None: cuBLAS), ascending. More rows than the last entry's: cuBLAS."""
+
+TUNED: Final[Mapping[str, Mapping[Shape, Choices]]] = MappingProxyType({})
+"""Card name as torch gives it → shape → choices, for 16-bit types."""
+
+
+@cache
+def plan_for(
+    device: torch.device, dtype: torch.dtype, num_tokens: int, shape: Shape, *, may_split: bool
+) -> FewRowsPlan | None:
+    """The plan for that many rows of x; None: norm, cuBLAS and activation one after the other.
+
+    may_split: whether there are tickets. A plan of TUNED that splits is then taken without the split.
+    """
+    if num_tokens == 0:
+        return None
+    tuned = TUNED.get(_card(device), {}).get(shape)
+    if tuned is None or dtype.itemsize != 2:
+        plan = _by_rule(device, dtype, num_tokens, shape)
+    else:
+        plan = next((plan for most, plan in tuned if num_tokens <= most), None)
+    if plan is None or plan.split_k == 1:
+        return plan
+    if may_split and plan.num_tiles(_out_size(shape)) <= NUM_TICKETS:
+        return plan
+    return FewRowsPlan(
+        plan.use_dot, plan.block_n, plan.block_k, 1, plan.num_warps, plan.num_stages, plan.prefetch
+    )
+
+
+def _by_rule(device: torch.device, dtype: torch.dtype, num_tokens: int, shape: Shape) -> FewRowsPlan | None:
+    """Tiles of about 16 KB, and enough of them that every multiprocessor has two or more."""
+    sms, (_, in_size, gated) = num_sms(device), shape
+    out_size = _out_size(shape)
+    if num_tokens <= MAX_STREAM_ROWS:
+        block_k = min(1024, max(128, 1 << (in_size - 1).bit_length()))
+        block_n = 4 if gated or num_tokens > 1 else 8
+        while block_n > 1 and out_size // block_n < 4 * sms:
+            block_n //= 2
+        return FewRowsPlan(use_dot=False, block_n=block_n, block_k=block_k)
+    if num_tokens > MAX_FEW_ROWS or dtype.itemsize != 2:
+        return None
+    num_tiles = -(-out_size // 64)
+    split_k = 1
+    while split_k < 8 and num_tiles * split_k < 2 * sms and in_size // (2 * split_k) >= 512:
+        split_k *= 2
+    return FewRowsPlan(use_dot=True, block_n=64, block_k=128, split_k=split_k, num_stages=4, prefetch=512)
+
+
+def _out_size(shape: Shape) -> int:
+    """Columns of the result."""
+    return shape[0] // 2 if shape[2] else shape[0]
+
+
+@cache
+def _card(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "interpreter"

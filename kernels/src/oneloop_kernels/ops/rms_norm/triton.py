@@ -1,0 +1,120 @@
+"""RMS normalisation on a GPU: one pass, a row or several short ones per program."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from oneloop_kernels.launch import pdl_options
+
+_MIN_TILE = 2048
+"""Elements per program, at least: short rows (a head) are taken together."""
+_ELEMENTS_PER_THREAD = 16
+
+
+@triton.jit
+def rms_norm_kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    out_ptr,
+    num_rows,
+    inner,
+    size,
+    x_outer_stride,
+    x_inner_stride,
+    x_stride,
+    residual_outer_stride,
+    residual_inner_stride,
+    residual_stride,
+    eps,
+    HAS_RESIDUAL: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    USE_PDL: tl.constexpr,
+):
+    """out[r] = normalised x[r / inner, r % inner] (+ residual, which takes the sum). out is contiguous.
+
+    Grid: [ceil(num_rows / ROWS)]. BLOCK ≥ size.
+    """
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    columns = tl.arange(0, BLOCK)[None, :]
+    mask = (rows < num_rows) & (columns < size)
+    weight = tl.load(weight_ptr + columns, mask=columns < size, other=0.0)
+    if USE_PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    outer_index, inner_index = rows // inner, rows % inner
+    x = tl.load(
+        x_ptr + outer_index * x_outer_stride + inner_index * x_inner_stride + columns * x_stride,
+        mask=mask,
+        other=0.0,
+    )
+    wide = x.to(tl.float32)
+    if HAS_RESIDUAL:
+        places = (
+            residual_ptr
+            + outer_index * residual_outer_stride
+            + inner_index * residual_inner_stride
+            + columns * residual_stride
+        )
+        total = (tl.load(places, mask=mask, other=0.0).to(tl.float32) + wide).to(x.dtype)
+        tl.store(places, total, mask=mask)
+        wide = total.to(tl.float32)
+    inverse = tl.rsqrt(tl.sum(wide * wide, 1) / size + eps)
+    quotient = (wide * inverse[:, None]).to(x.dtype)
+    tl.store(out_ptr + rows * size + columns, quotient * weight, mask=mask)
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, *, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """See the contract."""
+    size = x.shape[-1]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    num_rows = out.numel() // size
+    if num_rows == 0:
+        return out
+    x_strides, inner = _row_strides(x)
+    residual_strides = (0, 0, 0)
+    if residual is not None:
+        residual_strides, _ = _row_strides(residual)
+    block = triton.next_power_of_2(size)
+    rows = max(1, _MIN_TILE // block)
+    rms_norm_kernel[(triton.cdiv(num_rows, rows),)](
+        x,
+        x if residual is None else residual,
+        weight,
+        out,
+        num_rows,
+        inner,
+        size,
+        *x_strides,
+        *residual_strides,
+        eps,
+        HAS_RESIDUAL=residual is not None,
+        ROWS=rows,
+        BLOCK=block,
+        num_warps=num_warps(rows * block),
+        **pdl_options(x.device),
+    )
+    return out
+
+
+def num_warps(num_elements: int) -> int:
+    """Warps for a program of that many elements."""
+    return min(16, max(1, num_elements // (32 * _ELEMENTS_PER_THREAD)))
+
+
+def _row_strides(x: torch.Tensor) -> tuple[tuple[int, int, int], int]:
+    """Strides of the outer rows, the inner rows and the elements; rows per outer row.
+
+    RuntimeError (of torch) for four dimensions or more whose outer ones cannot be viewed as one.
+    """
+    if x.dim() == 1:
+        return (0, 0, x.stride(0)), 1
+    if x.dim() == 2:
+        return (x.stride(0), 0, x.stride(1)), 1
+    flat = x if x.dim() == 3 else x.view(-1, *x.shape[-2:])
+    return (flat.stride(0), flat.stride(1), flat.stride(2)), flat.shape[1]

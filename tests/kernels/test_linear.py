@@ -1,0 +1,194 @@
+"""The linear map of the GPU and what is fused into it, against the formulas in double precision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from oneloop_kernels.ops.linear import LINEAR, NUM_TICKETS, Norm
+from oneloop_kernels.ops.linear.gpu import few_rows, many_rows
+from oneloop_kernels.ops.linear.plans import MAX_FEW_ROWS, FewRowsPlan, plan_for
+from oneloop_kernels.testing import assert_close
+
+EPS = 1e-5
+STREAM = FewRowsPlan(use_dot=False, block_n=4, block_k=64, num_warps=1)
+DOT = FewRowsPlan(use_dot=True, block_n=64, block_k=32, num_stages=2, prefetch=64)
+PLANS = {
+    "stream": STREAM,
+    "stream-split": FewRowsPlan(use_dot=False, block_n=8, block_k=32, split_k=3, num_warps=1),
+    "dot": DOT,
+    "dot-split": FewRowsPlan(use_dot=True, block_n=16, block_k=16, split_k=4, num_stages=2),
+}
+FUSIONS = {
+    "plain": {},
+    "bias": {"bias": True},
+    "norm": {"norm": True},
+    "norm-bias": {"norm": True, "bias": True},
+    "gated": {"gated": True},
+    "norm-gated-bias": {"norm": True, "gated": True, "bias": True},
+    "residual": {"residual": True},
+    "everything": {"norm": True, "gated": True, "bias": True, "residual": True},
+}
+
+
+@dataclass
+class Case:
+    """Inputs of one call; x lies inside a wider tensor, the residual too."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    options: dict
+    tickets: torch.Tensor
+
+    def expected(self):
+        """The formula in double precision."""
+        x, norm = self.x.double(), self.options["norm"]
+        if norm is not None:
+            x = x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight.double()
+        out = x @ self.weight.double().T
+        if self.bias is not None:
+            out += self.bias.double()
+        if self.options["gated"]:
+            gate, up = out.chunk(2, -1)
+            out = gate / (1 + (-gate).exp()) * up
+        residual = self.options["residual"]
+        return out if residual is None else out + residual.double()
+
+
+def make_case(
+    inputs, dtype, num_tokens, out_size, in_size, *, norm=False, gated=False, bias=False, residual=False
+):
+    rows = 2 * out_size if gated else out_size
+    wide = inputs.normal(num_tokens, in_size + 16, dtype=dtype)
+    wide[:, in_size:] = float("nan")  # what lies beside a row is not read into it
+    added = inputs.normal(num_tokens, out_size + 8, dtype=dtype)[:, :out_size] if residual else None
+    return Case(
+        wide[:, :in_size],
+        inputs.normal(rows, in_size, dtype=dtype),
+        inputs.normal(rows, dtype=dtype) if bias else None,
+        {
+            "norm": Norm(inputs.normal(in_size, dtype=dtype), EPS) if norm else None,
+            "gated": gated,
+            "residual": added,
+        },
+        torch.zeros(NUM_TICKETS, dtype=torch.int32, device=inputs.device),
+    )
+
+
+def check(case, compute):
+    """The right values, written where they belong; inputs untouched; tickets back at zero."""
+    expected, x = case.expected(), case.x.clone()
+    residual = case.options["residual"]
+    out = compute(case)
+    assert_close(out, expected)
+    assert out is residual or residual is None
+    assert torch.equal(case.x, x)
+    assert not case.tickets.any()
+
+
+def run_plan(plan):
+    return lambda case: few_rows(plan, case.x, case.weight, case.bias, **case.options, tickets=case.tickets)
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+@pytest.mark.parametrize("plan", PLANS)
+def test_every_fusion_of_every_body(inputs, kernel_dtype, plan, fusion):
+    """Odd sizes: neither rows, columns nor sums are multiples of a tile."""
+    case = make_case(inputs, kernel_dtype, 3, 37, 150, **FUSIONS[fusion])
+    check(case, run_plan(PLANS[plan]))
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("num_tokens", [1, 2, 4, 5, 16])
+def test_any_number_of_rows(inputs, kernel_dtype, plan, num_tokens):
+    case = make_case(inputs, kernel_dtype, num_tokens, 40, 64, norm=True, residual=True)
+    check(case, run_plan(PLANS[plan]))
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_sums_shorter_than_the_splits(inputs, kernel_dtype, plan):
+    """Some programs then have nothing to add up."""
+    check(make_case(inputs, kernel_dtype, 2, 9, 24, norm=True, gated=True), run_plan(PLANS[plan]))
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_weights_stored_the_other_way_round(inputs, kernel_dtype, plan):
+    case = make_case(inputs, kernel_dtype, 3, 37, 70, norm=True, bias=True)
+    case.weight = case.weight.t().contiguous().t()
+    check(case, run_plan(PLANS[plan]))
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+@pytest.mark.parametrize("num_tokens", [3, 33])
+def test_many_rows(inputs, kernel_dtype, fusion, num_tokens):
+    case = make_case(inputs, kernel_dtype, num_tokens, 37, 150, **FUSIONS[fusion])
+    check(case, lambda case: many_rows(case.x, case.weight, case.bias, **case.options))
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+@pytest.mark.parametrize("num_tokens", [1, MAX_FEW_ROWS, MAX_FEW_ROWS + 1])
+def test_what_the_family_picks(inputs, kernel_dtype, kernel_device, fusion, num_tokens):
+    linear = LINEAR.resolve(kernel_device, kernel_dtype, name="triton")
+    case = make_case(inputs, kernel_dtype, num_tokens, 20, 48, **FUSIONS[fusion])
+    check(case, lambda case: linear(case.x, case.weight, case.bias, **case.options, tickets=case.tickets))
+    case = make_case(inputs, kernel_dtype, num_tokens, 20, 48, **FUSIONS[fusion])
+    check(case, lambda case: linear(case.x, case.weight, case.bias, **case.options))
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+@pytest.mark.parametrize("name", ["cpu", "reference"])
+def test_the_other_implementations_keep_the_contract(inputs, name, fusion, kernel_device):
+    if name not in LINEAR.candidates(kernel_device, torch.float32):
+        pytest.skip(f"{name} does not run on {kernel_device.type}")
+    case = make_case(inputs, torch.float32, 5, 37, 150, **FUSIONS[fusion])
+    case.x = case.x.contiguous()
+    linear = LINEAR.resolve(kernel_device, torch.float32, name=name)
+    check(case, lambda case: linear(case.x, case.weight, case.bias, **case.options))
+
+
+def test_the_same_bits_every_time_although_sums_are_split(inputs, kernel_dtype):
+    case = make_case(inputs, kernel_dtype, 4, 48, 512, norm=True)
+    first, *others = (run_plan(PLANS["dot-split"])(case) for _ in range(4))
+    assert all(torch.equal(first, other) for other in others)
+
+
+def test_a_split_without_tickets_is_refused(inputs, kernel_dtype):
+    case = make_case(inputs, kernel_dtype, 1, 40, 64)
+    with pytest.raises(ValueError, match="tickets: 3 are needed"):
+        few_rows(PLANS["dot-split"], case.x, case.weight, None)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (6144, 4096, False), (4096, 4096, False), (28672, 4096, True), (4096, 14336, False), (128256, 4096, False),
+        (4096, 1024, False), (1024, 2048, False), (6144, 1024, True), (1024, 3072, False), (37, 30, False),
+    ],
+)  # fmt: skip
+def test_plans_can_be_launched(kernel_device, dtype, shape):
+    """Room for all rows, tickets for all tiles, no split where there are no tickets; many rows go to cuBLAS."""
+    for num_tokens in range(1, MAX_FEW_ROWS + 1):
+        plan = plan_for(kernel_device, dtype, num_tokens, shape, may_split=True)
+        unsplit = plan_for(kernel_device, dtype, num_tokens, shape, may_split=False)
+        if plan is None or unsplit is None:
+            assert plan is unsplit
+            continue
+        assert plan.block_m(num_tokens) >= num_tokens
+        assert plan.split_k == 1 or plan.num_tiles(shape[0] // 2 if shape[2] else shape[0]) <= NUM_TICKETS
+        assert unsplit.split_k == 1
+    assert plan_for(kernel_device, dtype, 4096, shape, may_split=True) is None
+    assert plan_for(kernel_device, dtype, 0, shape, may_split=True) is None
+
+
+def test_large_inputs_of_a_norm_do_not_overflow(inputs, kernel_dtype, kernel_device):
+    """Values beyond 65504 / norm weight are inputs like any other: only their quotient enters the product."""
+    linear = LINEAR.resolve(kernel_device, kernel_dtype, name="triton")
+    for num_tokens in (1, 5, 20):
+        case = make_case(inputs, kernel_dtype, num_tokens, 20, 64, norm=True)
+        case.x *= 4000
+        case.options["norm"].weight.mul_(20)
+        check(case, lambda case: linear(case.x, case.weight, case.bias, **case.options, tickets=case.tickets))
