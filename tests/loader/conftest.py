@@ -76,7 +76,8 @@ def our_logits(model: Model) -> torch.Tensor:
 
 
 def load(path: Path | str, dtype: torch.dtype = torch.float32, **options: Any) -> Model:
-    return load_model(resolve_model(str(path)), dtype=dtype, device=CPU, **options)
+    source = resolve_model(str(path), weights=options.get("load_format") != "dummy")
+    return load_model(source, dtype=dtype, device=CPU, **options)
 
 
 def save(model: Any, folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Path:

@@ -12,8 +12,10 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from oneloop.errors import ModelError
+from oneloop.formats.ggml_types import DEQUANTIZABLE
 from oneloop.formats.gguf import read_gguf
-from oneloop.loader.gguf import gguf_name, load_gguf_weights
+from oneloop.loader.gguf import load_gguf_weights
+from oneloop.loader.gguf_tensors import check_gguf, gguf_name
 from oneloop.loader.resolve import resolve_model
 
 PLAIN = ("F32", "F16", "BF16")
@@ -182,6 +184,10 @@ def test_a_misshapen_tensor_is_named_with_both_shapes(kit: Any, tmp_path: Path) 
     assert caught.value.item == "blk.0.attn_v.weight"
 
 
+def test_the_table_of_weight_types_is_what_the_gguf_package_can_do() -> None:
+    assert set(dequantizable()) == DEQUANTIZABLE
+
+
 @pytest.mark.parametrize("kind", ["Q8_1", "I32"])
 def test_types_that_are_no_weights_are_refused(tmp_path: Path, kind: str) -> None:
     block_size, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
@@ -194,7 +200,7 @@ def test_types_that_are_no_weights_are_refused(tmp_path: Path, kind: str) -> Non
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(ModelError, match=kind) as caught:
-        load_gguf_weights(read_gguf(path), None, {"model.embed_tokens.weight": torch.empty(4, 64)})
+        check_gguf(read_gguf(path), {"model.embed_tokens.weight": (4, 64)})
     assert caught.value.item == "token_embd.weight"
 
 

@@ -55,3 +55,8 @@ _TABLE = (
 )
 
 GGML_TYPES: dict[int, GgmlType] = {row[0]: GgmlType(*row) for row in _TABLE}
+
+DEQUANTIZABLE: frozenset[str] = frozenset(kind.name for kind in GGML_TYPES.values()) - {
+    "Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64", "Q1_0",
+}  # fmt: skip
+"""Names of the types that weights may have: all but whole numbers, doubles, and what only computations use."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import re
-from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,149 +12,119 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from oneloop.errors import ModelError
-from oneloop.loader.progress import Progress, no_progress
-from oneloop.loader.reader import RangeReader
+from oneloop.loader.gguf_tensors import gguf_name
+from oneloop.loader.parallel import in_threads
+from oneloop.loader.progress import ByteCount, Progress, no_progress
+from oneloop.loader.reader import FileReader
+from oneloop.loader.staging import Staging
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
     from oneloop.formats.gguf import GgufFile, GgufTensor
     from oneloop.formats.model_spec import ModelSpec
 
-_log = logging.getLogger(__name__)
-
 _CHUNK_ELEMENTS = 1 << 18
 """Elements dequantised at a time: 1 MiB of float32, so that the dequantiser's intermediates stay in the cache."""
 
 _PLAIN_DTYPES = {"F32": "<f4", "F16": "<f2"}
-
-_LAYER_NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_OUTER_NAMES = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _ROTATED = re.compile(r"\.self_attn\.[qk]_proj\.(weight|bias)$")
 
 
-def gguf_name(name: str) -> str:
-    """The GGUF name of a tensor that Hugging Face calls `name`."""
-    if name in _OUTER_NAMES:
-        return _OUTER_NAMES[name]
-    match = _LAYER.fullmatch(name)
-    if match is None or match[2] not in _LAYER_NAMES:
-        raise KeyError(name)
-    return f"blk.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}"
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Some rows of a tensor, dequantised and copied at once."""
+
+    tensor: GgufTensor
+    offset: int
+    num_bytes: int
+    target: torch.Tensor
+    head_dim: int | None
+    """Given where the rows of each head are stored interleaved."""
 
 
 def load_gguf_weights(
-    file: GgufFile, spec: ModelSpec, targets: Mapping[str, torch.Tensor], *, progress: Progress = no_progress
+    file: GgufFile,
+    spec: ModelSpec,
+    targets: Mapping[str, torch.Tensor],
+    *,
+    num_threads: int = 1,
+    progress: Progress = no_progress,
 ) -> None:
-    """Fill every target (Hugging Face tensor name → view of a parameter, any device and float type).
+    """Fill every target (Hugging Face tensor name → view of a parameter: any one device, float type and strides).
 
-    ModelError names the tensor that is missing, misshapen or of a type that cannot be dequantised; nothing is
-    read before all are checked.
+    file: passed `gguf_tensors.check_gguf`. ModelError when it cannot be read any more.
     """
-    pairs = _match(file, targets)
+    if not targets:
+        return
+    device = next(iter(targets.values())).device
+    wanted = {gguf_name(name): (name, target) for name, target in targets.items()}
     # llama's converter interleaves the rotary halves of queries and keys; qwen's does not
     interleaved = file.metadata.string("general.architecture") == "llama"
-    total = sum(tensor.num_bytes for tensor, _, _ in pairs)
-    done = 0
-    with ExitStack() as stack:
-        readers: dict[Path, RangeReader] = {}
-        for tensor, name, target in pairs:
-            if tensor.path not in readers:
-                readers[tensor.path] = stack.enter_context(RangeReader(tensor.path))
-            head_dim = spec.head_dim if interleaved and _ROTATED.search(name) else None
-            _fill(readers[tensor.path], tensor, target, head_dim)
-            done += tensor.num_bytes
-            progress("loading weights", done, total)
+    found = [(tensor, *wanted[name]) for name, tensor in file.tensors.items() if name in wanted]
+    count = ByteCount(progress, "loading weights", sum(tensor.num_bytes for tensor, _, _ in found))
+    pieces = (
+        piece
+        for tensor, name, target in found
+        for piece in _pieces(tensor, target, spec.head_dim if interleaved and _ROTATED.search(name) else None)
+    )
+    with FileReader() as reader:
+        in_threads(partial(_fill, reader, device, count), pieces, num_threads)
 
 
-def _match(file: GgufFile, targets: Mapping[str, torch.Tensor]) -> list[tuple[GgufTensor, str, torch.Tensor]]:
-    """Source, Hugging Face name and target of every tensor, in the order of the file's data."""
-    wanted: dict[str, tuple[str, torch.Tensor]] = {}
-    for name, target in targets.items():
-        wanted[gguf_name(name)] = (name, target)
-    for stored_name, (_, target) in wanted.items():
-        tensor = file.tensors.get(stored_name)
-        if tensor is None:
-            raise ModelError(
-                str(file.path), "this tensor is missing; the file is incomplete", item=stored_name
-            )
-        if tensor.shape != tuple(target.shape):
-            raise ModelError(
-                str(tensor.path),
-                f"has shape {list(tensor.shape)}, the model needs {list(target.shape)}",
-                item=stored_name,
-            )
-        if not _can_dequantize(tensor):
-            raise ModelError(
-                str(tensor.path), f"type {tensor.type.name} cannot be dequantised", item=stored_name
-            )
-    extra = [name for name in file.tensors if name not in wanted and name != "rope_freqs.weight"]
-    if extra:
-        _log.warning("%s: %d tensors are not used, e.g. %s", file.path, len(extra), ", ".join(extra[:3]))
-    return [(tensor, *wanted[name]) for name, tensor in file.tensors.items() if name in wanted]
-
-
-def _can_dequantize(tensor: GgufTensor) -> bool:
-    if tensor.type.name in _PLAIN_DTYPES:
-        return True
-    try:
-        dequantize(
-            np.zeros((1, tensor.type.block_bytes), dtype=np.uint8), GGMLQuantizationType(tensor.type.type_id)
-        )
-    except (RuntimeError, ValueError):  # not implemented there, or not known to this version of gguf
-        return False
-    return True
-
-
-def _fill(reader: RangeReader, tensor: GgufTensor, target: torch.Tensor, head_dim: int | None) -> None:
-    """Copy one tensor, whole rows (whole heads, where head_dim is given) at a time."""
+def _pieces(tensor: GgufTensor, target: torch.Tensor, head_dim: int | None) -> Iterator[_Piece]:
+    """Whole rows (whole heads, where head_dim is given; whole blocks of a vector)."""
+    assert tensor.shape == tuple(target.shape), tensor.name
+    kind = tensor.type
     row_elements = tensor.shape[-1] if len(tensor.shape) > 1 else 1
-    num_rows = tensor.shape[0]
-    unit = head_dim or (1 if len(tensor.shape) > 1 else tensor.type.block_size)
-    rows_per_chunk = max(_CHUNK_ELEMENTS // row_elements // unit, 1) * unit
-    for start in range(0, num_rows, rows_per_chunk):
-        stop = min(start + rows_per_chunk, num_rows)
-        first_block = start * row_elements // tensor.type.block_size
-        num_blocks = (stop - start) * row_elements // tensor.type.block_size
-        raw = reader.read(
-            tensor.offset + first_block * tensor.type.block_bytes, num_blocks * tensor.type.block_bytes
+    unit = head_dim or (1 if len(tensor.shape) > 1 else kind.block_size)
+    rows = max(_CHUNK_ELEMENTS // row_elements // unit, 1) * unit
+    for start in range(0, tensor.shape[0], rows):
+        part = target[start : start + rows]
+        first_block = start * row_elements // kind.block_size
+        num_blocks = part.shape[0] * row_elements // kind.block_size
+        yield _Piece(
+            tensor,
+            tensor.offset + first_block * kind.block_bytes,
+            num_blocks * kind.block_bytes,
+            part,
+            head_dim,
         )
-        values = _dequantize(tensor, raw).reshape(stop - start, *tensor.shape[1:])
-        _copy_rows(target[start:stop], values, head_dim)
+
+
+def _fill(reader: FileReader, device: torch.device, count: ByteCount, pieces: Iterator[_Piece]) -> None:
+    """One thread's work. What goes to a GPU gets its type and its rows' order on the way into the pinned buffer."""
+    raw: NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
+    with torch.no_grad(), Staging(device, 4 * _CHUNK_ELEMENTS) as staging:
+        for piece in pieces:
+            if raw.size < piece.num_bytes:
+                raw = np.empty(piece.num_bytes, dtype=np.uint8)
+            stored = raw[: piece.num_bytes]
+            reader.read_into(piece.tensor.path, piece.offset, stored)
+            values = _dequantize(piece.tensor, stored).reshape(piece.target.shape)
+            if device.type == "cpu":
+                _copy_rows(piece.target, values, piece.head_dim)
+            else:
+                staged = staging.buffer(piece.target.numel() * piece.target.itemsize)
+                staged = staged.view(piece.target.dtype).view(piece.target.shape)
+                _copy_rows(staged, values, piece.head_dim)
+                staging.copy(staged, piece.target)
+            count.add(piece.num_bytes)
 
 
 def _copy_rows(target: torch.Tensor, values: NDArray[np.floating[Any]], head_dim: int | None) -> None:
     """Copy whole rows; with head_dim, undo the interleaving of each head's rotary halves.
 
-    numpy does it for float32 on the CPU: chunks are small, and torch would start its thread pool for each.
+    numpy does it for float32: chunks are small, and torch would start its thread pool for each.
     """
     if head_dim is not None:
         # stored row 2·i + j of a head is row j·head_dim/2 + i
         heads, rest = len(values) // head_dim, values.shape[1:]
         values = values.reshape(heads, head_dim // 2, 2, *rest)
         target = target.view(heads, 2, head_dim // 2, *rest).transpose(1, 2)
-    if target.dtype == torch.float32 and target.device.type == "cpu":
+    if target.dtype == torch.float32:
         np.copyto(target.numpy(), values)
     else:
         target.copy_(torch.from_numpy(values))

@@ -11,6 +11,7 @@ from oneloop.loader.dummy import fill_dummy_weights
 from oneloop.loader.gguf import load_gguf_weights
 from oneloop.loader.hf import load_hf_weights
 from oneloop.loader.progress import Progress, no_progress
+from oneloop.loader.staging import loading_threads
 from oneloop.models.registry import build_model
 
 if TYPE_CHECKING:
@@ -32,19 +33,23 @@ def load_model(
     """A model ready to run, its parameters on `device` in `dtype`.
 
     load_format: auto takes what the source is; dummy fills random weights (`seed`) without reading any.
-    ModelError names the file and tensor that is missing, misshapen or unreadable; ConfigError a load_format that
-    does not fit the source.
+    ModelError names the file that cannot be read; ConfigError a load_format that does not fit the source.
     """
     expected = "gguf" if source.kind == "gguf" else "safetensors"
     if load_format not in ("auto", "dummy", expected):
         raise ConfigError("load_format", f"is {load_format}, but {source.path} is a {expected} model")
     model = build_model(source.spec, dtype=dtype, device=device)
     targets = model.weight_targets()
+    num_threads = loading_threads(device)
     with torch.no_grad():
         if load_format == "dummy":
             fill_dummy_weights(targets, seed=seed, progress=progress)
         elif source.gguf is not None:
-            load_gguf_weights(source.gguf, source.spec, targets, progress=progress)
+            load_gguf_weights(source.gguf, source.spec, targets, num_threads=num_threads, progress=progress)
         else:
-            load_hf_weights(source.path, targets, progress=progress)
+            assert source.tensors is not None, "the source was resolved without its weights"
+            load_hf_weights(source.tensors, targets, num_threads=num_threads, progress=progress)
+    if device.type == "cuda":
+        # The copies' temporaries, which the allocator keeps: the memory plan does not count them.
+        torch.cuda.empty_cache()
     return model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 Progress = Callable[[str, int, int], None]
@@ -10,3 +11,21 @@ Progress = Callable[[str, int, int], None]
 
 def no_progress(what: str, done: int, total: int) -> None:
     """Says nothing."""
+
+
+class ByteCount:
+    """Adds up what several threads have done and reports it, one call at a time and never less than before."""
+
+    def __init__(self, progress: Progress, what: str, total: int) -> None:
+        """total: bytes in all."""
+        self._progress = progress
+        self._what = what
+        self._total = total
+        self._done = 0
+        self._lock = threading.Lock()
+
+    def add(self, num_bytes: int) -> None:
+        """So many bytes more are done. From any thread."""
+        with self._lock:
+            self._done += num_bytes
+            self._progress(self._what, self._done, self._total)

@@ -9,15 +9,21 @@ from typing import TYPE_CHECKING, Literal
 
 from oneloop.config import DEFAULT_MODEL
 from oneloop.errors import ModelError
+from oneloop.formats.expected import expected_tensors
 from oneloop.formats.generation import GenerationDefaults, hf_generation_defaults
 from oneloop.formats.gguf import GgufFile, read_gguf
 from oneloop.formats.gguf_spec import gguf_model_spec
 from oneloop.formats.hf_config import hf_model_spec
+from oneloop.loader.checkpoint import read_checkpoint
 from oneloop.loader.embedded import GENERATION, fetch_embedded
+from oneloop.loader.gguf_tensors import check_gguf
 from oneloop.loader.progress import Progress, no_progress
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from oneloop.formats.model_spec import ModelSpec
+    from oneloop.formats.safetensors import SafetensorsTensor
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_UNWANTED = ("consolidated*.safetensors", "original/*", "*/*.safetensors")
@@ -38,6 +44,8 @@ class ModelSource:
     model's."""
     gguf: GgufFile | None = None
     """The header that was read, so that tokenizer and loader need not read it again."""
+    tensors: Mapping[str, SafetensorsTensor] | None = None
+    """Where a folder's weights lie, in the order of the files; None where they were not asked for."""
 
 
 def resolve_model(
@@ -46,15 +54,18 @@ def resolve_model(
     """Find the files, fetching them where `model` is a hub id or the embedded model's name.
 
     revision: commit, tag or branch of a hub model, the same for all its files. weights: False fetches no weight
-    files (dummy weights, tokenizer only). ModelError says what is missing or malformed and what to do.
+    files and looks at none (dummy weights, a memory plan); else their headers hold every tensor of the model in its
+    shape. ModelError says what is missing or malformed and what to do.
     """
     if model == DEFAULT_MODEL:  # whatever lies in the working directory; ./smollm2 is a folder of that name
-        return replace(_file_source(fetch_embedded(progress=progress)), generation=GENERATION)
+        return replace(
+            _file_source(fetch_embedded(progress=progress), weights=weights), generation=GENERATION
+        )
     path = Path(model).expanduser()
     if path.is_dir():
-        return _folder_source(path)
+        return _folder_source(path, weights=weights)
     if path.is_file():
-        return _file_source(path)
+        return _file_source(path, weights=weights)
     if (
         path.is_absolute()
         or model.startswith((".", "~"))
@@ -62,21 +73,22 @@ def resolve_model(
         or not _HUB_ID.fullmatch(model)
     ):
         raise ModelError(model, "no such file or folder (and no hub id)")
-    return _folder_source(_fetch_from_hub(model, revision, weights=weights))
+    return _folder_source(_fetch_from_hub(model, revision, weights=weights), weights=weights)
 
 
-def _file_source(path: Path) -> ModelSource:
+def _file_source(path: Path, *, weights: bool) -> ModelSource:
     if path.suffix in (".bin", ".pt", ".pth", ".ckpt"):
         raise ModelError(str(path), "pickled weights are never loaded; convert the model to safetensors")
     if path.suffix == ".safetensors" or path.name == "config.json":
         raise ModelError(str(path), f"give the folder it is in: {path.parent}")
     file = read_gguf(path)
-    return ModelSource(
-        kind="gguf", path=path, spec=gguf_model_spec(file), generation=GenerationDefaults(), gguf=file
-    )
+    spec = gguf_model_spec(file)
+    if weights:
+        check_gguf(file, expected_tensors(spec))
+    return ModelSource(kind="gguf", path=path, spec=spec, generation=GenerationDefaults(), gguf=file)
 
 
-def _folder_source(path: Path) -> ModelSource:
+def _folder_source(path: Path, *, weights: bool) -> ModelSource:
     if not (path / "config.json").is_file():
         single = sorted(path.glob("*.gguf"))
         if single:
@@ -84,8 +96,13 @@ def _folder_source(path: Path) -> ModelSource:
                 str(path), f"holds GGUF files and no config.json; name one of them, e.g. {single[0]}"
             )
         raise ModelError(str(path), "holds no config.json: not a Hugging Face model folder")
+    spec = hf_model_spec(path)
     return ModelSource(
-        kind="folder", path=path, spec=hf_model_spec(path), generation=hf_generation_defaults(path)
+        kind="folder",
+        path=path,
+        spec=spec,
+        generation=hf_generation_defaults(path),
+        tensors=read_checkpoint(path, expected_tensors(spec)) if weights else None,
     )
 
 

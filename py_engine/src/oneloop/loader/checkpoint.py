@@ -1,0 +1,113 @@
+"""A folder's safetensors headers, checked against the model's shape before any weight is read. No torch."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING, Final
+
+from oneloop.errors import ModelError
+from oneloop.formats.json_file import read_json_object
+from oneloop.formats.safetensors import SafetensorsTensor, read_safetensors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from oneloop.formats.expected import Shape
+
+_log = logging.getLogger(__name__)
+
+FLOATS: Final = ("F32", "F16", "BF16", "F64")
+"""Element types that weights may have."""
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_MAX_INDEX_BYTES = 64 << 20
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_FILE_NAME = re.compile(r"[\w.-]+\.safetensors", re.ASCII)
+_HARMLESS = re.compile(r"(^|\.)rotary_emb\.inv_freq$|(^|\.)attention\.(masked_)?bias$")
+"""Buffers that old checkpoints carry along."""
+
+
+def read_checkpoint(folder: Path, expected: Mapping[str, Shape]) -> dict[str, SafetensorsTensor]:
+    """Where each expected tensor lies (Hugging Face name → shape), in the order of the files' data.
+
+    ModelError when the folder has no safetensors, its index does not fit them, or a tensor is missing, misshapen or no
+    float: it names the tensor. Tensors that the model has no use for are named in one log line.
+    """
+    tensors = _read_headers(folder)
+    for name, shape in expected.items():
+        tensor = tensors.get(name)
+        if tensor is None:
+            raise ModelError(str(folder), _missing_message(name), item=name)
+        if tensor.shape != shape:
+            message = f"has shape {list(tensor.shape)}, the model needs {list(shape)}"
+            raise ModelError(str(tensor.path), message, item=name)
+        if tensor.dtype not in FLOATS:
+            message = f"is of type {tensor.dtype}; supported are {', '.join(FLOATS)}"
+            raise ModelError(str(tensor.path), message, item=name)
+    extra = [name for name in tensors if name not in expected and not _HARMLESS.search(name)]
+    if extra:
+        _log.warning("%s: %d tensors are not used, e.g. %s", folder, len(extra), ", ".join(extra[:3]))
+    order = sorted(expected, key=lambda name: (tensors[name].path.name, tensors[name].offset))
+    return {name: tensors[name] for name in order}
+
+
+def _read_headers(folder: Path) -> dict[str, SafetensorsTensor]:
+    if (folder / _INDEX).is_file():
+        return _read_sharded(folder)
+    if (folder / _SINGLE).is_file():
+        return read_safetensors(folder / _SINGLE)
+    pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
+    if pickled:
+        message = "pickled weights are never loaded, because reading them runs code; convert the model to safetensors"
+        raise ModelError(str(folder / pickled[0]), message)
+    raise ModelError(str(folder), f"has neither {_SINGLE} nor {_INDEX}")
+
+
+def _read_sharded(folder: Path) -> dict[str, SafetensorsTensor]:
+    index_path = folder / _INDEX
+    index = read_json_object(index_path, max_bytes=_MAX_INDEX_BYTES)
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelError(str(index_path), "is missing or empty", item="weight_map")
+    shards: dict[str, dict[str, SafetensorsTensor]] = {}
+    tensors: dict[str, SafetensorsTensor] = {}
+    for name, file_name in weight_map.items():
+        if not isinstance(file_name, str) or not _FILE_NAME.fullmatch(file_name):
+            raise ModelError(
+                str(index_path), f"{str(file_name)[:80]!r} is no safetensors file of this folder", item=name
+            )
+        if file_name not in shards:
+            if not (folder / file_name).is_file():
+                raise ModelError(
+                    str(index_path), f"is in {file_name}, which is missing; fetch it again", item=name
+                )
+            shards[file_name] = read_safetensors(folder / file_name)
+        if name not in shards[file_name]:
+            raise ModelError(
+                str(folder / file_name), f"this tensor is missing; {_INDEX} says it is here", item=name
+            )
+        tensors[name] = shards[file_name][name]
+    _check_total(index_path, index, tensors)
+    return tensors
+
+
+def _check_total(
+    index_path: Path, index: Mapping[str, object], tensors: Mapping[str, SafetensorsTensor]
+) -> None:
+    metadata = index.get("metadata")
+    claimed = metadata.get("total_size") if isinstance(metadata, dict) else None
+    if claimed is None:
+        return
+    actual = sum(tensor.num_bytes for tensor in tensors.values())
+    if claimed != actual:
+        message = f"says {claimed!r:.40}, the tensors have {actual} bytes; fetch the model again (or delete this entry)"
+        raise ModelError(str(index_path), message, item="metadata.total_size")
+
+
+def _missing_message(name: str) -> str:
+    if name == "lm_head.weight":
+        return "this tensor is missing, and config.json does not say that it is tied (tie_word_embeddings)"
+    return "this tensor is missing; the checkpoint is incomplete"
