@@ -7,6 +7,8 @@ import threading
 import pytest
 
 from oneloop import LLM, SamplingParams
+from oneloop.config import EngineConfig
+from oneloop.engine.async_engine import AsyncEngine
 from oneloop.errors import ConfigError, EngineDeadError, RequestError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=10)
@@ -60,6 +62,25 @@ def test_one_bad_prompt_ends_the_call_and_nothing_leaks(kit, llm):
     # All the room is free again: more prompts than fit go through.
     assert len(llm.generate(["again"] * 30, GREEDY, use_tqdm=False)) == 30
     assert llm._room.num_inside == 0
+
+
+def test_the_prefix_cache_can_be_forgotten(kit, llm):
+    def cached():
+        return llm.generate("a longer prompt", GREEDY, use_tqdm=False)[0].num_cached_tokens
+
+    assert cached() == 0
+    assert cached() == 12
+    assert llm.reset_prefix_cache()
+    assert cached() == 0
+
+
+def test_an_llm_over_an_engine_made_by_hand(kit):
+    config = EngineConfig.from_flat({"model": "fake", "max_num_seqs": 4, "max_num_batched_tokens": 32})
+    executor = kit.FakeExecutor()
+    with LLM.over(AsyncEngine(config, executor=executor, tokenizer=kit.ByteTokenizer())) as model:
+        (output,) = model.generate("by hand", GREEDY, use_tqdm=False)
+        assert output.outputs[0].text == kit.greedy_text("by hand", 10)
+    assert executor.is_shut_down
 
 
 @pytest.mark.parametrize("n", [1, 3, 4])
@@ -144,6 +165,8 @@ import asyncio, sys
 sys.path.insert(0, {folder!r})
 import conftest, oneloop.engine.async_engine as engine, oneloop.engine.assembly as assembly
 from oneloop import LLM, SamplingParams
+from oneloop.config import EngineConfig
+from oneloop.engine.async_engine import AsyncEngine
 engine.create_executor = lambda config: conftest.FakeExecutor(delay_s=0.01)
 assembly.load_tokenizer = lambda *_, **__: conftest.ByteTokenizer()
 

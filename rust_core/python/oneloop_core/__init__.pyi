@@ -284,6 +284,7 @@ class Core:
         include_stop_str_in_output: bool = False,
         skip_special_tokens: bool = True,
         detokenize: bool = True,
+        final_only: bool = False,
         priority: int = 0,
         cache_salt: bytes = b"",
         adapter: int = -1,
@@ -292,6 +293,7 @@ class Core:
 
         prompt_token_ids: 4-byte signed buffer (array("i"), int32 numpy) or a sequence of ints, each in [0, vocab_size).
         max_tokens: new tokens per sequence; None fills the context.
+        final_only: each sequence gets one delta, at its end, with all that its deltas would have said.
         top_k: 0 = off. temperature 0 = greedy. seed: any i64. logprobs: 0 … MAX_LOGPROBS top entries per token.
         Raises RequestError naming the argument: empty prompt, id out of range, prompt + 1 > max_model_len, a
         sequence that could never fit the pool, n > max_num_seqs, non-finite or out-of-range numbers.

@@ -8,19 +8,20 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from oneloop.formats.gguf import read_gguf
 from oneloop.loader.embedded import embedded_path
 from oneloop.tokenize.gguf import gguf_tokenizer
+from oneloop_bench.null_executor import Slab
 from oneloop_bench.report import print_result
 from oneloop_core import BUILD_PROFILE, Core, CoreConfig
 
 if TYPE_CHECKING:
     from oneloop.tokenize.tokenizer import Tokenizer
-    from oneloop_core import Deltas, SlabLayout
+    from oneloop_core import Deltas
 
 BATCHES = (64, 256, 1024)
 STEPS_IN_FLIGHT = 2
@@ -41,39 +42,6 @@ def fibonacci(n: int) -> int:
 Die Straße führt über Köln nach Zürich; déjà vu à l'hôtel. 春眠不觉晓,处处闻啼鸟。夜来风雨声,花落知多少。
 ありがとうございます。 Привет, мир! 👩‍🚀🚀 The end is never quite the end: {"key": [1, 2, 3], "ok": true}
 """
-
-_DTYPES: dict[str, np.dtype[Any]] = {
-    "i32": np.dtype(np.int32),
-    "i64": np.dtype(np.int64),
-    "f32": np.dtype(np.float32),
-}
-
-
-class Slab:
-    """One slab of the ring: the aligned allocation and the views the fake executor needs."""
-
-    def __init__(self, layout: SlabLayout) -> None:
-        raw = np.zeros(layout.num_bytes + 64, np.uint8)
-        start = -raw.ctypes.data % 64
-        self._bytes = raw[start : start + layout.num_bytes]
-        self.buffer = self._bytes.data
-        self._fields = {field.name: field for field in layout.fields}
-        self._num_samples = layout.header["num_samples"]
-        self._header = self._view("header")
-        self._slots = self._view("sample_slot")
-        self._indices = self._view("sample_output_index")
-        self._tokens = self._view("output_token")
-
-    def _view(self, name: str) -> np.ndarray[Any, Any]:
-        field = self._fields[name]
-        dtype = _DTYPES[field.dtype]
-        return self._bytes[field.offset : field.offset + field.length * dtype.itemsize].view(dtype)
-
-    def execute(self, text: np.ndarray[Any, Any]) -> None:
-        """Every slot "samples" the text from a place of its own, token after token."""
-        count = int(self._header[self._num_samples])
-        places = self._slots[:count] * 37 + self._indices[:count]
-        self._tokens[:count] = text[places % len(text)]
 
 
 @dataclass(frozen=True)

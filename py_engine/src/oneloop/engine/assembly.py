@@ -41,8 +41,11 @@ class Assembly:
     slabs: Sequence[memoryview]
     intake: Intake
 
-    def submit(self, accepted: Accepted) -> int:
-        """Queue a request in the core; returns its handle. Raises the core's RequestError."""
+    def submit(self, accepted: Accepted, *, final_only: bool = False) -> int:
+        """Queue a request in the core; returns its handle. Raises the core's RequestError.
+
+        final_only: its sequences give one delta each, at their end.
+        """
         params = accepted.params
         handle = self.core.submit(
             accepted.prompt_token_ids,
@@ -66,6 +69,7 @@ class Assembly:
             include_stop_str_in_output=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
             detokenize=params.detokenize,
+            final_only=final_only,
             priority=accepted.priority,
             cache_salt=accepted.cache_salt,
         )

@@ -167,6 +167,13 @@ class AsyncEngine:
         """The core's gauges and counters. EngineDeadError before start() is through."""
         return self._loaded().core.stats()
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix. False, and nothing is forgotten, while requests hold blocks.
+
+        EngineDeadError before start() is through.
+        """
+        return self._loaded().core.reset_prefix_cache()
+
     # Requests
 
     async def submit(
@@ -178,9 +185,12 @@ class AsyncEngine:
         priority: int = 0,
         cache_salt: str = "",
         add_special_tokens: bool = True,
+        final_only: bool = False,
     ) -> RequestStream:
         """Check, tokenise (in a thread) and queue one request.
 
+        final_only: the stream gives one delta per sequence, at its end: for callers that show nothing before. It costs
+        nothing per token, and the times of single tokens stay unknown.
         Raises RequestError (400), OverloadedError (503, Retry-After) or EngineDeadError (503).
         """
         arrived = asyncio.get_running_loop().time()
@@ -195,7 +205,7 @@ class AsyncEngine:
                 cache_salt=cache_salt,
                 add_special_tokens=add_special_tokens,
             )
-            return self._queue(assembly, accepted, request_id, arrived)
+            return self._queue(assembly, accepted, request_id, arrived, final_only)
         except RequestError:
             self.metrics.rejected["invalid"] += 1
             raise
@@ -313,12 +323,17 @@ class AsyncEngine:
             raise OverloadedError(f"{limit} requests are waiting already; try again later")
 
     def _queue(
-        self, assembly: Assembly, accepted: Accepted, request_id: str | None, arrived: float
+        self,
+        assembly: Assembly,
+        accepted: Accepted,
+        request_id: str | None,
+        arrived: float,
+        final_only: bool,
     ) -> RequestStream:
         self._accepting()  # again: tokenising took a while
         params = accepted.params
         try:
-            handle = assembly.submit(accepted)
+            handle = assembly.submit(accepted, final_only=final_only)
         except CoreRequestError as error:
             field = "prompt" if error.field == "prompt_token_ids" else error.field
             raise RequestError(field, error.message) from None
@@ -331,6 +346,7 @@ class AsyncEngine:
             arrived=arrived,
             metrics=self.metrics,
             on_end=self._stream_ended,
+            final_only=final_only,
         )
         self._streams[handle] = stream
         self._without_streams.clear()

@@ -76,9 +76,18 @@ class LLM:
         """Load a model.
 
         model: folder, GGUF file, hub id, or "smollm2" (embedded). use_tqdm: show loading bars. settings: any field of
-        `oneloop.config`'s ModelConfig, CacheConfig and SchedulerConfig. Raises ConfigError or ModelError.
+        `oneloop.config`'s ModelConfig, CacheConfig, SchedulerConfig and WorkerConfig. Raises ConfigError or ModelError.
         """
-        engine = AsyncEngine.from_settings(model, **settings)
+        self._open(AsyncEngine.from_settings(model, **settings), use_tqdm)
+
+    @classmethod
+    def over(cls, engine: AsyncEngine, *, use_tqdm: bool = False) -> Self:
+        """An LLM over an engine that was made by hand and not started (another executor, say). It is closed with it."""
+        llm = cls.__new__(cls)
+        llm._open(engine, use_tqdm)
+        return llm
+
+    def _open(self, engine: AsyncEngine, use_tqdm: bool) -> None:
         with LoadBars() if use_tqdm else nullcontext() as bars:
             self._thread = EngineThread(engine, bars)
         config = engine.config
@@ -165,6 +174,14 @@ class LLM:
 
         return self._thread.run(read())
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix. False, and nothing is forgotten, while requests hold blocks."""
+
+        async def reset() -> bool:
+            return self._thread.engine.reset_prefix_cache()
+
+        return self._thread.run(reset())
+
     def close(self) -> None:
         """Abort what runs and free the model. Idempotent."""
         self._thread.close()
@@ -201,6 +218,8 @@ class LLM:
     async def _run_jobs(self, jobs: list[_Job], done: SimpleQueue[tuple[int, RequestOutput] | None]) -> None:
         """Submit in order, as far as there is room; the first failure aborts the rest."""
         engine = self._thread.engine
+        step_tokens = engine.config.resolved.step_tokens
+        num_new_tokens = 0
 
         async def finish(index: int, stream: RequestStream) -> None:
             async with stream:
@@ -216,7 +235,10 @@ class LLM:
                     await self._room.enter(num_sequences)
                     try:
                         stream = await engine.submit(
-                            job.prompt, job.params, add_special_tokens=job.add_special_tokens
+                            job.prompt,
+                            job.params,
+                            add_special_tokens=job.add_special_tokens,
+                            final_only=True,
                         )
                     except BaseException:
                         self._room.leave(num_sequences)
@@ -224,6 +246,12 @@ class LLM:
                     task = group.create_task(finish(index, stream))
                     # Not in finish(): a task that is cancelled before its first step runs none of its code.
                     task.add_done_callback(partial(self._settle, stream, num_sequences))
+                    num_new_tokens += len(stream.prompt_token_ids)
+                    if (
+                        num_new_tokens >= step_tokens
+                    ):  # enough for a full step: it starts while the rest is submitted
+                        num_new_tokens = 0
+                        await asyncio.sleep(0)
         except BaseExceptionGroup as errors:
             raise _first(errors) from None
 

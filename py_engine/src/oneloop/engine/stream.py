@@ -42,9 +42,9 @@ class RequestStream:
     """
 
     __slots__ = (
-        "_last_token_at", "_metrics", "_on_end", "_pending", "_waiter", "_wakes_at_end", "finish_reason", "handle",
-        "num_cached_tokens", "num_generated_tokens", "num_sequences", "prompt", "prompt_token_ids", "request_id",
-        "times",
+        "_final_only", "_last_token_at", "_metrics", "_on_end", "_pending", "_waiter", "_wakes_at_end",
+        "finish_reason", "handle", "num_cached_tokens", "num_generated_tokens", "num_sequences", "prompt",
+        "prompt_token_ids", "request_id", "times",
     )  # fmt: skip
 
     def __init__(
@@ -58,7 +58,9 @@ class RequestStream:
         arrived: float,
         metrics: EngineMetrics,
         on_end: Callable[[RequestStream], None],
+        final_only: bool = False,
     ) -> None:
+        """final_only: the core reports a sequence once, at its end, so tokens have no times of their own."""
         self.handle = handle
         """The core's handle."""
         self.request_id = request_id
@@ -80,6 +82,7 @@ class RequestStream:
         self._wakes_at_end = False
         self._metrics = metrics
         self._on_end = on_end
+        self._final_only = final_only
 
     @property
     def finished(self) -> bool:
@@ -171,6 +174,8 @@ class RequestStream:
 
     def _count(self, index: int, num_tokens: int, now: float) -> None:
         self.num_generated_tokens += num_tokens
+        if self._final_only:
+            return
         times, before = self.times, self._last_token_at[index]
         if times.first_token is None:
             times.first_token = now

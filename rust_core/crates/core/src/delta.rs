@@ -80,6 +80,14 @@ pub(crate) struct LogprobEntry {
     pub(crate) range: Range<u32>,
 }
 
+/// Lengths of the buffers before something was added to them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Mark {
+    pub(crate) text: u32,
+    pub(crate) tokens: u32,
+    pub(crate) logprobs: u32,
+}
+
 /// All deltas of one commit, in the order of the step's samples.
 #[derive(Debug, Clone, Default)]
 pub struct Deltas {
@@ -132,6 +140,29 @@ impl Deltas {
                 logprobs: &self.logprob_values[range],
             }
         }))
+    }
+
+    /// Where the next delta's data will start.
+    pub(crate) fn mark(&self) -> Mark {
+        Mark {
+            text: self.text.len() as u32,
+            tokens: self.token_ids.len() as u32,
+            logprobs: self.logprob_entries.len() as u32,
+        }
+    }
+
+    /// Appends the data, without the entries, of `other`.
+    pub(crate) fn append(&mut self, other: &Self) {
+        let shift = self.logprob_ids.len() as u32;
+        self.text.push_str(&other.text);
+        self.token_ids.extend_from_slice(&other.token_ids);
+        self.logprob_ids.extend_from_slice(&other.logprob_ids);
+        self.logprob_values.extend_from_slice(&other.logprob_values);
+        let entries = other.logprob_entries.iter().map(|entry| LogprobEntry {
+            rank: entry.rank,
+            range: entry.range.start + shift..entry.range.end + shift,
+        });
+        self.logprob_entries.extend(entries);
     }
 
     /// Room for one token and a few bytes of text for each of `num_samples` samples.

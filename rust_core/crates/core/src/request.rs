@@ -49,6 +49,8 @@ pub struct SubmitRequest {
     pub skip_special_tokens: bool,
     /// Whether deltas carry text.
     pub detokenize: bool,
+    /// One delta per sequence, at its end, instead of one per token.
+    pub final_only: bool,
     /// Lower is sooner (policy "priority").
     pub priority: i64,
     /// Prefix cache name space.
@@ -82,6 +84,7 @@ impl SubmitRequest {
             include_stop_str_in_output: false,
             skip_special_tokens: true,
             detokenize: true,
+            final_only: false,
             priority: 0,
             cache_salt: Vec::new(),
             adapter: -1,

@@ -69,6 +69,7 @@ pub(crate) fn validate(
         prompt: request.prompt,
         root_key,
         prompt_keys,
+        final_only: request.final_only,
         has_seed: request.seed.is_some(),
         sampling,
         stopping,

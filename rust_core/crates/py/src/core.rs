@@ -80,13 +80,13 @@ impl Core {
                         frequency_penalty = Float(0.0), seed = None, logprobs = None, logit_bias = Vec::new(),
                         stop = Vec::new(), stop_token_ids = Vec::new(), eos_token_ids = Vec::new(),
                         ignore_eos = false, include_stop_str_in_output = false, skip_special_tokens = true,
-                        detokenize = true, priority = Int(0), cache_salt = b"".as_slice(), adapter = Int(-1)),
+                        detokenize = true, final_only = false, priority = Int(0), cache_salt = b"".as_slice(), adapter = Int(-1)),
            text_signature = "($self, prompt_token_ids, *, max_tokens=None, min_tokens=0, n=1, temperature=1.0, \
                              top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, presence_penalty=0.0, \
                              frequency_penalty=0.0, seed=None, logprobs=None, logit_bias=(), stop=(), \
                              stop_token_ids=(), eos_token_ids=(), ignore_eos=False, \
                              include_stop_str_in_output=False, skip_special_tokens=True, detokenize=True, \
-                             priority=0, cache_salt=b'', adapter=-1)")]
+                             final_only=False, priority=0, cache_salt=b'', adapter=-1)")]
     fn submit(
         &self,
         prompt_token_ids: &Bound<'_, PyAny>,
@@ -110,6 +110,7 @@ impl Core {
         include_stop_str_in_output: bool,
         skip_special_tokens: bool,
         detokenize: bool,
+        final_only: bool,
         priority: Int,
         cache_salt: &[u8],
         adapter: Int,
@@ -146,6 +147,7 @@ impl Core {
             include_stop_str_in_output,
             skip_special_tokens,
             detokenize,
+            final_only,
             priority: priority.0,
             cache_salt: cache_salt.to_vec(),
             adapter: i32::try_from(adapter.0)

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::state::{LaunchedRow, LaunchedSample, LaunchedStep, Scheduler};
 use crate::batch::{NUM_LOGPROB_COLUMNS, OutputView};
-use crate::delta::{Delta, Deltas, FinishReason, LogprobEntry, StopReason};
+use crate::delta::{Delta, Deltas, FinishReason, LogprobEntry, Mark, StopReason};
 use crate::error::Error;
 
 /// What the executor returns for a row whose logits hold NaN.
@@ -94,22 +94,43 @@ impl Scheduler {
         }
         sequence.outputs.push(token);
         self.counters.num_generation_tokens += 1;
-        let text_start = deltas.text.len() as u32;
-        let ending = self.test_stops(id, token, &mut deltas.text);
-        let mut delta = self.new_delta(id, text_start, deltas);
-        let tokens_start = deltas.token_ids.len() as u32;
-        deltas.token_ids.push(token);
-        delta.tokens = tokens_start..tokens_start + 1;
-        let num_logprobs = self.sequences[id as usize].num_logprobs;
-        if let Ok(num_top) = usize::try_from(num_logprobs) {
-            delta.logprobs = Some(read_logprobs(position, num_top, outputs, deltas));
-        }
+        let mark = deltas.mark();
+        let ending = match self.sequences[id as usize].gathered.take() {
+            None => self.tell(id, token, position, outputs, deltas),
+            Some(mut gathered) => {
+                let ending = self.tell(id, token, position, outputs, &mut gathered);
+                if ending.is_none() {
+                    self.sequences[id as usize].gathered = Some(gathered);
+                    return;
+                }
+                deltas.append(&gathered);
+                ending
+            }
+        };
+        let mut delta = self.new_delta(id, mark, deltas);
         if let Some(ending) = ending {
             let reason = self.describe(id, ending, &mut delta);
             delta.finish_reason = Some(reason);
             self.end_sequence(id, reason);
         }
         deltas.entries.push(delta);
+    }
+
+    /// Adds the token with its text and log-probabilities to `told`, and says whether the sequence ends with it.
+    fn tell(
+        &mut self,
+        id: u32,
+        token: i32,
+        position: usize,
+        outputs: &OutputView<'_>,
+        told: &mut Deltas,
+    ) -> Option<Ending> {
+        let ending = self.test_stops(id, token, &mut told.text);
+        told.token_ids.push(token);
+        if let Ok(num_top) = usize::try_from(self.sequences[id as usize].num_logprobs) {
+            read_logprobs(position, num_top, outputs, told);
+        }
+        ending
     }
 
     /// Appends the token's text and tells whether the sequence ends with it.
@@ -162,8 +183,8 @@ impl Scheduler {
         }
     }
 
-    /// A delta without tokens, whose text is what was appended from `text_start` on.
-    fn new_delta(&mut self, id: u32, text_start: u32, deltas: &Deltas) -> Delta {
+    /// A delta of what was appended since `mark`.
+    fn new_delta(&mut self, id: u32, mark: Mark, deltas: &Deltas) -> Delta {
         let sequence = &mut self.sequences[id as usize];
         let request = &self.requests[sequence.request as usize];
         let queue_s = if sequence.has_reported {
@@ -172,13 +193,14 @@ impl Scheduler {
             request.queue_s
         };
         sequence.has_reported = true;
-        let tokens_start = deltas.token_ids.len() as u32;
+        let now = deltas.mark();
+        let has_logprobs = sequence.num_logprobs >= 0 && now.tokens > mark.tokens;
         Delta {
             request: request.spec.handle,
             index: sequence.rank.index,
-            text: text_start..deltas.text.len() as u32,
-            tokens: tokens_start..tokens_start,
-            logprobs: None,
+            text: mark.text..now.text,
+            tokens: mark.tokens..now.tokens,
+            logprobs: has_logprobs.then_some(mark.logprobs..now.logprobs),
             finish_reason: None,
             stop_reason: None,
             num_cached_tokens: request.num_cached_tokens,
@@ -189,11 +211,15 @@ impl Scheduler {
 
     /// Ends one sequence with an error; text that was held back is handed out first.
     pub(super) fn end_with_error(&mut self, id: u32, message: &Arc<str>, deltas: &mut Deltas) {
-        let text_start = deltas.text.len() as u32;
-        if let Some(decoder) = &mut self.sequences[id as usize].decoder {
+        let mark = deltas.mark();
+        let sequence = &mut self.sequences[id as usize];
+        if let Some(gathered) = sequence.gathered.take() {
+            deltas.append(&gathered);
+        }
+        if let Some(decoder) = &mut sequence.decoder {
             decoder.flush(&mut deltas.text);
         }
-        let mut delta = self.new_delta(id, text_start, deltas);
+        let mut delta = self.new_delta(id, mark, deltas);
         delta.finish_reason = Some(FinishReason::Error);
         delta.error = Some(message.clone());
         deltas.entries.push(delta);
@@ -202,12 +228,7 @@ impl Scheduler {
 }
 
 /// Copies the sampled token's and the top tokens' log-probabilities out of the slab.
-fn read_logprobs(
-    position: usize,
-    num_top: usize,
-    outputs: &OutputView<'_>,
-    deltas: &mut Deltas,
-) -> std::ops::Range<u32> {
+fn read_logprobs(position: usize, num_top: usize, outputs: &OutputView<'_>, deltas: &mut Deltas) {
     let columns = position * NUM_LOGPROB_COLUMNS..position * NUM_LOGPROB_COLUMNS + num_top + 1;
     let start = deltas.logprob_ids.len() as u32;
     deltas
@@ -216,10 +237,8 @@ fn read_logprobs(
     deltas
         .logprob_values
         .extend_from_slice(&outputs.output_logprob[columns]);
-    let entry = deltas.logprob_entries.len() as u32;
     deltas.logprob_entries.push(LogprobEntry {
         rank: outputs.output_rank[position],
         range: start..deltas.logprob_ids.len() as u32,
     });
-    entry..entry + 1
 }

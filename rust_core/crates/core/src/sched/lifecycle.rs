@@ -67,6 +67,7 @@ impl Scheduler {
             index,
         };
         sequence.decoder = decoder;
+        sequence.gathered = spec.final_only.then(Box::default);
         id
     }
 

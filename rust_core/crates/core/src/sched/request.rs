@@ -79,6 +79,8 @@ pub(crate) struct RequestSpec {
     pub(crate) root_key: BlockKey,
     /// Keys of the prompt's full blocks.
     pub(crate) prompt_keys: Vec<BlockKey>,
+    /// Deltas are kept back until a sequence ends.
+    pub(crate) final_only: bool,
     /// Whether the client gave the seed.
     pub(crate) has_seed: bool,
     pub(crate) sampling: Sampling,
@@ -103,6 +105,7 @@ impl RequestSpec {
             prompt: Vec::new(),
             root_key: 0,
             prompt_keys: Vec::new(),
+            final_only: false,
             has_seed: true,
             sampling: Sampling::default(),
             stopping: Stopping::default(),

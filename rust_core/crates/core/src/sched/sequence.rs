@@ -1,5 +1,6 @@
 //! One sequence: its tokens, how many of them have KV, and the blocks that hold it.
 
+use crate::delta::Deltas;
 use crate::kv::{BlockKey, BlockRef};
 use crate::text::StreamDecoder;
 
@@ -65,6 +66,8 @@ pub(crate) struct Sequence {
     /// Keys of the full blocks after the prompt's.
     pub(crate) output_keys: Vec<BlockKey>,
     pub(crate) decoder: Option<StreamDecoder>,
+    /// What its one delta will say; `None` where every token is told at once.
+    pub(crate) gathered: Option<Box<Deltas>>,
     /// Whether a delta was reported.
     pub(crate) has_reported: bool,
 }
@@ -97,6 +100,7 @@ impl Sequence {
             outputs: Vec::new(),
             output_keys: Vec::new(),
             decoder: None,
+            gathered: None,
             has_reported: false,
         }
     }

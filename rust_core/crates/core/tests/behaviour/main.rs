@@ -5,6 +5,7 @@
 mod admission;
 mod failures;
 mod fairness;
+mod final_only;
 mod forks;
 mod prefix;
 mod property;

@@ -9,7 +9,7 @@ use crate::support::rng::Rng;
 use oneloop_core::{CoreConfig, Policy, SubmitRequest};
 
 /// Sizes small enough that every limit is hit.
-fn random_config(rng: &mut Rng) -> CoreConfig {
+pub(crate) fn random_config(rng: &mut Rng) -> CoreConfig {
     let mut config = CoreConfig::new(rng.pick(&[5, 9, 14, 20, 30, 60]), VOCAB_SIZE);
     config.block_size = rng.pick(&[1, 2, 4, 4, 8]);
     config.max_num_seqs = rng.within(1, 10) as u32;
@@ -23,7 +23,7 @@ fn random_config(rng: &mut Rng) -> CoreConfig {
 }
 
 /// A request that fits the pool: a piece of one of a few texts, mostly, and something of its own.
-fn random_request(rng: &mut Rng, config: &CoreConfig) -> SubmitRequest {
+pub(crate) fn random_request(rng: &mut Rng, config: &CoreConfig) -> SubmitRequest {
     let pool_len = config.num_blocks * config.block_size;
     let longest = u64::from((config.max_model_len - 1).min(pool_len));
     let shared_len = rng.within(0, longest);

@@ -1,0 +1,127 @@
+"""The host's cost per token with steps that take no time: what a fast device would wait for.
+
+`python -m oneloop_bench.host [offline|stream …]`. "offline" is LLM.generate, handed 2,000 prompts; "stream" is
+AsyncEngine with 512 requests at once, each read delta by delta; both with detokenization.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from oneloop import LLM, SamplingParams
+from oneloop.config import EngineConfig
+from oneloop.engine.async_engine import AsyncEngine
+from oneloop.executor.base import ModelInfo
+from oneloop.formats.gguf import read_gguf
+from oneloop.loader.embedded import embedded_path
+from oneloop.tokenize.gguf import gguf_tokenizer
+from oneloop_bench.micro.core import TEXT
+from oneloop_bench.null_executor import NullExecutor
+from oneloop_bench.report import print_result
+
+if TYPE_CHECKING:
+    from oneloop.tokenize.tokenizer import Tokenizer
+
+MAX_NUM_SEQS = 512
+NUM_PROMPTS = 2000
+PROMPT_TOKENS = 128
+OUTPUT_TOKENS = 256
+MAX_MODEL_LEN = 2048
+BLOCK_SIZE = 16
+
+
+def make_engine(tokenizer: Tokenizer) -> AsyncEngine:
+    """An engine over steps that cost nothing, with room for 512 sequences of the workload."""
+    info = ModelInfo(
+        vocab_size=tokenizer.vocab_size,
+        max_model_len=MAX_MODEL_LEN,
+        num_blocks=MAX_NUM_SEQS * 2 * (PROMPT_TOKENS + OUTPUT_TOKENS) // BLOCK_SIZE,
+        block_size=BLOCK_SIZE,
+    )
+    settings = {"model": "null", "max_num_seqs": MAX_NUM_SEQS, "max_num_batched_tokens": 8192}
+    text = np.array(tokenizer.encode(TEXT), np.int32)
+    return AsyncEngine(
+        EngineConfig.from_flat(settings), executor=NullExecutor(text, info), tokenizer=tokenizer
+    )
+
+
+def make_prompts(tokenizer: Tokenizer, count: int) -> list[list[int]]:
+    """Random ids."""
+    rng = np.random.default_rng(0)
+    prompts: list[list[int]] = rng.integers(0, tokenizer.vocab_size, (count, PROMPT_TOKENS)).tolist()
+    return prompts
+
+
+def params() -> SamplingParams:
+    """As the anchors' drivers ask."""
+    return SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
+
+
+def measure_offline(tokenizer: Tokenizer) -> dict[str, float]:
+    """µs per token of LLM.generate over 2,000 prompts."""
+    prompts = make_prompts(tokenizer, NUM_PROMPTS)
+    with LLM.over(make_engine(tokenizer)) as llm:
+        llm.generate(prompts[:64], params(), use_tqdm=False)
+        llm.reset_prefix_cache()
+        begin = time.perf_counter()
+        outputs = llm.generate(prompts, params(), use_tqdm=False)
+        seconds = time.perf_counter() - begin
+    assert all(len(output.outputs[0].token_ids) == OUTPUT_TOKENS for output in outputs)
+    return _per_token(seconds, NUM_PROMPTS * OUTPUT_TOKENS)
+
+
+def measure_stream(tokenizer: Tokenizer) -> dict[str, float]:
+    """µs per token of 512 streams at once, without HTTP."""
+    return asyncio.run(_measure_stream(tokenizer))
+
+
+async def _measure_stream(tokenizer: Tokenizer) -> dict[str, float]:
+    prompts = make_prompts(tokenizer, MAX_NUM_SEQS)
+    num_chunks = 0
+
+    async def read(engine: AsyncEngine, prompt: list[int]) -> int:
+        nonlocal num_chunks
+        num_tokens = 0
+        async with await engine.submit(prompt, params()) as stream:
+            async for deltas in stream:
+                num_chunks += 1
+                for delta in deltas:
+                    num_tokens += len(delta.token_ids)
+        return num_tokens
+
+    async with make_engine(tokenizer) as engine:
+        await asyncio.gather(*(read(engine, prompt) for prompt in prompts[:32]))
+        num_chunks = 0
+        begin = time.perf_counter()
+        counts = await asyncio.gather(*(read(engine, prompt) for prompt in prompts))
+        seconds = time.perf_counter() - begin
+    assert all(count == OUTPUT_TOKENS for count in counts)
+    num_tokens = MAX_NUM_SEQS * OUTPUT_TOKENS
+    return {**_per_token(seconds, num_tokens), "tokens_per_chunk": round(num_tokens / num_chunks, 2)}
+
+
+def _per_token(seconds: float, num_tokens: int) -> dict[str, float]:
+    return {"us_per_token": round(seconds / num_tokens * 1e6, 3), "tokens_per_s": round(num_tokens / seconds)}
+
+
+def main() -> None:
+    model = embedded_path()
+    if model is None:
+        raise SystemExit("the tokenizer of the embedded model is needed: run `make model`")
+    tokenizer = gguf_tokenizer(read_gguf(model).metadata)
+    measures = {"offline": measure_offline, "stream": measure_stream}
+    wanted = sys.argv[1:] or list(measures)
+    result: dict[str, Any] = {}
+    for name in wanted:
+        result[name] = measures[name](tokenizer)
+        print(f"{name}: {result[name]['us_per_token']:.2f} µs per token")
+    print_result(result)
+
+
+if __name__ == "__main__":
+    main()
