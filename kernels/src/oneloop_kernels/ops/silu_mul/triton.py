@@ -50,14 +50,20 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(num_tokens, size, dtype=gate_up.dtype, device=gate_up.device)
     if num_tokens:
-        silu_mul_kernel[(num_tokens, triton.cdiv(size, _BLOCK))](
-            gate_up,
-            out,
-            size,
-            gate_up.stride(0),
-            gate_up.stride(1),
-            BLOCK=_BLOCK,
-            num_warps=_NUM_WARPS,
-            **pdl_options(gate_up.device),
-        )
+        launch(gate_up, out, block=_BLOCK, num_warps=_NUM_WARPS)
     return out
+
+
+def launch(gate_up: torch.Tensor, out: torch.Tensor, *, block: int, num_warps: int) -> None:
+    """The kernel with that many columns and warps per program; out: [num_tokens, size] contiguous, not empty."""
+    num_tokens, size = out.shape
+    silu_mul_kernel[(num_tokens, triton.cdiv(size, block))](
+        gate_up,
+        out,
+        size,
+        gate_up.stride(0),
+        gate_up.stride(1),
+        BLOCK=block,
+        num_warps=num_warps,
+        **pdl_options(gate_up.device),
+    )
