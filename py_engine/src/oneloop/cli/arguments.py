@@ -18,6 +18,7 @@ from oneloop.config import (
     choices,
     type_hints,
 )
+from oneloop.device.cards import CARDS
 from oneloop.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,6 +57,22 @@ def add_engine_options(parser: argparse.ArgumentParser, *, model_positional: boo
 def add_server_options(parser: argparse.ArgumentParser) -> None:
     """Every setting of the endpoint."""
     _add_group(parser, "endpoint", ServerConfig)
+
+
+def add_plan_options(parser: argparse.ArgumentParser) -> None:
+    """What `serve` plans instead of serving."""
+    group = parser.add_argument_group("plan")
+    group.add_argument(
+        "--plan",
+        action="store_true",
+        help="print the memory plan and predicted step times, load nothing, end",
+    )
+    group.add_argument(
+        "--plan-device",
+        choices=[card.key for card in CARDS],
+        help="plan for an empty card of this kind; default: the GPU of this machine",
+    )
+    group.add_argument("--json", action="store_true", help="print the plan as one JSON object")
 
 
 def add_sampling_options(parser: argparse.ArgumentParser, *, max_tokens: int | None) -> None:

@@ -8,7 +8,12 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 import oneloop
-from oneloop.cli.arguments import add_engine_options, add_sampling_options, add_server_options
+from oneloop.cli.arguments import (
+    add_engine_options,
+    add_plan_options,
+    add_sampling_options,
+    add_server_options,
+)
 from oneloop.errors import OneloopError
 
 if TYPE_CHECKING:
@@ -30,6 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="serve a model over the OpenAI protocol")
     add_engine_options(serve, model_positional=True)
     add_server_options(serve)
+    add_plan_options(serve)
 
     chat = commands.add_parser("chat", help="talk to a model in the terminal")
     chat.add_argument("--url", help="talk to the server at this address instead of loading a model")

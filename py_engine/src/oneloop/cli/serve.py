@@ -35,6 +35,10 @@ API_KEY_VARIABLE = "ONELOOP_API_KEY"
 
 def serve(options: argparse.Namespace) -> int:
     """Run the server; returns the exit code. Raises ConfigError or ModelError before anything is served."""
+    if options.plan:
+        from oneloop.cli.plan import show_plan
+
+        return show_plan(options, engine_values(options))
     engine_config = EngineConfig.from_flat(engine_values(options))
     server_config = ServerConfig(**{"api_key": os.environ.get(API_KEY_VARIABLE), **server_values(options)})
     with bind(server_config.host, server_config.port) as listening, logging_to_stderr():

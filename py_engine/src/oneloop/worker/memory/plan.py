@@ -99,7 +99,7 @@ def _max_model_len(spec: ModelSpec, config: EngineConfig, pool_tokens: int, toke
         raise ConfigError(
             "max_model_len",
             f"the context of {wanted} tokens ({whose}) does not fit the KV cache, which holds {pool_tokens}; set it "
-            f"to auto or at most {pool_tokens}, or set kv_cache_memory_bytes to at least {wanted * token_bytes}",
+            f"to auto or at most {pool_tokens}, or give the cache the {wanted * token_bytes} bytes that it needs",
         )
     return wanted
 

@@ -1,0 +1,155 @@
+"""`oneloop serve MODEL --plan`: how the memory would be shared out, and what the card's limits allow. Loads nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from oneloop.config import EngineConfig, resolve_dtype
+from oneloop.device.cards import card_named
+from oneloop.device.nvml import first_gpu
+from oneloop.errors import ConfigError
+from oneloop.loader.resolve import resolve_model
+from oneloop.worker.memory.free import machine_memory
+from oneloop.worker.memory.ledger import DeviceMemory
+from oneloop.worker.memory.plan import plan_memory
+from oneloop.worker.memory.sizes import ITEM_BYTES
+from oneloop.worker.roofline import Roofline
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+
+    from oneloop.config import DtypeName
+    from oneloop.device.cards import Card
+    from oneloop.worker.memory.ledger import MemoryPlan
+
+CONTEXTS: Final = (1024, 4096, 16_384)
+"""Lengths that the concurrency is given for, beside max_model_len."""
+BATCHES: Final = (1, 8, 32, 128, 256)
+"""Decode batches that step times are given for…"""
+PREDICTED_CONTEXT: Final = 1024
+"""…at this length, which is also the prompts' of the prefill figure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedServer:
+    """What would be served, where, and how."""
+
+    config: EngineConfig
+    dtype: DtypeName
+    device_name: str
+    plan: MemoryPlan
+    roofline: Roofline | None
+    """None for a CPU, an unknown card, and float32."""
+
+
+def show_plan(options: argparse.Namespace, settings: Mapping[str, Any]) -> int:
+    """Print the plan of these engine settings; returns the exit code. Raises ConfigError or ModelError."""
+    planned = plan_server(settings, options.plan_device)
+    values = as_values(planned)
+    print(json.dumps(values) if options.json else as_text(planned, values))
+    return 0
+
+
+def plan_server(settings: Mapping[str, Any], plan_device: str | None) -> PlannedServer:
+    """settings: flat, as for EngineConfig.from_flat. plan_device: key of a card, or None for this machine."""
+    card = None if plan_device is None else card_named(plan_device)
+    if card is not None:
+        if settings.get("device") == "cpu":
+            raise ConfigError("plan_device", f"is {card.key}, but device is cpu; leave one of them away")
+        settings = {**settings, "device": "cuda"}
+    config = EngineConfig.from_flat(settings)
+    name, memory, card = _device(config, card)
+    source = resolve_model(config.model.model, revision=config.model.revision, weights=False)
+    dtype = resolve_dtype(
+        config.model.dtype, config.resolved.device, source.spec.dtype, gguf=source.gguf is not None
+    )
+    plan = plan_memory(source.spec, dtype, config, memory)
+    roofline = None
+    if card is not None and ITEM_BYTES[dtype] == 2:
+        roofline = Roofline(spec=source.spec, card=card)
+    return PlannedServer(config=config, dtype=dtype, device_name=name, plan=plan, roofline=roofline)
+
+
+def _device(config: EngineConfig, card: Card | None) -> tuple[str, DeviceMemory, Card | None]:
+    """Name, memory and, where it is known, limits of the device planned for."""
+    if config.resolved.device == "cpu":
+        return "CPU", machine_memory(), None
+    if card is not None:
+        return card.key, DeviceMemory(total=card.total_bytes, free=card.total_bytes), card
+    gpu = first_gpu()
+    if gpu is None:
+        raise ConfigError(
+            "plan_device",
+            "no GPU is found here; name the card with --plan-device, or plan for the CPU with --device cpu",
+        )
+    return gpu.name, DeviceMemory(total=gpu.total_bytes, free=gpu.free_bytes), card_named(gpu.name)
+
+
+def as_values(planned: PlannedServer) -> dict[str, Any]:
+    """The plan as numbers: bytes, tokens, seconds."""
+    plan, ledger = planned.plan, planned.plan.ledger
+    lengths = sorted({*(length for length in CONTEXTS if length < plan.max_model_len), plan.max_model_len})
+    values: dict[str, Any] = {
+        "model": planned.config.model.model,
+        "device": planned.config.resolved.device,
+        "device_name": planned.device_name,
+        "dtype": planned.dtype,
+        "total_bytes": ledger.memory.total,
+        "free_bytes": ledger.memory.free,
+        "usable_bytes": ledger.usable,
+        "ledger": {**ledger.reserved.items(), "kv_cache": ledger.kv_cache},
+        "planned_bytes": ledger.planned,
+        "num_blocks": plan.num_blocks,
+        "block_size": plan.block_size,
+        "kv_tokens": plan.pool_tokens,
+        "max_model_len": plan.max_model_len,
+        "max_num_seqs": planned.config.resolved.max_num_seqs,
+        "max_num_batched_tokens": planned.config.resolved.step_tokens,
+        "concurrency": {str(length): plan.concurrency(length) for length in lengths},
+    }
+    if planned.roofline is not None:
+        roofline = planned.roofline
+        values["predicted"] = {
+            "context": PREDICTED_CONTEXT,
+            "decode_s": {str(batch): roofline.decode_s(batch, PREDICTED_CONTEXT) for batch in BATCHES},
+            "prefill_tokens_per_s": roofline.prefill_tokens_per_s(PREDICTED_CONTEXT),
+        }
+    return values
+
+
+def as_text(planned: PlannedServer, values: Mapping[str, Any]) -> str:
+    """The plan for a person."""
+    lines = [f"{values['model']} on {values['device_name']}, {values['dtype']}", ""]
+    shown = {name.replace("_", " "): size for name, size in values["ledger"].items() if size}
+    shown |= {
+        "planned": values["planned_bytes"],
+        "usable": values["usable_bytes"],
+        "device": values["total_bytes"],
+    }
+    lines += [f"  {name:14}{size:>18,} bytes{size / (1 << 30):>9.2f} GiB" for name, size in shown.items()]
+    lines += [
+        "",
+        f"KV cache: {values['kv_tokens']:,} tokens in {values['num_blocks']:,} blocks of {values['block_size']}; "
+        f"context {values['max_model_len']:,}",
+        f"It holds (max_num_seqs {values['max_num_seqs']}): "
+        + ", ".join(
+            f"{count:,} of {int(length):,} tokens" for length, count in values["concurrency"].items()
+        ),
+    ]
+    if planned.roofline is None:
+        return "\n".join(lines)
+    card, predicted = planned.roofline.card, values["predicted"]
+    lines += [
+        "",
+        f"What the card's limits allow ({card.bytes_per_s / 1e9:,.0f} GB/s, {card.flops / 1e12:,.0f} TFLOP/s), "
+        f"context {predicted['context']:,}:",
+    ]
+    lines += [
+        f"  decode, batch {int(batch):>4}{seconds * 1e3:>9.2f} ms{int(batch) / seconds:>10,.0f} tokens/s"
+        for batch, seconds in predicted["decode_s"].items()
+    ]
+    lines.append(f"  prefill{predicted['prefill_tokens_per_s']:>28,.0f} tokens/s")
+    return "\n".join(lines)

@@ -1,0 +1,62 @@
+"""Step times that a card's limits allow: every byte read once, every FLOP at the full rate. No torch.
+
+Matrix products and attention come one after the other, each bound by memory or by arithmetic. The kernels' own losses,
+activations and launches are left out, so this is a lower bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from oneloop.formats.expected import num_parameters
+from oneloop.worker.memory.sizes import kv_token_bytes
+
+if TYPE_CHECKING:
+    from oneloop.device.cards import Card
+    from oneloop.formats.model_spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """A model on a card, its weights and KV in elements of item_bytes (16 bits)."""
+
+    spec: ModelSpec
+    card: Card
+    item_bytes: int = 2
+
+    def decode_s(self, batch: int, context: int) -> float:
+        """Seconds of a step that computes one token for each of `batch` sequences of `context` tokens.
+
+        Products: max(weights / bandwidth, 2 · weights · batch / rate). Attention: max(KV / bandwidth,
+        4 · batch · context · query width · layers / rate).
+        """
+        parameters = self._matrix_parameters()
+        products = max(
+            parameters * self.item_bytes / self.card.bytes_per_s, 2 * parameters * batch / self.card.flops
+        )
+        tokens = batch * context
+        attention = max(
+            tokens * kv_token_bytes(self.spec, self.item_bytes) / self.card.bytes_per_s,
+            tokens * self._attention_flops() / self.card.flops,
+        )
+        return products + attention
+
+    def prefill_tokens_per_s(self, prompt: int) -> float:
+        """Prompt tokens a second, computed in steps so large that arithmetic binds.
+
+        Per token 2 · the layers' parameters + attention over half the prompt; the head is computed once per prompt.
+        """
+        head = self.spec.vocab_size * self.spec.hidden_size
+        layers = self._matrix_parameters() - head
+        flops = 2 * layers + self._attention_flops() * prompt / 2 + 2 * head / prompt
+        return self.card.flops / flops
+
+    def _matrix_parameters(self) -> int:
+        """All but the input embedding, of which a step reads a few rows; where it is tied, it is the head too."""
+        embedding = 0 if self.spec.tie_word_embeddings else self.spec.vocab_size * self.spec.hidden_size
+        return num_parameters(self.spec) - embedding
+
+    def _attention_flops(self) -> int:
+        """Per query and key, in all layers: product with the key and sum of the value, 2 FLOP per element each."""
+        return 4 * self.spec.num_heads * self.spec.head_dim * self.spec.num_layers
