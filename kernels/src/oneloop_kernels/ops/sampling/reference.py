@@ -32,7 +32,7 @@ _MIX_1 = _signed(0xBF58476D1CE4E5B9, 64)
 _MIX_2 = _signed(0x94D049BB133111EB, 64)
 _LOWBIAS_1 = _signed(0x7FEB352D, 32)
 _LOWBIAS_2 = _signed(0x846CA68B, 32)
-_LARGEST_UNIFORM = 1.0 - 2.0**-24
+LARGEST_UNIFORM = 1.0 - 2.0**-24
 
 
 class ReferenceSamplingOps:
@@ -95,7 +95,7 @@ class ReferenceSamplingOps:
         hashed *= _LOWBIAS_2
         hashed ^= (hashed >> 16).bitwise_and_(0xFFFF)
         uniform = hashed.bitwise_and_(0x7FFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-31)
-        return uniform.clamp_(max=_LARGEST_UNIFORM).neg_().log1p_().neg_().log_().neg_()
+        return uniform.clamp_(max=LARGEST_UNIFORM).neg_().log1p_().neg_().log_().neg_()
 
     def top_logprobs(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> TopLogprobs:
         """See the contract."""

@@ -1,0 +1,195 @@
+"""Sampling as a GPU does it: kernels read the step from the slab and its slots' parameters from tables on the device.
+
+The stages, their order and the noise are those of the family's first contract (`SamplingOps`), so a seed gives the same
+tokens here and there, but for logits that differ in their last places. What is launched depends on nothing but the
+bucket (a number of samples at least as large as the step's) and the variant, so it can be captured in a graph.
+
+Of equal logits the lowest ids go first, wherever that decides: in the argmax, in top_k, in top_p and in the order of
+the log-probabilities. A row of nothing but −∞ gives token 0; one with NaN gives −1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+import torch
+
+from oneloop_kernels.registry import Family, Implementation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from oneloop_kernels.ops.step_inputs import SampleOutput
+
+FLOAT_COLUMNS: Final = (
+    "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+)  # fmt: skip
+INT_COLUMNS: Final = ("top_k", "num_logprobs", "min_tokens", "num_bias", "num_banned", "penalized")
+NUM_COLUMNS: Final = 8
+"""Width of the tables of parameters: a slot's lie in one line of the cache."""
+MAX_BIAS: Final = 1024
+"""Entries of a slot's logit_bias (MAX_LOGIT_BIAS of the core)."""
+MAX_BANNED: Final = 2048
+"""Ids of a slot that min_tokens bans: stop ids and EOS ids (MAX_STOP_TOKEN_IDS of the core, for each)."""
+GROUP: Final = 128
+"""Tokens whose maximum is kept: what looks for the likeliest tokens reads only groups that can hold one."""
+MAX_CANDIDATES: Final = 2048
+"""Tokens among which top_k looks at once. With 1,000 groups and more it is enough for top_k up to about 800."""
+MAX_SPLITS: Final = 256
+"""Parts of the vocabulary that programs share a row in."""
+PARTIAL_COLUMNS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SampleVariant:
+    """Which stages the launches have. A row that does not ask for one of them is not touched by it.
+
+    random: some rows may not be greedy. edits: some may have bans, bias or penalties. penalties: their history is kept.
+    logprobs: some may ask for log-probabilities.
+    """
+
+    random: bool
+    edits: bool
+    penalties: bool
+    logprobs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSampling:
+    """Sampling parameters by slot, written by `admit`.
+
+    floats: [max_num_seqs, NUM_COLUMNS] float32, FLOAT_COLUMNS first. ints: the same in int32, INT_COLUMNS first.
+    seeds: [max_num_seqs] int64. bias_token, bias_value: [max_num_seqs, MAX_BIAS]. banned_token: [max_num_seqs,
+    MAX_BANNED] int32.
+    """
+
+    floats: torch.Tensor
+    ints: torch.Tensor
+    seeds: torch.Tensor
+    bias_token: torch.Tensor
+    bias_value: torch.Tensor
+    banned_token: torch.Tensor
+
+    @classmethod
+    def allocate(cls, max_num_seqs: int, device: torch.device) -> SlotSampling:
+        """Slots that nobody has been admitted to are greedy and want nothing."""
+        ints = torch.zeros(max_num_seqs, NUM_COLUMNS, dtype=torch.int32, device=device)
+        ints[:, INT_COLUMNS.index("num_logprobs")] = -1
+        return cls(
+            floats=torch.zeros(max_num_seqs, NUM_COLUMNS, device=device),
+            ints=ints,
+            seeds=torch.zeros(max_num_seqs, dtype=torch.int64, device=device),
+            bias_token=torch.zeros(max_num_seqs, MAX_BIAS, dtype=torch.int32, device=device),
+            bias_value=torch.zeros(max_num_seqs, MAX_BIAS, device=device),
+            banned_token=torch.zeros(max_num_seqs, MAX_BANNED, dtype=torch.int32, device=device),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SampleScratch:
+    """What the launches of one step hand to each other; R samples at most.
+
+    partials: [R, PARTIAL_COLUMNS, MAX_SPLITS] float32 and partial_token: [R, MAX_SPLITS] int32, of a part of the
+    vocabulary each. tickets: [R] int32, 0 between steps. group_max, raw_group_max: [R, num_groups] float32, of the
+    edited and of the model's logits. groups: [R, num_groups] int32. candidate_logit, candidate_token: [R,
+    MAX_CANDIDATES]. row_edited: [R] int32.
+    """
+
+    partials: torch.Tensor
+    partial_token: torch.Tensor
+    tickets: torch.Tensor
+    group_max: torch.Tensor
+    raw_group_max: torch.Tensor
+    groups: torch.Tensor
+    candidate_logit: torch.Tensor
+    candidate_token: torch.Tensor
+    row_edited: torch.Tensor
+
+    @classmethod
+    def allocate(cls, max_samples: int, vocab_size: int, device: torch.device) -> SampleScratch:
+        """About 30 KB per sample for a vocabulary of 150,000."""
+        num_groups = -(-vocab_size // GROUP)
+
+        def ints(*shape: int) -> torch.Tensor:
+            return torch.zeros(max_samples, *shape, dtype=torch.int32, device=device)
+
+        def floats(*shape: int) -> torch.Tensor:
+            return torch.zeros(max_samples, *shape, device=device)
+
+        return cls(
+            partials=floats(PARTIAL_COLUMNS, MAX_SPLITS),
+            partial_token=ints(MAX_SPLITS),
+            tickets=ints(),
+            group_max=floats(num_groups),
+            raw_group_max=floats(num_groups),
+            groups=ints(num_groups),
+            candidate_logit=floats(MAX_CANDIDATES),
+            candidate_token=ints(MAX_CANDIDATES),
+            row_edited=ints(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EditTables:
+    """Only there once a request wants its logits edited.
+
+    logits: [max_samples, vocab_size] float32, the edited logits of rows that want it. history: [max_num_seqs,
+    vocab_size] int32 of slots with penalties: how often the output holds the token, and the sign bit where the prompt
+    does; None before the first request with penalties.
+    """
+
+    logits: torch.Tensor
+    history: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class SampleStep:
+    """Where a step is read and its tokens go. slab: the device's copy by field name; last_token: [max_num_seqs] int32."""
+
+    slab: Mapping[str, torch.Tensor]
+    header_index: Mapping[str, int]
+    last_token: torch.Tensor
+    output: SampleOutput
+
+
+class DeviceSamplingOps(Protocol):
+    """Launches only: nothing waits for the device."""
+
+    def admit(self, slab: Mapping[str, torch.Tensor], slots: SlotSampling, num_admitted: int) -> None:
+        """Take the parameters, bias and banned ids of admitted slots from the slab."""
+
+    def admit_history(
+        self, slab: Mapping[str, torch.Tensor], slots: SlotSampling, history: torch.Tensor, num_admitted: int
+    ) -> None:
+        """After `admit`: the history of admitted slots that use penalties, anew from the slab's list."""
+
+    def fork_history(
+        self, slab: Mapping[str, torch.Tensor], slots: SlotSampling, history: torch.Tensor, num_forks: int
+    ) -> None:
+        """fork_dst takes over the history of fork_src where fork_dst uses penalties."""
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        step: SampleStep,
+        slots: SlotSampling,
+        scratch: SampleScratch,
+        edits: EditTables | None,
+        variant: SampleVariant,
+    ) -> None:
+        """Sample row i of the logits for slot sample_slot[i], for every sample of the step.
+
+        logits: [bucket, vocab_size] of any float type, stride(1) = 1, bucket ≥ the step's samples; left as they are.
+        edits: needed where the variant has edits, with a history where it has penalties. Writes output.token,
+        last_token (a valid id also for NaN), the history's counts, and for slots that ask rank, and columns 0 to
+        num_logprobs of logprob_token and logprob.
+        """
+
+
+DEVICE_SAMPLING: Family[DeviceSamplingOps] = Family(
+    "device_sampling",
+    (
+        Implementation("triton", "oneloop_kernels.ops.sampling.triton.launch", "TRITON", frozenset({"cuda"})),
+    ),
+)

@@ -1,0 +1,142 @@
+"""What several kernels share: the noise's hash, the order of tokens, the slots' parameters, loads of a row."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import triton
+import triton.language as tl
+
+from oneloop_kernels.ops.sampling import device
+from oneloop_kernels.ops.sampling.reference import LARGEST_UNIFORM
+
+TEMPERATURE: Final = tl.constexpr(device.FLOAT_COLUMNS.index("temperature"))
+TOP_P: Final = tl.constexpr(device.FLOAT_COLUMNS.index("top_p"))
+MIN_P: Final = tl.constexpr(device.FLOAT_COLUMNS.index("min_p"))
+REPETITION: Final = tl.constexpr(device.FLOAT_COLUMNS.index("repetition_penalty"))
+PRESENCE: Final = tl.constexpr(device.FLOAT_COLUMNS.index("presence_penalty"))
+FREQUENCY: Final = tl.constexpr(device.FLOAT_COLUMNS.index("frequency_penalty"))
+TOP_K: Final = tl.constexpr(device.INT_COLUMNS.index("top_k"))
+NUM_LOGPROBS: Final = tl.constexpr(device.INT_COLUMNS.index("num_logprobs"))
+MIN_TOKENS: Final = tl.constexpr(device.INT_COLUMNS.index("min_tokens"))
+NUM_BIAS: Final = tl.constexpr(device.INT_COLUMNS.index("num_bias"))
+NUM_BANNED: Final = tl.constexpr(device.INT_COLUMNS.index("num_banned"))
+PENALIZED: Final = tl.constexpr(device.INT_COLUMNS.index("penalized"))
+COLUMNS: Final = tl.constexpr(device.NUM_COLUMNS)
+GROUP: Final = tl.constexpr(device.GROUP)
+MAX_SPLITS: Final = tl.constexpr(device.MAX_SPLITS)
+MAX_CANDIDATES: Final = tl.constexpr(device.MAX_CANDIDATES)
+PARTIAL_COLUMNS: Final = tl.constexpr(device.PARTIAL_COLUMNS)
+
+MIN_TEMPERATURE: Final = tl.constexpr(1e-5)
+"""Below it a slot is greedy."""
+NO_TOKEN: Final = tl.constexpr(2**31 - 1)
+NEG_INF: Final = tl.constexpr(float("-inf"))
+NAN: Final = tl.constexpr(float("nan"))
+MAX_NOISE: Final = tl.constexpr(22.2)
+"""No noise is larger: −log(2⁻³²) = 22.18."""
+HASH_RANGE: Final = tl.constexpr(2.0**31)
+_LARGEST_UNIFORM: Final = tl.constexpr(LARGEST_UNIFORM)
+_SERIES_BELOW: Final = tl.constexpr(0.125)
+
+
+@triton.jit
+def mix64(z):
+    """SplitMix64's finaliser."""
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+    return z ^ (z >> 31)
+
+
+@triton.jit
+def noise_key(seed, output_index):
+    """(factor, offset) uint32 of a row's noise. seed: int64."""
+    golden = (output_index.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15
+    key = mix64(mix64(seed.to(tl.uint64, bitcast=True)) + golden)
+    return ((key >> 32) | 1).to(tl.uint32), (key & 0xFFFFFFFF).to(tl.uint32)
+
+
+@triton.jit
+def hash31(token_ids, factor, offset):
+    """31 random bits per token, int32: the noise falls where they grow."""
+    x = token_ids.to(tl.uint32) * factor + offset
+    x ^= x >> 16
+    x *= 0x7FEB352D
+    x ^= x >> 15
+    x *= 0x846CA68B
+    x ^= x >> 16
+    return (x & 0x7FFFFFFF).to(tl.int32)
+
+
+@triton.jit
+def noise_of(hashed):
+    """Gumbel noise −log(−log1p(−v)) of the bits, float32."""
+    v = tl.minimum((hashed.to(tl.float32) + 0.5) * (1.0 / HASH_RANGE), _LARGEST_UNIFORM)
+    # log1p has no fast instruction: near 0, where 1 − v would round, seven terms of −log1p(−v) = v + v²/2 + v³/3 + …
+    series = 1.0 / 6.0 + v * (1.0 / 7.0)
+    series = 1.0 / 5.0 + v * series
+    series = 1.0 / 4.0 + v * series
+    series = 1.0 / 3.0 + v * series
+    series = 1.0 / 2.0 + v * series
+    series = v * (1.0 + v * series)
+    return -tl.log(tl.where(v < _SERIES_BELOW, series, -tl.log(1.0 - v)))
+
+
+@triton.jit
+def scaled(x, best, temperature):
+    """(x − best) / temperature: 0 for the best also where it is infinite, −∞ for tokens that cannot be drawn."""
+    distance = tl.where(x == best, 0.0, (x - best) / temperature)
+    return tl.where(x == NEG_INF, NEG_INF, distance)
+
+
+@triton.jit
+def order_key(x):
+    """int32 in the order of the floats; −0 counts as 0. Of no use for NaN."""
+    bits = (x + 0.0).to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def float_of_key(key):
+    """The float that has this order_key."""
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def token_key(x, token_ids):
+    """int64, different for all tokens of a row: in the order of their logits, of equal ones the lowest id last."""
+    return (order_key(x).to(tl.int64) << 32) | (token_ids ^ 0x7FFFFFFF)
+
+
+@triton.jit
+def middle(low, high):
+    """⌊(low + high) / 2⌋ of integers, without overflow."""
+    return (low >> 1) + (high >> 1) + (low & high & 1)
+
+
+@triton.jit
+def _larger_or_nan(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def group_maximum(x, INTERPRETED: tl.constexpr):
+    """Maximum over the last axis of [groups, tokens]; NaN where anything is NaN."""
+    if INTERPRETED:  # where reductions by a function of one's own run element by element
+        is_nan = x != x
+        maximum = tl.max(tl.where(is_nan, NEG_INF, x), 1)
+        return tl.where(tl.max(is_nan.to(tl.int32), 1) > 0, NAN, maximum)
+    return tl.reduce(x, 1, _larger_or_nan)
+
+
+@triton.jit
+def load_row(logits_row, edited_row, is_edited, columns, mask, EDITS: tl.constexpr):
+    """Logits of a row as float32, −∞ where masked: the edited ones where the row has been edited."""
+    if EDITS:
+        if is_edited:
+            x = tl.load(edited_row + columns, mask=mask, other=NEG_INF)
+        else:
+            x = tl.load(logits_row + columns, mask=mask, other=NEG_INF).to(tl.float32)
+    else:
+        x = tl.load(logits_row + columns, mask=mask, other=NEG_INF).to(tl.float32)
+    return x

@@ -1,0 +1,39 @@
+"""How the kernels divide a row among programs. Chosen by arithmetic for an H200; `--sweep` of the bench tries others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from oneloop_kernels.ops.sampling.device import GROUP, MAX_SPLITS
+
+PROGRAMS_PER_SM: Final = 4
+"""That many programs are wanted: they fit at once, and their loads hide each other's arithmetic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """A row among `splits` programs of num_tiles tiles of `tile` tokens."""
+
+    splits: int
+    num_tiles: int
+    tile: int
+    num_warps: int
+
+
+def divide(bucket: int, vocab_size: int, num_sms: int, *, programs_per_sm: int = PROGRAMS_PER_SM) -> Division:
+    """Few rows: small tiles on all multiprocessors; many rows: large tiles, several to a program."""
+    tile = 4096
+    while tile > 1024 and bucket * -(-vocab_size // tile) < num_sms:
+        tile //= 2
+    while tile > GROUP and tile // 2 >= vocab_size:
+        tile //= 2
+    num_tiles = -(-vocab_size // tile)
+    splits = min(MAX_SPLITS, num_tiles, max(1, programs_per_sm * num_sms // bucket))
+    tiles_per_split = -(-num_tiles // splits)
+    return Division(
+        splits=-(-num_tiles // tiles_per_split),
+        num_tiles=tiles_per_split,
+        tile=tile,
+        num_warps=max(1, tile // 512),
+    )

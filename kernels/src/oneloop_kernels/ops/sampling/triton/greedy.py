@@ -1,0 +1,107 @@
+"""Steps without a random row: one argmax, whose last program to arrive writes the row's token."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from oneloop_kernels.ops.sampling.triton.common import (
+    COLUMNS,
+    MAX_SPLITS,
+    NAN,
+    NEG_INF,
+    NO_TOKEN,
+    PARTIAL_COLUMNS,
+    PENALIZED,
+    load_row,
+)
+
+
+@triton.jit
+def write_token(
+    row, slot, token, is_nan, token_out_ptr, last_token_ptr, ints_ptr, history_ptr, vocab_size, PENALTIES
+):
+    """−1 tells the host of NaN; the step that may be in flight already computes with the slot's last token."""
+    tl.store(token_out_ptr + row, tl.where(is_nan, -1, token))
+    tl.store(last_token_ptr + slot, token)
+    if PENALTIES:
+        if tl.load(ints_ptr + slot * COLUMNS + PENALIZED) != 0:
+            tl.atomic_add(history_ptr + slot * vocab_size + token, 1, sem="relaxed")
+
+
+@triton.jit
+def greedy_kernel(
+    logits_ptr,
+    edited_ptr,
+    row_edited_ptr,
+    history_ptr,
+    header_ptr,
+    sample_slot_ptr,
+    ints_ptr,
+    partial_ptr,
+    partial_token_ptr,
+    ticket_ptr,
+    token_out_ptr,
+    last_token_ptr,
+    logits_stride,
+    vocab_size,
+    NUM_SAMPLES: tl.constexpr,
+    EDITS: tl.constexpr,
+    PENALTIES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SPLITS_PADDED: tl.constexpr,
+    NUM_TILES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    USE_PDL: tl.constexpr,
+):
+    """token_out[i] = argmax of row i. Grid: [SPLITS, bucket]; NUM_TILES · BLOCK tokens each."""
+    if USE_PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    row = tl.program_id(1).to(tl.int64)
+    if row >= tl.load(header_ptr + NUM_SAMPLES):
+        return
+    split = tl.program_id(0)
+    is_edited = False
+    if EDITS:
+        is_edited = tl.load(row_edited_ptr + row) != 0
+    logits, edited = logits_ptr + row * logits_stride, edited_ptr + row * vocab_size
+    columns = split * (NUM_TILES * BLOCK) + tl.arange(0, BLOCK)
+    best = tl.full((BLOCK,), NEG_INF, tl.float32)
+    best_tile = tl.zeros((BLOCK,), tl.int32)
+    following = load_row(logits, edited, is_edited, columns, columns < vocab_size, EDITS)
+    for tile in range(NUM_TILES):
+        x = following
+        ahead = columns + (tile + 1) * BLOCK
+        following = load_row(
+            logits, edited, is_edited, ahead, (ahead < vocab_size) & (tile + 1 < NUM_TILES), EDITS
+        )
+        best_tile = tl.where(x > best, tile, best_tile)
+        best = tl.maximum(best, x, propagate_nan=tl.PropagateNan.ALL)
+    is_nan = tl.max((best != best).to(tl.int32), 0) > 0
+    best = tl.where(best != best, NEG_INF, best)
+    maximum = tl.max(best, 0)
+    token = tl.min(tl.where(best == maximum, columns + best_tile * BLOCK, NO_TOKEN), 0)
+    if SPLITS > 1:
+        partials = partial_ptr + row * (PARTIAL_COLUMNS * MAX_SPLITS)
+        tokens = partial_token_ptr + row * MAX_SPLITS
+        tl.store(partials + split, tl.where(is_nan, NAN, maximum))
+        tl.store(tokens + split, token)
+        tl.debug_barrier()
+        if tl.atomic_add(ticket_ptr + row, 1, sem="acq_rel") != SPLITS - 1:
+            return
+        tl.store(ticket_ptr + row, 0)
+        lanes = tl.arange(0, SPLITS_PADDED)
+        mask = lanes < SPLITS
+        # Past the L1 cache, which knows nothing of the other programs' stores.
+        parts = tl.load(partials + lanes, mask=mask, other=NEG_INF, cache_modifier=".cg")
+        part_tokens = tl.load(tokens + lanes, mask=mask, other=NO_TOKEN, cache_modifier=".cg")
+        is_nan = tl.max((parts != parts).to(tl.int32), 0) > 0
+        parts = tl.where(parts != parts, NEG_INF, parts)
+        maximum = tl.max(parts, 0)
+        token = tl.min(tl.where(parts == maximum, part_tokens, NO_TOKEN), 0)
+    token = tl.where(is_nan, 0, token)
+    slot = tl.load(sample_slot_ptr + row).to(tl.int64)
+    write_token(
+        row, slot, token, is_nan, token_out_ptr, last_token_ptr, ints_ptr, history_ptr, vocab_size, PENALTIES
+    )

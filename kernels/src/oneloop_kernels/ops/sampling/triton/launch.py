@@ -1,0 +1,266 @@
+"""Launches the kernels: which ones a variant has, and how a row is divided."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+import triton
+
+from oneloop_kernels.launch import INTERPRETED, num_sms, pdl_options
+from oneloop_kernels.ops.sampling.device import GROUP, MAX_BANNED, MAX_BIAS
+from oneloop_kernels.ops.sampling.triton.admit import (
+    admit_kernel,
+    clear_history_kernel,
+    fill_history_kernel,
+    fork_history_kernel,
+)
+from oneloop_kernels.ops.sampling.triton.configs import Division, divide
+from oneloop_kernels.ops.sampling.triton.edit import edit_kernel
+from oneloop_kernels.ops.sampling.triton.finish import finish_kernel
+from oneloop_kernels.ops.sampling.triton.greedy import greedy_kernel
+from oneloop_kernels.ops.sampling.triton.scan import scan_kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from oneloop_kernels.ops.sampling.device import (
+        EditTables,
+        SampleScratch,
+        SampleStep,
+        SampleVariant,
+        SlotSampling,
+    )
+
+_LIST_BLOCK: Final = 1024
+_ROW_BLOCK: Final = 4096
+_HISTORY_PROGRAMS: Final = 8
+"""Programs that share the list of one slot's known tokens."""
+_FINISH_TILE_GROUPS: Final = 32
+_FINISH_WARPS: Final = 8
+
+
+class TritonSamplingOps:
+    """See the contract."""
+
+    __slots__ = ()
+
+    def admit(self, slab: Mapping[str, torch.Tensor], slots: SlotSampling, num_admitted: int) -> None:
+        """See the contract."""
+        admit_kernel[(num_admitted,)](
+            slab["admitted_slot"],
+            slab["admitted_temperature"],
+            slab["admitted_top_p"],
+            slab["admitted_min_p"],
+            slab["admitted_repetition_penalty"],
+            slab["admitted_presence_penalty"],
+            slab["admitted_frequency_penalty"],
+            slab["admitted_top_k"],
+            slab["admitted_num_logprobs"],
+            slab["admitted_min_tokens"],
+            slab["admitted_seed"],
+            slab["admitted_bias_start"],
+            slab["bias_token"],
+            slab["bias_value"],
+            slab["admitted_banned_start"],
+            slab["banned_token"],
+            slots.floats,
+            slots.ints,
+            slots.seeds,
+            slots.bias_token,
+            slots.bias_value,
+            slots.banned_token,
+            MAX_BIAS=MAX_BIAS,
+            MAX_BANNED=MAX_BANNED,
+            BLOCK=_LIST_BLOCK,
+        )
+
+    def admit_history(
+        self, slab: Mapping[str, torch.Tensor], slots: SlotSampling, history: torch.Tensor, num_admitted: int
+    ) -> None:
+        """See the contract."""
+        vocab_size = history.shape[1]
+        clear_history_kernel[(num_admitted, triton.cdiv(vocab_size, _ROW_BLOCK))](
+            slab["admitted_slot"], slots.ints, history, vocab_size, BLOCK=_ROW_BLOCK, num_warps=8
+        )
+        fill_history_kernel[(num_admitted, _HISTORY_PROGRAMS)](
+            slab["admitted_slot"],
+            slab["admitted_history_start"],
+            slab["admitted_num_prompt_tokens"],
+            slab["history_token"],
+            slots.ints,
+            history,
+            vocab_size,
+            BLOCK=_LIST_BLOCK,
+        )
+
+    def fork_history(
+        self, slab: Mapping[str, torch.Tensor], slots: SlotSampling, history: torch.Tensor, num_forks: int
+    ) -> None:
+        """See the contract."""
+        vocab_size = history.shape[1]
+        fork_history_kernel[(num_forks, triton.cdiv(vocab_size, _ROW_BLOCK))](
+            slab["fork_src"], slab["fork_dst"], slots.ints, history, vocab_size, BLOCK=_ROW_BLOCK, num_warps=8
+        )
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        step: SampleStep,
+        slots: SlotSampling,
+        scratch: SampleScratch,
+        edits: EditTables | None,
+        variant: SampleVariant,
+    ) -> None:
+        """See the contract."""
+        launch_sample(logits, step, slots, scratch, edits, variant, None)
+
+
+def launch_sample(
+    logits: torch.Tensor,
+    step: SampleStep,
+    slots: SlotSampling,
+    scratch: SampleScratch,
+    edits: EditTables | None,
+    variant: SampleVariant,
+    division: Division | None,
+) -> None:
+    """`sample`, with a division of one's own where one is given."""
+    bucket, vocab_size = logits.shape
+    if division is None:
+        division = divide(bucket, vocab_size, num_sms(logits.device))
+    # Kernels that have no edits never look at the tables; any address will do.
+    edited = scratch.partials if edits is None else edits.logits
+    history = scratch.tickets if edits is None or edits.history is None else edits.history
+    common = {
+        "NUM_SAMPLES": step.header_index["num_samples"],
+        "PENALTIES": variant.penalties,
+        **pdl_options(logits.device),
+    }
+    rows = (logits, edited, scratch.row_edited, history, step.slab["header"], step.slab["sample_slot"])
+    if variant.edits:
+        edit_kernel[(division.splits, bucket)](
+            *rows,
+            step.slab["sample_output_index"],
+            slots.floats,
+            slots.ints,
+            slots.bias_token,
+            slots.bias_value,
+            slots.banned_token,
+            logits.stride(0),
+            vocab_size,
+            MAX_BIAS=MAX_BIAS,
+            MAX_BANNED=MAX_BANNED,
+            NUM_TILES=division.num_tiles,
+            BLOCK=division.tile,
+            num_warps=division.num_warps,
+            enable_fp_fusion=False,  # the same roundings as the reference, which multiplies before it adds
+            **common,
+        )
+    common["EDITS"] = variant.edits
+    if not (variant.random or variant.logprobs):
+        greedy_kernel[(division.splits, bucket)](
+            *rows,
+            slots.ints,
+            scratch.partials,
+            scratch.partial_token,
+            scratch.tickets,
+            step.output.token,
+            step.last_token,
+            logits.stride(0),
+            vocab_size,
+            SPLITS=division.splits,
+            SPLITS_PADDED=triton.next_power_of_2(division.splits),
+            NUM_TILES=division.num_tiles,
+            BLOCK=division.tile,
+            num_warps=division.num_warps,
+            **common,
+        )
+        return
+    _launch_scan(rows, step, slots, scratch, variant, division, common)
+    _launch_finish(rows, step, slots, scratch, variant, division, common)
+
+
+def _launch_scan(
+    rows: tuple[torch.Tensor, ...],
+    step: SampleStep,
+    slots: SlotSampling,
+    scratch: SampleScratch,
+    variant: SampleVariant,
+    division: Division,
+    common: Mapping[str, object],
+) -> None:
+    logits, edited, row_edited, _, header, sample_slot = rows
+    options = {name: value for name, value in common.items() if name != "PENALTIES"}
+    scan_kernel[(division.splits, logits.shape[0])](
+        logits,
+        edited,
+        row_edited,
+        header,
+        sample_slot,
+        step.slab["sample_output_index"],
+        slots.floats,
+        slots.ints,
+        slots.seeds,
+        scratch.partials,
+        scratch.partial_token,
+        scratch.group_max,
+        scratch.raw_group_max,
+        logits.stride(0),
+        logits.shape[1],
+        LOGPROBS=variant.logprobs,
+        NUM_TILES=division.num_tiles,
+        TILE_GROUPS=division.tile // GROUP,
+        INTERPRETED=INTERPRETED,
+        num_warps=division.num_warps,
+        **options,
+    )
+
+
+def _launch_finish(
+    rows: tuple[torch.Tensor, ...],
+    step: SampleStep,
+    slots: SlotSampling,
+    scratch: SampleScratch,
+    variant: SampleVariant,
+    division: Division,
+    common: Mapping[str, object],
+) -> None:
+    logits = rows[0]
+    output = step.output
+    num_groups = scratch.groups.shape[1]
+    padded_groups = triton.next_power_of_2(num_groups)
+    finish_kernel[(logits.shape[0],)](
+        *rows,
+        step.slab["sample_output_index"],
+        slots.floats,
+        slots.ints,
+        slots.seeds,
+        scratch.partials,
+        scratch.partial_token,
+        scratch.group_max,
+        scratch.raw_group_max,
+        scratch.groups,
+        scratch.candidate_logit,
+        scratch.candidate_token,
+        output.token,
+        step.last_token,
+        output.rank,
+        output.logprob_token,
+        output.logprob,
+        logits.stride(0),
+        logits.shape[1],
+        num_groups,
+        RANDOM=variant.random,
+        LOGPROBS=variant.logprobs,
+        LOGPROB_COLUMNS=output.logprob.shape[0] // output.rank.shape[0],
+        SPLITS=division.splits,
+        SPLITS_PADDED=triton.next_power_of_2(division.splits),
+        TILE_GROUPS=min(_FINISH_TILE_GROUPS, padded_groups),
+        PADDED_GROUPS=padded_groups,
+        num_warps=_FINISH_WARPS,
+        **common,
+    )
+
+
+TRITON: Final = TritonSamplingOps()

@@ -1,0 +1,205 @@
+"""The pass over all logits of a step with random rows or log-probabilities.
+
+Each program takes a part of a row's vocabulary and leaves: the winner of the unrestricted draw, the maximum, the sum of
+exponentials, and the maximum of every group of tokens. `finish.py` makes tokens of them.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from oneloop_kernels.ops.sampling.triton.common import (
+    COLUMNS,
+    GROUP,
+    HASH_RANGE,
+    MAX_NOISE,
+    MAX_SPLITS,
+    MIN_P,
+    MIN_TEMPERATURE,
+    NAN,
+    NEG_INF,
+    NO_TOKEN,
+    NUM_LOGPROBS,
+    PARTIAL_COLUMNS,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    group_maximum,
+    hash31,
+    load_row,
+    noise_key,
+    noise_of,
+    scaled,
+)
+
+PART_LOGIT = tl.constexpr(0)
+PART_NOISE = tl.constexpr(1)
+PART_MAXIMUM = tl.constexpr(2)
+PART_SUM = tl.constexpr(3)
+PART_RAW_MAXIMUM = tl.constexpr(4)
+PART_RAW_SUM = tl.constexpr(5)
+
+
+@triton.jit
+def is_truncated(floats, ints):
+    """Whether the slot is random and top_k, top_p or min_p drops tokens of it."""
+    random = tl.load(floats + TEMPERATURE) >= MIN_TEMPERATURE
+    narrowed = (tl.load(ints + TOP_K) > 0) | (tl.load(floats + TOP_P) < 1.0) | (tl.load(floats + MIN_P) > 0.0)
+    return random & narrowed
+
+
+@triton.jit
+def uses_whole_mass(floats, ints):
+    """Whether the slot's top_p is a share of all tokens' mass, not of what top_k or min_p leave."""
+    alone = (tl.load(ints + TOP_K) <= 0) & (tl.load(floats + MIN_P) <= 0.0)
+    return alone & (tl.load(floats + TOP_P) < 1.0)
+
+
+@triton.jit
+def _add_exponentials(x, x_maximum, maximum, total, inverse):
+    """The running maximum and Σ exp((x − maximum) · inverse) of each line, one more [groups, tokens] taken in."""
+    new_maximum = tl.maximum(maximum, x_maximum)
+    origin = tl.where(new_maximum == NEG_INF, 0.0, new_maximum)
+    terms = tl.sum(tl.exp((x - origin[:, None]) * inverse), 1)
+    return new_maximum, total * tl.exp((maximum - origin) * inverse) + terms
+
+
+@triton.jit
+def _merge_exponentials(maximum, total, inverse):
+    """Over all lines."""
+    overall = tl.max(maximum, 0)
+    origin = tl.where(overall == NEG_INF, 0.0, overall)
+    return overall, tl.sum(total * tl.exp((maximum - origin) * inverse), 0)
+
+
+@triton.jit
+def _draw_further(
+    x, columns, maxima, best_logit, best_noise, best_token, maximum, temperature, factor, offset
+):
+    """The winner so far and the running maximum, one more tile taken in.
+
+    A token of hash h and uniform v ≈ h / 2³¹ has noise < −log v, so only h < 2³¹ · exp(s − lead) can win. With the
+    largest s of its group in place of its own, that is one comparison; the noise itself is computed for few tiles.
+    """
+    tile_maximum = tl.max(maxima, 0)
+    maximum = tl.maximum(maximum, tile_maximum)
+    lead = scaled(best_logit, maximum, temperature) + best_noise
+    if scaled(tile_maximum, maximum, temperature) + MAX_NOISE > lead:
+        hashed = hash31(columns, factor, offset)
+        chance = tl.exp(scaled(maxima, maximum, temperature) - lead)
+        within_reach = tl.min(hashed, 1).to(tl.float32) < chance * (1.001 * HASH_RANGE) + 2.0
+        if tl.max(within_reach.to(tl.int32), 0) > 0:
+            noise = noise_of(hashed)
+            perturbed = scaled(x, maximum, temperature) + noise
+            winner = tl.max(tl.max(perturbed, 1), 0)
+            if winner > lead:
+                token = tl.min(tl.min(tl.where(perturbed == winner, columns, NO_TOKEN), 1), 0)
+                best_noise = tl.sum(tl.sum(tl.where(columns == token, noise, 0.0), 1), 0)
+                best_logit = tl.sum(tl.sum(tl.where(columns == token, x, 0.0), 1), 0)
+                best_token = token
+    return best_logit, best_noise, best_token, maximum
+
+
+@triton.jit
+def scan_kernel(
+    logits_ptr,
+    edited_ptr,
+    row_edited_ptr,
+    header_ptr,
+    sample_slot_ptr,
+    output_index_ptr,
+    floats_ptr,
+    ints_ptr,
+    seeds_ptr,
+    partial_ptr,
+    partial_token_ptr,
+    group_max_ptr,
+    raw_group_max_ptr,
+    logits_stride,
+    vocab_size,
+    NUM_SAMPLES: tl.constexpr,
+    EDITS: tl.constexpr,
+    LOGPROBS: tl.constexpr,
+    NUM_TILES: tl.constexpr,
+    TILE_GROUPS: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+    USE_PDL: tl.constexpr,
+):
+    """Grid: [splits, bucket]; NUM_TILES tiles of TILE_GROUPS · GROUP tokens each."""
+    if USE_PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    row = tl.program_id(1).to(tl.int64)
+    if row >= tl.load(header_ptr + NUM_SAMPLES):
+        return
+    slot = tl.load(sample_slot_ptr + row).to(tl.int64)
+    floats, ints = floats_ptr + slot * COLUMNS, ints_ptr + slot * COLUMNS
+    temperature = tl.load(floats + TEMPERATURE)
+    is_random = temperature >= MIN_TEMPERATURE
+    inverse = 1.0 / tl.maximum(temperature, MIN_TEMPERATURE)
+    truncated = is_truncated(floats, ints)
+    whole_mass = is_random & uses_whole_mass(floats, ints)
+    wants_raw = False
+    if LOGPROBS:
+        wants_raw = tl.load(ints + NUM_LOGPROBS) >= 0
+    is_edited = False
+    if EDITS:
+        is_edited = tl.load(row_edited_ptr + row) != 0
+    factor, offset = noise_key(tl.load(seeds_ptr + slot), tl.load(output_index_ptr + row))
+    num_groups = (vocab_size + GROUP - 1) // GROUP
+    logits, edited = logits_ptr + row * logits_stride, edited_ptr + row * vocab_size
+    first_group = tl.program_id(0) * NUM_TILES * TILE_GROUPS
+    lines = tl.arange(0, TILE_GROUPS)
+    tokens = tl.arange(0, GROUP)
+    best_logit, best_noise, best_token = float("-inf"), 0.0, first_group * GROUP
+    maximum = float("-inf")
+    has_nan = tl.zeros((TILE_GROUPS,), tl.int32)
+    line_maximum = tl.full((TILE_GROUPS,), NEG_INF, tl.float32)
+    line_sum = tl.zeros((TILE_GROUPS,), tl.float32)
+    raw_maximum = tl.full((TILE_GROUPS,), NEG_INF, tl.float32)
+    raw_sum = tl.zeros((TILE_GROUPS,), tl.float32)
+    for tile in range(NUM_TILES):
+        groups = first_group + tile * TILE_GROUPS + lines
+        columns = groups[:, None] * GROUP + tokens[None, :]
+        mask = columns < vocab_size
+        x = load_row(logits, edited, is_edited, columns, mask, EDITS)
+        maxima = group_maximum(x, INTERPRETED)
+        has_nan |= (maxima != maxima).to(tl.int32)
+        if LOGPROBS:
+            if wants_raw:
+                raw, raw_maxima = x, maxima
+                if EDITS:
+                    raw = tl.load(logits + columns, mask=mask, other=NEG_INF).to(tl.float32)
+                    raw_maxima = group_maximum(raw, INTERPRETED)
+                tl.store(raw_group_max_ptr + row * num_groups + groups, raw_maxima, mask=groups < num_groups)
+                raw_maximum, raw_sum = _add_exponentials(raw, raw_maxima, raw_maximum, raw_sum, 1.0)
+        maxima = tl.where(maxima != maxima, NEG_INF, maxima)
+        if is_random:
+            if truncated:
+                tl.store(group_max_ptr + row * num_groups + groups, maxima, mask=groups < num_groups)
+            if whole_mass:
+                line_maximum, line_sum = _add_exponentials(x, maxima, line_maximum, line_sum, inverse)
+            best_logit, best_noise, best_token, maximum = _draw_further(
+                x, columns, maxima, best_logit, best_noise, best_token, maximum, temperature, factor, offset
+            )
+        else:
+            maximum = tl.max(maxima, 0)
+            if maximum > best_logit:
+                best_token = tl.min(tl.min(tl.where(x == maximum, columns, NO_TOKEN), 1), 0)
+                best_logit = maximum
+            maximum = best_logit
+    split = tl.program_id(0)
+    partials = partial_ptr + row * (PARTIAL_COLUMNS * MAX_SPLITS) + split
+    tl.store(partials + PART_LOGIT * MAX_SPLITS, best_logit)
+    tl.store(partials + PART_NOISE * MAX_SPLITS, best_noise)
+    tl.store(partials + PART_MAXIMUM * MAX_SPLITS, tl.where(tl.max(has_nan, 0) > 0, NAN, maximum))
+    tl.store(partial_token_ptr + row * MAX_SPLITS + split, best_token)
+    if whole_mass:
+        _, total = _merge_exponentials(line_maximum, line_sum, inverse)  # the same maximum as above
+        tl.store(partials + PART_SUM * MAX_SPLITS, total)
+    if LOGPROBS:
+        if wants_raw:
+            overall, total = _merge_exponentials(raw_maximum, raw_sum, 1.0)
+            tl.store(partials + PART_RAW_MAXIMUM * MAX_SPLITS, overall)
+            tl.store(partials + PART_RAW_SUM * MAX_SPLITS, total)
