@@ -52,8 +52,11 @@ def dense(queries, keys, values, first_position, shape, sinks):
     return torch.einsum("hqk,khd->qhd", weights, values)
 
 
-def make_case(inputs, shape, rows, dtype, *, by_head=False, shared=0, sinks=None, max_rows=None, qk_factor=1.0):
-    """rows: (scheduled, computed) each, single ones first; rows with so many computed tokens have the first `shared` blocks in common.
+def make_case(
+    inputs, shape, rows, dtype, *, by_head=False, shared=0, sinks=None, max_rows=None, qk_factor=1.0
+):
+    """rows: (scheduled, computed) each, single ones first. The first `shared` blocks are the same in all rows whose
+    computed tokens fill them.
 
     Nobody may look at: cache slots that no row has written (NaN), padding tokens and rows, unused table entries.
     """
@@ -66,7 +69,11 @@ def make_case(inputs, shape, rows, dtype, *, by_head=False, shared=0, sinks=None
     rng.shuffle(ids)
     slots = rng.sample(range(max_rows), num_rows)
     tables = torch.full((max_rows, max(widths) + 2), GARBAGE, dtype=torch.int32)
-    storage = (len(ids), 2 * shape.num_kv_heads, size, dim) if by_head else (len(ids), size, 2 * shape.num_kv_heads, dim)
+    storage = (
+        (len(ids), 2 * shape.num_kv_heads, size, dim)
+        if by_head
+        else (len(ids), size, 2 * shape.num_kv_heads, dim)
+    )
     cache = inputs.poisoned(*storage, dtype=dtype)
     cache = cache.transpose(1, 2) if by_head else cache
     qkv = inputs.poisoned(num_tokens + 5, heads + 2 * shape.num_kv_heads, dim, dtype=dtype)
@@ -139,7 +146,9 @@ def check(case, attention, dtype, sinks=None, layers=2):
     has_multi = case.num_tokens > int(case.step.num_single)
     plan = attention.plan(case.step, case.step.row_slot.shape[0], case.qkv.shape[0], has_multi)
     for _ in range(layers):
-        out = torch.full((case.qkv.shape[0], case.expected.shape[1]), torch.nan, dtype=dtype, device=case.qkv.device)
+        out = torch.full(
+            (case.qkv.shape[0], case.expected.shape[1]), torch.nan, dtype=dtype, device=case.qkv.device
+        )
         plan.run(case.qkv, case.cache, out, sinks)
         assert_close(out[: case.num_tokens], case.expected, dtype)
         assert bool(out[case.num_tokens :].isnan().all())
@@ -177,6 +186,15 @@ def test_block_sizes_and_storage_orders(inputs, kernel_device, block_size, by_he
     dtype = torch.float16
     case = make_case(inputs, shape, [(1, 99), (1, 0), (1, 255), (37, 0), (20, 130)], dtype, by_head=by_head)
     check(case, make_attention(shape, dtype, kernel_device, decode_block_n=32, tiles_block_n=32), dtype)
+
+
+@pytest.mark.parametrize("by_head", [False, True], ids=["by_token", "by_head"])
+@pytest.mark.parametrize(("block_size", "head_dim"), [(32, 64), (64, 96), (16, 64)])
+def test_boxes_of_the_copy_engine(inputs, kernel_device, block_size, head_dim, by_head):
+    shape = make_shape(2, 1, head_dim=head_dim, block_size=block_size)
+    dtype = torch.float16
+    case = make_case(inputs, shape, [(1, 70), (20, 0), (25, 60), (5, 157)], dtype, by_head=by_head)
+    check(case, make_attention(shape, dtype, kernel_device, tiles_tma=True, tiles_block_n=32), dtype)
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])

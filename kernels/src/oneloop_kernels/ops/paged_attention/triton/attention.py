@@ -1,4 +1,4 @@
-"""The device-planned attention: workspaces, launches of the planning and of a layer. See the contract DeviceAttention."""
+"""The device-planned attention (contract DeviceAttention): workspaces, launches of the planning and of a layer."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from oneloop_kernels.ops.paged_attention.triton.decode import decode_kernel
 from oneloop_kernels.ops.paged_attention.triton.planning import (
     COST_CLASSES,
     ITEM_FIELDS,
+    PROGRAM_FIELDS,
     common_kernel,
     decode_plan_kernel,
     prefill_plan_kernel,
@@ -64,7 +65,9 @@ class TritonAttention:
         self._tiles_programs = multiprocessors * config.tiles.programs_per_sm
         self._tokens = config.tiles.block_m // self._group
         if self._tokens == 0:
-            raise ValueError(f"{self._group} query heads per key head do not fit tiles of {config.tiles.block_m} rows")
+            raise ValueError(
+                f"{self._group} query heads per key head do not fit tiles of {config.tiles.block_m} rows"
+            )
         self._unit = math.lcm(_SHARED_UNIT, shape.block_size)
         capacity = max_blocks_per_row * shape.block_size
         self._can_share = (
@@ -75,7 +78,14 @@ class TritonAttention:
         self._max_rows = max_rows
         self._max_items = triton.cdiv(max_tokens, self._tokens) + min(max_rows, max_tokens)
         self._space = _Workspace.make(
-            self._programs, self._group_rows, max_rows, self._max_items, shape, config, self._can_share, device
+            self._programs,
+            self._group_rows,
+            max_rows,
+            self._max_items,
+            shape,
+            config,
+            self._can_share,
+            device,
         )
         self._layer_constants = {
             "HEADS": shape.num_heads,
@@ -110,11 +120,11 @@ class TritonAttention:
         space, config = self._space, self.config
         decode_plan_kernel[(1,)](
             step.row_slot, step.seq_lens, step.num_single, space.common,
-            space.split, space.program_row, space.program_tile, space.program_pairs, space.ends,
+            space.programs, space.split, space.ends,
             space.shared_lens, space.shared_chunks, space.run_first, space.run_common, space.run_rows,
             space.shared_items, space.num_shared_items, self._max_shared_items,
+            self._programs, config.decode.min_tiles,
             KV_HEADS=self.shape.num_kv_heads, BLOCK_N=config.decode.block_n, WINDOW=self.shape.sliding_window or 0,
-            MIN_TILES=config.decode.min_tiles, PROGRAMS=self._programs,
             PROGRAM_LANES=triton.next_power_of_2(self._programs), ROW_LANES=space.ends.shape[0],
             ROW_STEPS=space.ends.shape[0].bit_length(), SHARED=shares, MIN_SHARED=config.min_shared,
             MIN_SHARERS=config.min_sharers, CHUNK=config.chunk, MAX_CHUNKS=config.max_chunks, TOKENS=self._tokens,
@@ -142,9 +152,11 @@ class TritonAttention:
         """Launch tiles.py on one layer: the shared parts of single rows, or the rows with several queries."""
         space, tiles = self._space, self.config.tiles
         partial = shared and space.shared_acc is not None
-        use_tma = tiles.tma and self.shape.block_size % tiles.block_n == 0
+        dim = int(self._layer_constants["DIM"])
+        aligned = self.shape.head_dim * cache.element_size() % 16 == 0
+        use_tma = tiles.tma and aligned and self.shape.block_size % tiles.block_n == 0
         tiles_kernel[(self._tiles_programs,)](
-            qkv, cache, _descriptor(cache, tiles.block_n) if use_tma else None,
+            qkv, cache, _descriptor(cache, tiles.block_n, dim) if use_tma else None,
             space.shared_acc if partial else out, space.shared_norm if partial else None,
             None if partial else sinks, step.block_tables, step.block_tables.stride(0),
             space.shared_items if partial else space.items,
@@ -153,7 +165,8 @@ class TritonAttention:
             self._max_rows, cache.stride(0), cache.stride(1), cache.stride(2), self._scale,
             **self._layer_constants, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n,
             HAS_SINKS=sinks is not None and not partial, PARTIAL=partial,
-            TMA=use_tma, STAGES=tiles.stages, num_warps=tiles.warps, **self._pdl,
+            TMA=use_tma, STAGES=tiles.stages, num_warps=tiles.warps, **_registers(tiles.max_registers),
+            **self._pdl,
         )  # fmt: skip
 
     def run_decode(
@@ -166,12 +179,12 @@ class TritonAttention:
         merge = max(2, min(16, _MERGE_ELEMENTS // (self._group_rows * int(dim))))
         decode_kernel[(self._programs,)](
             qkv, cache, out, sinks, step.row_slot, step.seq_lens, step.block_tables, step.block_tables.stride(0),
-            space.split, space.program_row, space.program_tile, space.program_pairs,
-            space.shared_lens, space.shared_chunks, space.partial_acc, space.partial_norm, space.tickets,
-            space.shared_acc, space.shared_norm, self._max_rows,
+            space.programs, space.split, space.shared_lens, space.shared_chunks,
+            space.partial_acc, space.partial_norm, space.tickets, space.shared_acc, space.shared_norm, self._max_rows,
             cache.stride(0), cache.stride(1), cache.stride(2), self._scale,
             **self._layer_constants, BLOCK_N=config.block_n, GROUP_ROWS=self._group_rows, MERGE=merge,
-            HAS_SINKS=sinks is not None, SHARED=shares, STAGES=config.stages, num_warps=config.warps, **self._pdl,
+            HAS_SINKS=sinks is not None, SHARED=shares, STAGES=config.stages, num_warps=config.warps,
+            **_registers(config.max_registers), **self._pdl,
         )  # fmt: skip
 
 
@@ -199,10 +212,8 @@ class TritonPlan:
 class _Workspace:
     """What the kernels write for one another; what is int32 and shapes are said where it is used (planning.py)."""
 
+    programs: torch.Tensor
     split: torch.Tensor
-    program_row: torch.Tensor
-    program_tile: torch.Tensor
-    program_pairs: torch.Tensor
     ends: torch.Tensor
     prefill_ends: torch.Tensor
     classes: torch.Tensor
@@ -242,9 +253,7 @@ class _Workspace:
         shared = (config.max_chunks, max_rows, shape.num_heads)
         return cls(
             split=ints(2),
-            program_row=ints(programs),
-            program_tile=ints(programs),
-            program_pairs=ints(programs),
+            programs=ints(programs, int(PROGRAM_FIELDS)),
             ends=ints(lanes),
             prefill_ends=ints(lanes),
             classes=ints(int(COST_CLASSES)),
@@ -268,6 +277,11 @@ class _Workspace:
         )
 
 
+def _registers(limit: int | None) -> dict[str, int]:
+    """Launch option. Triton's name for it is maxnreg."""
+    return {} if limit is None else {"maxnreg": limit}
+
+
 def _check(shape: AttentionShape) -> None:
     """ValueError naming what the kernels cannot compute."""
     if shape.num_heads % shape.num_kv_heads:
@@ -280,8 +294,8 @@ def _check(shape: AttentionShape) -> None:
         raise ValueError(f"sliding_window must be at least 1 or None, is {shape.sliding_window}")
 
 
-def _descriptor(cache: torch.Tensor, block_n: int) -> object:
-    """Of one layer, for boxes of block_n tokens of one head."""
+def _descriptor(cache: torch.Tensor, block_n: int, dim: int) -> object:
+    """Of one layer, for boxes of block_n tokens of one head; dim: head_dim rounded up, filled with zeros."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    return TensorDescriptor(cache, list(cache.shape), list(cache.stride()), [1, block_n, 1, cache.shape[3]])
+    return TensorDescriptor(cache, list(cache.shape), list(cache.stride()), [1, block_n, 1, dim])

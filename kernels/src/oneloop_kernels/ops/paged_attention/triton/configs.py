@@ -15,6 +15,8 @@ class DecodeConfig:
     programs_per_sm: int
     min_tiles: int = 1
     """A program is given at least so many tiles: fewer partial results where there is little to do."""
+    max_registers: int | None = None
+    """Per thread, so that programs_per_sm fit; None: as many as the compiler likes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class TilesConfig:
     stages: int
     programs_per_sm: int
     tma: bool = False
+    max_registers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +59,11 @@ def default_config(element_size: int, head_dim: int) -> AttentionConfig:
 
 
 _H200 = {
-    64: AttentionConfig(DecodeConfig(64, 4, 4, 3), TilesConfig(128, 64, 4, 3, 2)),
-    128: AttentionConfig(DecodeConfig(64, 4, 3, 2), TilesConfig(128, 64, 4, 2, 2)),
-    256: AttentionConfig(DecodeConfig(32, 4, 3, 2), TilesConfig(128, 64, 8, 2, 1)),
+    64: AttentionConfig(DecodeConfig(64, 4, 4, 3), TilesConfig(128, 64, 8, 3, 1, tma=True)),
+    128: AttentionConfig(
+        DecodeConfig(64, 4, 3, 3, max_registers=168), TilesConfig(64, 64, 4, 2, 2, tma=True)
+    ),
+    256: AttentionConfig(DecodeConfig(32, 4, 3, 2), TilesConfig(64, 64, 4, 2, 1, tma=True)),
 }
 """By head dimension, rounded up to a power of two; 16-bit types."""
 

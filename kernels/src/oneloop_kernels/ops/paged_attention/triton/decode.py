@@ -12,14 +12,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from oneloop_kernels.ops.paged_attention.triton.softmax import HIDDEN, LOG2_E, absorb, capped, key_offsets
+from oneloop_kernels.ops.paged_attention.triton.planning import PROGRAM_FIELDS
+from oneloop_kernels.ops.paged_attention.triton.softmax import (
+    HIDDEN,
+    LOG2_E,
+    absorb,
+    capped,
+    key_offsets,
+    table_entries,
+)
 
 
 @triton.jit
 def decode_kernel(
     qkv, cache, out, sinks,
     row_slot, seq_lens, block_tables, table_stride,
-    split, program_row, program_tile, program_pairs, shared_lens, shared_chunks,
+    programs, split, shared_lens, shared_chunks,
     partial_acc, partial_norm, tickets, shared_acc, shared_norm, max_rows,
     stride_block, stride_token, stride_head, scale_log2,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
@@ -29,30 +37,30 @@ def decode_kernel(
 ):  # fmt: skip
     """One program of a fixed grid. DIM: HEAD_DIM rounded up to a power of two, GROUP_ROWS: query heads of a key head.
 
-    qkv, out, cache, sinks: as in the contract. split: [2] tiles per program, and how many programs have one more.
-    program_…: where the program's range begins (row, tile of the row), how many pairs it touches. partial_acc:
-    [2 · programs, GROUP_ROWS, HEAD_DIM] and partial_norm: [2, 2 · programs, GROUP_ROWS] (maxima, then sums) fp32;
+    qkv, out, cache, sinks: as in the contract. programs: [programs, PROGRAM_FIELDS], split: [2], see planning.py.
+    fp32: partial_acc [2 · programs, GROUP_ROWS, HEAD_DIM], partial_norm [2, 2 · programs, GROUP_ROWS]: maxima, sums.
     tickets: [programs] int32, 0 before and after. shared_…: see planning.py and tiles.py.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    ROWS: tl.constexpr = 16 if GROUP_ROWS < 16 else GROUP_ROWS
+    ROWS: tl.constexpr = max(GROUP_ROWS, 16)
     program = tl.program_id(0)
     if USE_PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     base = tl.load(split)
     extra = tl.load(split + 1)
-    row = tl.load(program_row + program)
-    tile = tl.load(program_tile + program)
-    pairs = tl.load(program_pairs + program)
+    mine = programs + program * PROGRAM_FIELDS
+    row = tl.load(mine)
+    tile = tl.load(mine + 1)
+    pairs = tl.load(mine + 2)
+    length = tl.load(mine + 3)
+    slot = tl.load(mine + 4)
     left = base + (program < extra).to(tl.int32)
     group = tl.arange(0, ROWS)
     dims = tl.arange(0, DIM)
     start_of_range = program * base + tl.minimum(program, extra)
     number = start_of_range
     for _ in range(pairs):
-        length = tl.load(seq_lens + row)
-        slot = tl.load(row_slot + row).to(tl.int64)
         first_key = 0
         if WINDOW > 0:
             first_key = tl.maximum(length - WINDOW, 0)
@@ -63,7 +71,7 @@ def decode_kernel(
         head = tile // tiles
         begin = tile % tiles
         end = tl.minimum(tiles, begin + left)
-        table = block_tables + slot * table_stride
+        table = block_tables + slot.to(tl.int64) * table_stride
         query = (row.to(tl.int64) * (HEADS + 2 * KV_HEADS) + head * GROUP) * HEAD_DIM
         here = (group < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
         q = tl.load(qkv + query + group[:, None] * HEAD_DIM + dims[None, :], mask=here, other=0.0)
@@ -71,20 +79,21 @@ def decode_kernel(
         values = keys + KV_HEADS * stride_head
         acc = tl.zeros([ROWS, DIM], tl.float32)
         maximum = tl.full([ROWS], HIDDEN, tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
+        sums = tl.zeros([ROWS, BLOCK_N], tl.float32)
+        blocks = table_entries(table, (first_tile + begin) * BLOCK_N, length, BLOCK_SIZE, BLOCK_N)
         for index in tl.range(first_tile + begin, first_tile + end, num_stages=STAGES):
             start = index * BLOCK_N
             positions = start + tl.arange(0, BLOCK_N)
             valid = (positions < length) & (positions >= first_key)
-            offsets = key_offsets(
-                table, start, positions, valid, stride_block, stride_token, BLOCK_SIZE, BLOCK_N, True
-            )
+            offsets = key_offsets(blocks, start, stride_block, stride_token, BLOCK_SIZE, BLOCK_N)
+            blocks = table_entries(table, start + BLOCK_N, length, BLOCK_SIZE, BLOCK_N)
             inside = valid[:, None] & (dims < HEAD_DIM)[None, :]
             k = tl.load(keys + offsets[:, None] + dims[None, :], mask=inside, other=0.0)
             v = tl.load(values + offsets[:, None] + dims[None, :], mask=inside, other=0.0)
             scores = capped(tl.dot(q, tl.trans(k), input_precision="ieee"), scale_log2, SOFT_CAP)
             scores = tl.where(valid[None, :], scores, HIDDEN)
-            acc, maximum, total = absorb(scores, v, acc, maximum, total)
+            acc, maximum, sums = absorb(scores, v, acc, maximum, sums, True)
+        total = tl.sum(sums, 1)
         if end - begin == tiles:
             _write(
                 acc, maximum, total, group, dims, row, head, out, sinks, shared_chunks, shared_acc, shared_norm,
@@ -116,6 +125,9 @@ def decode_kernel(
         row_ends = tile == tiles * KV_HEADS
         row += row_ends.to(tl.int32)
         tile = tl.where(row_ends, 0, tile)
+        more = row_ends & (left > 0)
+        length = tl.load(seq_lens + row, mask=more, other=length)
+        slot = tl.load(row_slot + row, mask=more, other=slot)
 
 
 @triton.jit
@@ -181,9 +193,7 @@ def _write(
             places = (chunk * max_rows + row).to(tl.int64) * HEADS + heads
             other_maximum = tl.load(shared_norm + 2 * places, mask=mine, other=HIDDEN)
             other_total = tl.load(shared_norm + 2 * places + 1, mask=mine, other=0.0)
-            part = tl.load(
-                shared_acc + places[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0
-            )
+            part = tl.load(shared_acc + places[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0)
             new_maximum = tl.maximum(maximum, other_maximum)
             weight = tl.exp2(other_maximum - new_maximum)
             shrink = tl.exp2(maximum - new_maximum)

@@ -12,6 +12,9 @@ import triton.language as tl
 ITEM_FIELDS = tl.constexpr(8)
 """Of an item of tiles.py: first token, number of tokens, slot, first key, key after the last, position of the first
 token, chunk, (unused)."""
+PROGRAM_FIELDS = tl.constexpr(8)
+"""Of a program of decode.py: where its range begins (row, tile of the row), how many pairs it touches, that row's
+length and slot, (unused)."""
 COST_CLASSES = tl.constexpr(256)
 
 
@@ -65,16 +68,17 @@ def _rows_at(ends, targets, count, STEPS: tl.constexpr):
 @triton.jit
 def decode_plan_kernel(
     row_slot, seq_lens, num_single, common,
-    split, program_row, program_tile, program_pairs, ends, shared_lens, shared_chunks,
-    run_first, run_common, run_rows, items, num_items, max_items,
-    KV_HEADS: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, MIN_TILES: tl.constexpr,
-    PROGRAMS: tl.constexpr, PROGRAM_LANES: tl.constexpr, ROW_LANES: tl.constexpr, ROW_STEPS: tl.constexpr,
+    programs, split, ends, shared_lens, shared_chunks,
+    run_first, run_common, run_rows, items, num_items, max_items, num_programs, min_tiles,
+    KV_HEADS: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, PROGRAM_LANES: tl.constexpr,
+    ROW_LANES: tl.constexpr, ROW_STEPS: tl.constexpr,
     SHARED: tl.constexpr, MIN_SHARED: tl.constexpr, MIN_SHARERS: tl.constexpr, CHUNK: tl.constexpr,
     MAX_CHUNKS: tl.constexpr, TOKENS: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
-    """Plan of decode.py for PROGRAMS programs; with SHARED also the items of the shared parts. One program.
+    """Plan of decode.py for num_programs programs; with SHARED also the items of the shared parts. One program.
 
-    ends: [ROW_LANES] scratch, prefix sums of the rows' tiles. run_…: [ROW_LANES] scratch.
+    split: [2] tiles per program, and how many programs, the first, have one more. ends: [ROW_LANES] scratch,
+    prefix sums of the rows' tiles. run_…: [ROW_LANES] scratch.
     """
     if USE_PDL:
         tl.extra.cuda.gdc_wait()
@@ -94,22 +98,25 @@ def decode_plan_kernel(
     sums = tl.cumsum((lengths + BLOCK_N - 1) // BLOCK_N - first_tile)
     tl.store(ends + rows, sums)
     total = tl.max(sums) * KV_HEADS
-    programs = tl.minimum(tl.maximum(total // MIN_TILES, 1), PROGRAMS)
-    base = total // programs
-    extra = total % programs
+    busy = tl.minimum(tl.maximum(total // min_tiles, 1), num_programs)
+    base = total // busy
+    extra = total % busy
     tl.store(split, base)
     tl.store(split + 1, extra)
     tl.debug_barrier()
     program = tl.arange(0, PROGRAM_LANES)
-    works = (program < programs) & (program * base + tl.minimum(program, extra) < total)
+    works = (program < busy) & (program * base + tl.minimum(program, extra) < total)
     first = tl.where(works, program * base + tl.minimum(program, extra), 0)
     last = tl.where(works, first + base + (program < extra).to(tl.int32) - 1, 0)
     row, tile, pair = _pair_at(ends, first, count, KV_HEADS, ROW_STEPS)
     _, _, last_pair = _pair_at(ends, last, count, KV_HEADS, ROW_STEPS)
-    there = program < PROGRAMS
-    tl.store(program_row + program, row, mask=there)
-    tl.store(program_tile + program, tile, mask=there)
-    tl.store(program_pairs + program, tl.where(works, last_pair - pair + 1, 0), mask=there)
+    there = program < num_programs
+    fields = programs + program * PROGRAM_FIELDS
+    tl.store(fields, row, mask=there)
+    tl.store(fields + 1, tile, mask=there)
+    tl.store(fields + 2, tl.where(works, last_pair - pair + 1, 0), mask=there)
+    tl.store(fields + 3, tl.load(seq_lens + row, mask=works, other=0), mask=there)
+    tl.store(fields + 4, tl.load(row_slot + row, mask=works, other=0), mask=there)
 
 
 @triton.jit

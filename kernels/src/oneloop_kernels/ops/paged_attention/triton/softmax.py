@@ -14,23 +14,31 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def key_offsets(
-    table, start, positions, valid, stride_block, stride_token,
-    BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
+def table_entries(
+    table, start, limit, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """[BLOCK_N] int64: where the tokens at positions = start + 0 … BLOCK_N − 1 lie in the cache.
+    """Blocks of the tokens at start + 0 … BLOCK_N − 1, as far as they are below limit; one number where they share it.
 
-    valid: where the block table may be read; only used with MASKED. start is a multiple of BLOCK_N.
+    Loops fetch the entries of the next tile before they use a tile's keys: in the loop's own order an address would
+    wait for its entry, and Triton's pipeline would be half as deep.
     """
     if BLOCK_SIZE % BLOCK_N == 0:
-        block = tl.load(table + start // BLOCK_SIZE).to(tl.int64)
-        return block * stride_block + (start % BLOCK_SIZE + tl.arange(0, BLOCK_N)).to(tl.int64) * stride_token
+        return tl.load(table + start // BLOCK_SIZE, mask=start < limit, other=0)
     else:
-        if MASKED:
-            blocks = tl.load(table + positions // BLOCK_SIZE, mask=valid, other=0)
-        else:
-            blocks = tl.load(table + positions // BLOCK_SIZE)
-        return blocks.to(tl.int64) * stride_block + (positions % BLOCK_SIZE).to(tl.int64) * stride_token
+        positions = start + tl.arange(0, BLOCK_N)
+        return tl.load(table + positions // BLOCK_SIZE, mask=positions < limit, other=0)
+
+
+@triton.jit
+def key_offsets(
+    blocks, start, stride_block, stride_token, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """[BLOCK_N] int64: where the tokens at start + 0 … BLOCK_N − 1 lie in the cache. blocks: from table_entries."""
+    if BLOCK_SIZE % BLOCK_N == 0:
+        inner = start % BLOCK_SIZE + tl.arange(0, BLOCK_N)
+    else:
+        inner = (start + tl.arange(0, BLOCK_N)) % BLOCK_SIZE
+    return blocks.to(tl.int64) * stride_block + inner.to(tl.int64) * stride_token
 
 
 @triton.jit
@@ -45,12 +53,19 @@ def capped(scores, scale_log2, SOFT_CAP: tl.constexpr):
 
 
 @triton.jit
-def absorb(scores, values, acc, maximum, total):
-    """Add a tile. scores: [M, N] base 2; values: [N, D]; acc: [M, D] fp32; maximum, total: [M] fp32. → the new three."""
+def absorb(scores, values, acc, maximum, sums, BY_COLUMN: tl.constexpr):
+    """Add a tile. scores: [M, N] base 2; values: [N, D]; acc: [M, D] fp32; maximum: [M] fp32. → the new three.
+
+    sums: [M] fp32, the weights' sums. BY_COLUMN: [M, N], to be added up along N once, after the last tile: worth its
+    registers where the columns are spread over several warps.
+    """
     new_maximum = tl.maximum(maximum, tl.max(scores, 1))
     weights = tl.exp2(scores - new_maximum[:, None])
     shrink = tl.exp2(maximum - new_maximum)
-    total = total * shrink + tl.sum(weights, 1)
+    if BY_COLUMN:
+        sums = sums * shrink[:, None] + weights
+    else:
+        sums = sums * shrink + tl.sum(weights, 1)
     acc = acc * shrink[:, None]
     acc = tl.dot(weights.to(values.dtype), values, acc, input_precision="ieee")
-    return acc, new_maximum, total
+    return acc, new_maximum, sums

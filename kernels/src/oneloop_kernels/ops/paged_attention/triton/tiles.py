@@ -11,7 +11,14 @@ import triton
 import triton.language as tl
 
 from oneloop_kernels.ops.paged_attention.triton.planning import ITEM_FIELDS
-from oneloop_kernels.ops.paged_attention.triton.softmax import HIDDEN, LOG2_E, absorb, capped, key_offsets
+from oneloop_kernels.ops.paged_attention.triton.softmax import (
+    HIDDEN,
+    LOG2_E,
+    absorb,
+    capped,
+    key_offsets,
+    table_entries,
+)
 
 
 @triton.jit
@@ -26,7 +33,7 @@ def tiles_kernel(
     """One program of the grid.
 
     PARTIAL: every query sees every key of the item; out is [chunks, max_rows, HEADS, HEAD_DIM] fp32, not normalised,
-    norm [chunks, max_rows, HEADS, 2] fp32: maxima and sums. Otherwise causal, out as in the contract, norm unused.
+    norm [chunks, max_rows, HEADS, 2] fp32: maxima and total. Otherwise causal, out as in the contract, norm unused.
     descriptor: of the cache, [blocks, BLOCK_SIZE, heads, HEAD_DIM], boxes of one head's BLOCK_N tokens; only with TMA.
     """
     if USE_PDL:
@@ -122,18 +129,16 @@ def _walk(
     dims = tl.arange(0, DIM)
     keys = cache + head.to(tl.int64) * stride_head
     values = keys + KV_HEADS * stride_head
+    blocks = table_entries(table, begin, length, BLOCK_SIZE, BLOCK_N)
     for start in tl.range(begin, stop, BLOCK_N, num_stages=STAGES):
         positions = start + tl.arange(0, BLOCK_N)
         if TMA:
-            block = tl.load(table + start // BLOCK_SIZE)
             box = start % BLOCK_SIZE
-            k = descriptor.load([block, box, head, 0]).reshape([BLOCK_N, DIM])
-            v = descriptor.load([block, box, KV_HEADS + head, 0]).reshape([BLOCK_N, DIM])
+            k = descriptor.load([blocks, box, head, 0]).reshape([BLOCK_N, DIM])
+            v = descriptor.load([blocks, box, KV_HEADS + head, 0]).reshape([BLOCK_N, DIM])
         else:
             valid = positions < length
-            offsets = key_offsets(
-                table, start, positions, valid, stride_block, stride_token, BLOCK_SIZE, BLOCK_N, MASKED
-            )
+            offsets = key_offsets(blocks, start, stride_block, stride_token, BLOCK_SIZE, BLOCK_N)
             places = offsets[:, None] + dims[None, :]
             if MASKED:
                 inside = valid[:, None] & (dims < HEAD_DIM)[None, :]
@@ -145,11 +150,12 @@ def _walk(
             else:
                 k = tl.load(keys + places)
                 v = tl.load(values + places)
+        blocks = table_entries(table, start + BLOCK_N, length, BLOCK_SIZE, BLOCK_N)
         scores = capped(tl.dot(q, tl.trans(k), input_precision="ieee"), scale_log2, SOFT_CAP)
         if MASKED:
             seen = positions[None, :] <= query_positions[:, None]
             if WINDOW > 0:
                 seen = seen & (positions[None, :] > query_positions[:, None] - WINDOW)
             scores = tl.where(seen, scores, HIDDEN)
-        acc, maximum, total = absorb(scores, v, acc, maximum, total)
+        acc, maximum, total = absorb(scores, v, acc, maximum, total, False)
     return acc, maximum, total

@@ -1,0 +1,321 @@
+"""Paged attention planned on the device: decode against the memory's rate, prefill against the matrix units'.
+
+Contexts lie in random blocks. Every launch has a cache of its own, so that nothing is found in the L2 cache. With
+--sweep every case of the two head layouts is tried with the tile configurations below.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from oneloop_bench.kernels.timing import KernelBench, bench_arguments
+from oneloop_kernels.launch import INTERPRETED
+from oneloop_kernels.ops.paged_attention import AttentionShape, AttentionStep
+from oneloop_kernels.ops.paged_attention.triton.attention import TritonAttention
+from oneloop_kernels.ops.paged_attention.triton.configs import (
+    AttentionConfig,
+    DecodeConfig,
+    TilesConfig,
+    config_for,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from oneloop_kernels.ops.paged_attention import DevicePlan
+
+LAYER = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""qkv, cache, out."""
+
+LLAMA_8B = (32, 8, 128)
+QWEN_06B = (16, 8, 128)
+"""Query heads, key heads, head dimension."""
+
+MIXED = tuple((1, 32 + (i * 37) % 960) for i in range(256))
+"""256 decode rows of 33 to 992 tokens, 512 on average."""
+DECODE: dict[str, tuple[tuple[int, int], ...]] = {
+    "1x512": ((1, 511),),
+    "1x1k": ((1, 1023),),
+    "1x32k": ((1, 32767),),
+    "8x1k": ((1, 1023),) * 8,
+    "32x1k": ((1, 1023),) * 32,
+    "128x1k": ((1, 1023),) * 128,
+    "256x1k": ((1, 1023),) * 256,
+    "256x512 mixed": MIXED,
+}
+PREFILL: dict[str, tuple[tuple[int, int], ...]] = {
+    "1x1k": ((1024, 0),),
+    "8x1k": ((1024, 0),) * 8,
+    "1x8k": ((8192, 0),),
+    "2k at 30k": ((2048, 30 * 1024),),
+}
+"""Rows as (queries of the step, tokens computed before)."""
+
+BLOCK_SIZES = (16, 32, 64, 128)
+DEFAULT_BLOCK_SIZE = 64
+SHARED_PREFIX, SHARED_ROWS, SHARED_OWN = 4096, 256, 128
+
+
+@dataclass
+class Case:
+    """A step and what a layer of it reads."""
+
+    name: str
+    rows: Sequence[tuple[int, int]]
+    heads: tuple[int, int, int]
+    block_size: int = DEFAULT_BLOCK_SIZE
+    by_head: bool = True
+    """Storage order [blocks, 2 · key heads, block_size, head_dim]; else [blocks, block_size, …]."""
+    shared: int = 0
+    """First tokens that all rows have in common."""
+
+    def __post_init__(self) -> None:
+        self.lengths = [scheduled + computed for scheduled, computed in self.rows]
+        self.num_tokens = sum(scheduled for scheduled, _ in self.rows)
+        self.has_multi = any(scheduled > 1 for scheduled, _ in self.rows)
+        own = [-(-(length - self.shared) // self.block_size) for length in self.lengths]
+        self.num_blocks = sum(own) + self.shared // self.block_size
+        self.width = max(own) + self.shared // self.block_size
+
+    @property
+    def num_bytes(self) -> int:
+        """Keys and values once, queries and results."""
+        heads, kv_heads, dim = self.heads
+        tokens = sum(length - self.shared for length in self.lengths) + self.shared
+        return 2 * dim * (2 * kv_heads * tokens + 2 * heads * self.num_tokens)
+
+    @property
+    def num_flops(self) -> int:
+        """Of the two products, over the keys that each query sees."""
+        heads, _, dim = self.heads
+        seen = sum(n * computed + n * (n + 1) // 2 for n, computed in self.rows)
+        return 4 * heads * dim * seen
+
+    def shape(self) -> AttentionShape:
+        """Of one layer."""
+        heads, kv_heads, dim = self.heads
+        return AttentionShape(heads, kv_heads, dim, self.block_size, dim**-0.5)
+
+    def step(self, device: torch.device) -> AttentionStep:
+        """Rows in slots of their own number, blocks in random order."""
+        ids = torch.randperm(self.num_blocks, device=device, dtype=torch.int32)
+        tables = torch.zeros(len(self.rows), self.width, dtype=torch.int32, device=device)
+        common = self.shared // self.block_size
+        tables[:, :common] = ids[:common]
+        taken = common
+        for row, length in enumerate(self.lengths):
+            own = -(-(length - self.shared) // self.block_size)
+            tables[row, common : common + own] = ids[taken : taken + own]
+            taken += own
+        starts = [0, *itertools.accumulate(scheduled for scheduled, _ in self.rows)]
+
+        def ints(values: Sequence[int]) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.int32, device=device)
+
+        return AttentionStep(
+            row_slot=ints(range(len(self.rows))),
+            seq_lens=ints(self.lengths),
+            query_start=ints(starts),
+            num_rows=ints([len(self.rows)]),
+            num_single=ints([sum(scheduled == 1 for scheduled, _ in self.rows)]),
+            block_tables=tables,
+        )
+
+    def layer(self, dtype: torch.dtype, device: torch.device) -> LAYER:
+        """Random queries and cache."""
+        heads, kv_heads, dim = self.heads
+        qkv = torch.randn(self.num_tokens, heads + 2 * kv_heads, dim, dtype=dtype, device=device)
+        if self.by_head:
+            storage = torch.randn(
+                self.num_blocks, 2 * kv_heads, self.block_size, dim, dtype=dtype, device=device
+            )
+            kv = storage.transpose(1, 2)
+        else:
+            kv = torch.randn(self.num_blocks, self.block_size, 2 * kv_heads, dim, dtype=dtype, device=device)
+        return qkv, kv, torch.empty(self.num_tokens, heads * dim, dtype=dtype, device=device)
+
+    def queries(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Queries, keys and values of the step's tokens alone."""
+        return self.layer(dtype, device)[0]
+
+    def attention(
+        self, dtype: torch.dtype, device: torch.device, config: AttentionConfig | None = None
+    ) -> TritonAttention:
+        """The planner of such steps."""
+        return TritonAttention(
+            self.shape(), max_rows=max(8, len(self.rows)), max_tokens=max(8, self.num_tokens),
+            max_blocks_per_row=self.width, dtype=dtype, device=device, config=config,
+        )  # fmt: skip
+
+    def plan(
+        self, dtype: torch.dtype, device: torch.device, config: AttentionConfig | None = None
+    ) -> DevicePlan:
+        """A planned step."""
+        step = self.step(device)
+        return self.attention(dtype, device, config).plan(
+            step, len(self.rows), self.num_tokens, self.has_multi
+        )
+
+
+def main() -> None:
+    """Run the bench."""
+    bench = KernelBench("attention", bench_arguments(__doc__))
+    dtype = torch.float16 if INTERPRETED else torch.bfloat16
+    measure = partial(_measure, bench, dtype)
+    for model, heads in (("8B", LLAMA_8B), ("0.6B", QWEN_06B)):
+        for name, rows in _cases(bench, DECODE).items():
+            measure(Case(f"decode {model} {name}", rows, heads))
+        for name, rows in _cases(bench, PREFILL).items():
+            measure(Case(f"prefill {model} {name}", rows, heads))
+    if not bench.sweep and not bench.smoke:
+        for block_size, by_head in itertools.product(BLOCK_SIZES, (True, False)):
+            order = "head" if by_head else "token"
+            for name in ("32x1k", "1x32k"):
+                case_name = f"decode 8B {name} blocks of {block_size} by {order}"
+                measure(Case(case_name, DECODE[name], LLAMA_8B, block_size, by_head))
+            case_name = f"prefill 8B 1x8k blocks of {block_size} by {order}"
+            measure(Case(case_name, PREFILL["1x8k"], LLAMA_8B, block_size, by_head))
+        _measure_shared(bench, dtype)
+        _measure_plans(bench, dtype)
+        _measure_torch(bench, dtype)
+    bench.finish()
+
+
+def _cases(
+    bench: KernelBench, cases: dict[str, tuple[tuple[int, int], ...]]
+) -> dict[str, tuple[tuple[int, int], ...]]:
+    """Those of a full run, or one small step where nothing is measured."""
+    return {"smoke": tuple((min(n, 20), 40) for n, _ in next(iter(cases.values())))} if bench.smoke else cases
+
+
+def _measure(bench: KernelBench, dtype: torch.dtype, case: Case) -> None:
+    if not bench.wanted(case.name):
+        return
+    sets = bench.sets(lambda: case.layer(dtype, bench.device), num_bytes=case.num_bytes)
+    work = {"num_bytes": case.num_bytes, "num_flops": case.num_flops}
+    if bench.sweep:
+        configs = _prefill_configs(case) if case.has_multi else _decode_configs(case)
+        candidates: dict[str, Callable[[LAYER], object]] = {
+            key: _planned_at_first(case, dtype, bench.device, config) for key, config in configs.items()
+        }
+        bench.best(case.name, candidates, sets, **work)
+    else:
+        plan = case.plan(dtype, bench.device)
+        bench.measure(case.name, partial(_run, plan), sets, **work)
+
+
+def _run(plan: DevicePlan, layer: LAYER) -> None:
+    plan.run(*layer)
+
+
+def _planned_at_first(
+    case: Case, dtype: torch.dtype, device: torch.device, config: AttentionConfig
+) -> Callable[[LAYER], None]:
+    """Plans when it is first called, which is before the capture."""
+
+    @cache
+    def plan() -> DevicePlan:
+        return case.plan(dtype, device, config)
+
+    return lambda layer: plan().run(*layer)
+
+
+def _decode_configs(case: Case) -> dict[str, AttentionConfig]:
+    base = config_for("", 2, case.heads[2])
+    tiles = (
+        # block_n, warps, stages, programs per multiprocessor, registers
+        (32, 4, 3, 3, None), (32, 4, 3, 4, 128), (32, 4, 4, 3, None), (32, 4, 4, 4, 128), (32, 4, 5, 3, None),
+        (64, 4, 2, 2, None), (64, 4, 2, 3, 168), (64, 4, 2, 4, 128), (64, 4, 3, 1, None), (64, 4, 3, 2, None),
+        (64, 4, 3, 3, 168), (64, 4, 4, 1, None), (64, 4, 4, 2, None),
+        (128, 4, 2, 2, None), (128, 8, 2, 2, 128), (128, 8, 3, 1, None), (128, 4, 3, 1, None),
+    )  # fmt: skip
+    most = sum(case.lengths) * case.heads[1]
+    return {
+        f"n{n} w{w} s{s} x{x} r{r} m{m}": replace(base, decode=DecodeConfig(n, w, s, x, m, r))
+        for n, w, s, x, r in tiles
+        for m in ((1, 2, 4) if most < 64 * 1024 else (1,))
+    }
+
+
+def _prefill_configs(case: Case) -> dict[str, AttentionConfig]:
+    base = config_for("", 2, case.heads[2])
+    tiles = (
+        # block_m, block_n, warps, stages, programs per multiprocessor
+        (64, 64, 4, 2, 2), (64, 64, 4, 3, 2), (64, 64, 4, 3, 1), (64, 128, 4, 2, 1), (64, 32, 4, 3, 2),
+        (128, 64, 4, 2, 2), (128, 64, 8, 2, 1), (128, 64, 8, 3, 1), (128, 64, 8, 4, 1), (128, 128, 8, 2, 1),
+        (128, 32, 8, 4, 1), (128, 32, 4, 3, 2),
+    )  # fmt: skip
+    return {
+        f"m{m} n{n} w{w} s{s} x{x}{' tma' if tma else ''}": replace(
+            base, tiles=TilesConfig(m, n, w, s, x, tma)
+        )
+        for m, n, w, s, x in tiles
+        for tma in ((False, True) if case.block_size % n == 0 else (False,))
+    }
+
+
+def _measure_shared(bench: KernelBench, dtype: torch.dtype) -> None:
+    """A batch over one prefix: shared parts read once, and, for comparison, by every row."""
+    rows = ((1, SHARED_PREFIX + SHARED_OWN - 1),) * SHARED_ROWS
+    case = Case(f"decode 8B {SHARED_ROWS} over {SHARED_PREFIX}", rows, LLAMA_8B, shared=SHARED_PREFIX)
+    if not bench.wanted(case.name):
+        return
+    sets = bench.sets(lambda: case.layer(dtype, bench.device), num_bytes=case.num_bytes)
+    tuned = case.attention(dtype, bench.device).config
+    for name, config in ((case.name, tuned), (f"{case.name} apart", replace(tuned, min_shared=1 << 30))):
+        plan = case.plan(dtype, bench.device, config)
+        bench.measure(
+            name, partial(_run, plan), sets,
+            num_bytes=case.num_bytes, num_flops=case.num_flops,
+        )  # fmt: skip
+
+
+def _measure_plans(bench: KernelBench, dtype: torch.dtype) -> None:
+    """The planning, once per step."""
+    for name, rows in (("256 rows", DECODE["256x1k"]), ("8k tokens", MIXED[:64] + PREFILL["8x1k"])):
+        case = Case(f"plan {name}", rows, LLAMA_8B)
+        if bench.wanted(case.name):
+            attention = case.attention(dtype, bench.device)
+            plan = partial(
+                attention.plan, num_rows=len(rows), num_tokens=case.num_tokens, has_multi=case.has_multi
+            )
+            bench.measure(case.name, plan, [case.step(bench.device)])
+
+
+def _measure_torch(bench: KernelBench, dtype: torch.dtype) -> None:
+    """Torch's own attention on the same prefills, without a cache: what a detour around ours could gain."""
+    heads, kv_heads, dim = LLAMA_8B
+    for name in ("1x1k", "8x1k", "1x8k"):
+        rows = PREFILL[name]
+        case = Case(f"torch {name}", rows, LLAMA_8B)
+        if not bench.wanted(case.name):
+            continue
+        sets = bench.sets(partial(case.queries, dtype, bench.device), num_bytes=case.num_bytes)
+        starts = torch.arange(len(rows) + 1, dtype=torch.int32, device=bench.device) * rows[0][0]
+
+        def flash(qkv: torch.Tensor, starts: torch.Tensor = starts, longest: int = rows[0][0]) -> object:
+            q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], 1)
+            return torch.ops.aten._flash_attention_forward(
+                q, k, v, starts, starts, longest, longest, 0.0, True, False, scale=dim**-0.5
+            )
+
+        def cudnn(qkv: torch.Tensor, count: int = len(rows)) -> object:
+            batched = qkv.view(count, -1, *qkv.shape[1:]).transpose(1, 2)
+            q, k, v = torch.split(batched, [heads, kv_heads, kv_heads], 1)
+            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+        work = {"num_bytes": case.num_bytes, "num_flops": case.num_flops}
+        for key, launch in (("flash", flash), ("cudnn", cudnn)):
+            bench.best(case.name, {key: launch}, sets, **work)
+
+
+if __name__ == "__main__":
+    main()
