@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 START_LIMIT_S = 120.0
 
@@ -62,12 +63,21 @@ def free_port() -> int:
 
 
 @contextmanager
-def running_server(*arguments: str, model: str = "smollm2", quiet: bool = True) -> Iterator[Server]:
-    """Start `oneloop serve`, yield at once (see Server.wait_ready), end it with SIGTERM."""
+def running_server(
+    *arguments: str,
+    model: str = "smollm2",
+    quiet: bool = True,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
+    """Start `oneloop serve`, yield at once (see Server.wait_ready), end it with SIGTERM.
+
+    environment: variables added to this process's own.
+    """
     port = free_port()
     command = [sys.executable, "-m", "oneloop.cli.main", "serve", model, "--port", str(port), *arguments]
     output = subprocess.DEVNULL if quiet else None
-    process = subprocess.Popen(command, stdout=output, stderr=output)
+    variables = {**os.environ, **(environment or {})}
+    process = subprocess.Popen(command, stdout=output, stderr=output, env=variables)
     try:
         yield Server(process, port)
     finally:

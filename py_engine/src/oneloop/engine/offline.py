@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from oneloop.config import EngineConfig
     from oneloop.engine.intake import Prompt
     from oneloop.engine.outputs import RequestOutput
     from oneloop.engine.stream import RequestStream
@@ -148,6 +149,11 @@ class LLM:
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self._thread.engine.tokenizer
+
+    @property
+    def config(self) -> EngineConfig:
+        """The settings it was made with; `config.resolved` holds those that depend on the device."""
+        return self._thread.engine.config
 
     @property
     def model_info(self) -> ModelInfo:

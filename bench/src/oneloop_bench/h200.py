@@ -1,0 +1,249 @@
+"""The whole table of one H200, through the anchors' own drivers; the newest run is bench/results/h200.json.
+
+On the device:  python -m oneloop_bench.h200 --only offline:qwen06b,start:llama8b --budget 540 --out $OUT/h200.json
+Here:           python -m oneloop_bench.h200 --merge FILE…     adds the files to the results, makes the table anew
+
+Parts: offline:MODEL, offline:MODEL:WORKLOAD, online:WORKLOAD, start:MODEL; names as in the anchors' workloads.py.
+The drivers are looked for in $ONELOOP_ANCHORS. What does not fit the budget is left out, and said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oneloop_bench.report import machine
+from oneloop_bench.server import running_server
+from oneloop_bench.table import put_into
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+BENCH = Path(__file__).parents[2]
+RESULTS, README = BENCH / "results" / "h200.json", BENCH / "README.md"
+
+EVERYTHING = (
+    "start:llama8b",
+    "offline:qwen06b",
+    "online:qwen06b_conc512",
+    "offline:llama8b",
+    "online:llama8b_rate16",
+    "online:llama8b_conc256",
+)
+MAX_MODEL_LEN = 8192
+MEMORY_PART = 0.9
+LEAST_S = {"offline": 40.0, "online": 60.0, "start": 60.0}
+"""A part is not begun with less time than this."""
+STOP_S = 40.0
+"""What a driver gets to end itself and its server."""
+SERVE = ("--load-format", "dummy", "--dtype", "bfloat16", "--served-model-name", "m")
+
+
+class Run:
+    """One call's parts: where the drivers are, how much time is left, what has been found."""
+
+    def __init__(self, anchors: Path, out: Path, budget_s: float, options: Sequence[str]) -> None:
+        self._anchors = anchors
+        self._out = out
+        self._deadline = time.monotonic() + budget_s
+        self._options = tuple(options)
+        self.results: dict[str, Any] = {"offline": {}, "online": {}, "start": {}, "failed": {}}
+
+    def all(self, parts: Sequence[str]) -> None:
+        """Run the parts; those of one kind and model share one engine or server. Saves after each."""
+        measures: dict[str, Callable[[str, list[str]], None]] = {
+            "offline": self._offline,
+            "online": self._online,
+            "start": self._start,
+        }
+        for kind, model, names in groups(parts):
+            label = f"{kind}:{model}"
+            if self._left_s() < LEAST_S[kind]:
+                self._fail(label, f"left out: {self._left_s():.0f} s of the budget were left")
+                continue
+            begin = time.monotonic()
+            try:
+                measures[kind](model, names)
+            except (OSError, RuntimeError, ValueError) as error:
+                self._fail(label, repr(error))
+            print(f"== {label} took {time.monotonic() - begin:.0f} s", flush=True)
+            self._save()
+
+    def _offline(self, model: str, names: list[str]) -> None:
+        command = ["bench_offline.py", "--model", model, "--model-dir", str(self._model(model))]
+        command += ["--engine", "oneloop_bench.anchors:OneloopEngine", "--max-model-len", str(MAX_MODEL_LEN)]
+        command += ["--mem", str(MEMORY_PART), "--only", ",".join(names)]
+        found = self._drive(command)
+        for name, figures in found["results"].items():
+            if isinstance(figures, str):
+                self._fail(f"offline:{model}:{name}", figures)
+            else:
+                self.results["offline"].setdefault(model, {})[name] = figures
+        about = {key: found[key] for key in ("start_s", "start_incl_import_s", "first_generate_s", "info")}
+        self.results["offline"].setdefault(model, {})["engine"] = {**about, "measured": measured()}
+
+    def _online(self, model: str, names: list[str]) -> None:
+        folder = str(self._model(model))
+        log = self._out.with_name(f"server_{model}.log")
+        command = ["serve_session.py", "--tokenizer-dir", folder, "--workloads", ",".join(names)]
+        command += ["--log", str(log), "--start-timeout", "150", "--port", "8123"]
+        server = [sys.executable, "-m", "oneloop.cli.main", "serve", folder, *SERVE]
+        server += ["--max-model-len", str(MAX_MODEL_LEN), "--port", "8123", *self._options]
+        found = self._drive(command, after=["--", *server])
+        for name, figures in found["own"].items():
+            entry = {**figures, "health_after_s": found["health_after_s"], "measured": measured()}
+            self.results["online"][name] = entry
+        for name in set(names) - set(found["own"]):
+            self._fail(f"online:{name}", "no result; see the server's log")
+
+    def _start(self, model: str, _: list[str]) -> None:
+        """Seconds until /health answers: first with empty caches of compiled kernels, then with what that left."""
+        entry: dict[str, Any] = {"measured": measured()}
+        with tempfile.TemporaryDirectory(prefix="oneloop-start-") as caches:
+            names = ("TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "ONELOOP_CACHE")
+            environment = {name: str(Path(caches, name.lower())) for name in names}
+            for temperature in ("cold", "warm"):
+                begin = time.perf_counter()
+                options = (*SERVE, "--max-model-len", str(MAX_MODEL_LEN), *self._options)
+                with running_server(
+                    *options, model=str(self._model(model)), quiet=False, environment=environment
+                ) as server:
+                    server.wait_ready()
+                    entry[f"{temperature}_s"] = time.perf_counter() - begin
+                    body = {"model": "m", "prompt": [17] * 64, "max_tokens": 16, "ignore_eos": True}
+                    begin = time.perf_counter()
+                    status, reply = server.request("POST", "/v1/completions", body)
+                    entry[f"{temperature}_first_answer_s"] = time.perf_counter() - begin
+                    if status != 200:
+                        raise RuntimeError(f"status {status}: {reply}")
+                print("BENCH", json.dumps(entry), flush=True)
+        self.results["start"][model] = entry
+
+    def _drive(self, command: list[str], after: Sequence[str] = ()) -> dict[str, Any]:
+        """Run one of the drivers and read what it wrote, also when it was cut short."""
+        with tempfile.TemporaryDirectory(prefix="oneloop-drive-") as folder:
+            out = Path(folder, "out.json")
+            left = self._left_s()
+            full = [sys.executable, str(self._anchors / command[0]), *command[1:], "--out", str(out)]
+            full += ["--deadline", f"{max(left - STOP_S, 1):.0f}"]
+            print("==", shlex.join([*full, *after]), flush=True)
+            process = subprocess.Popen([*full, *after], start_new_session=True)
+            try:
+                process.wait(timeout=max(left, 1))
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGINT)
+                try:
+                    process.wait(timeout=STOP_S)
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+            if not out.exists():
+                raise RuntimeError(f"{command[0]} ended with status {process.returncode} and no result")
+            found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+            return found
+
+    def _model(self, model: str) -> Path:
+        return self._anchors / "models" / model
+
+    def _left_s(self) -> float:
+        return self._deadline - time.monotonic()
+
+    def _fail(self, label: str, why: str) -> None:
+        print(f"== {label} FAILED: {why}", flush=True)
+        self.results["failed"][label] = why
+        self._save()
+
+    def _save(self) -> None:
+        self._out.parent.mkdir(parents=True, exist_ok=True)
+        self._out.write_text(json.dumps(self.results, indent=1) + "\n", encoding="utf-8")
+
+
+def groups(parts: Sequence[str]) -> Iterator[tuple[str, str, list[str]]]:
+    """(kind, model, workloads) in the order given; neighbours of one kind and model are one group.
+
+    No workloads: all of the model's. ValueError for a part of another form.
+    """
+    pending: tuple[str, str, list[str]] | None = None
+    for part in parts:
+        kind, _, rest = part.partition(":")
+        if kind not in LEAST_S or not rest:
+            raise ValueError(f"{part}: a part is offline:MODEL[:WORKLOAD], online:WORKLOAD or start:MODEL")
+        model, _, name = rest.partition(":")
+        if kind == "online":
+            model, name = rest.split("_", 1)[0], rest
+        if pending is not None and pending[:2] == (kind, model) and name and pending[2]:
+            pending[2].append(name)
+            continue
+        if pending is not None:
+            yield pending
+        pending = (kind, model, [name] if name else [])
+    if pending is not None:
+        yield pending
+
+
+def measured() -> dict[str, Any]:
+    """When and on what."""
+    found = {"utc": time.strftime("%Y-%m-%d %H:%M", time.gmtime()), **machine()}
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        found["gpu"] = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        found["gpu"] = None
+    return found
+
+
+def merge(results: dict[str, Any], newer: Mapping[str, Any]) -> None:
+    """Take the newer figures over into the results; what the newer run did not measure stays."""
+    for model, workloads in newer["offline"].items():
+        results.setdefault("offline", {}).setdefault(model, {}).update(workloads)
+    for kind in ("online", "start"):
+        results.setdefault(kind, {}).update(newer[kind])
+
+
+def merge_files(files: Sequence[Path], results: Path, readme: Path) -> None:
+    """Merge the files into `results` and make the page's table anew."""
+    known = json.loads(results.read_text(encoding="utf-8")) if results.exists() else {}
+    for file in files:
+        newer = json.loads(file.read_text(encoding="utf-8"))
+        merge(known, newer)
+        for label, why in newer["failed"].items():
+            print(f"{file}: {label} failed: {why}")
+    results.parent.mkdir(parents=True, exist_ok=True)
+    results.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+    readme.write_text(put_into(readme.read_text(encoding="utf-8"), known), encoding="utf-8")
+
+
+def main() -> None:
+    """Measure, or merge."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default=",".join(EVERYTHING), help="parts, with commas")
+    parser.add_argument("--budget", type=float, default=560.0, help="seconds")
+    parser.add_argument("--out", type=Path, default=Path("h200.json"))
+    parser.add_argument("--serve-options", default="", help="more options of `oneloop serve`, in one string")
+    parser.add_argument("--merge", type=Path, nargs="+", help="add these files to bench/results/h200.json")
+    options = parser.parse_args()
+    if options.merge:
+        merge_files(options.merge, RESULTS, README)
+        return
+    anchors = Path(os.environ.get("ONELOOP_ANCHORS", ""))
+    if not (anchors / "bench_offline.py").is_file():
+        raise SystemExit("ONELOOP_ANCHORS must name the folder with bench_offline.py and models/")
+    run = Run(anchors, options.out, options.budget, shlex.split(options.serve_options))
+    run.all(options.only.split(","))
+    print(json.dumps(run.results))
+
+
+if __name__ == "__main__":
+    main()
