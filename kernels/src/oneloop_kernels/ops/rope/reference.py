@@ -69,13 +69,17 @@ class ReferenceRopeOps:
 
 
 def _store(kv: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
-    if slots.numel() and int(slots.min()) < 0:
-        kept = slots >= 0
-        kv, slots = kv[kept], slots[kept]
-    if cache.is_contiguous():
-        cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, kv)
-    else:
-        cache[slots // cache.shape[1], slots % cache.shape[1]] = kv
+    if cache.is_contiguous() and cache.is_cpu:
+        try:
+            cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, kv)
+            return
+        except (
+            IndexError
+        ):  # a slot is −1. A CPU's steps have none, and looking first would cost each layer 1 µs
+            pass
+    kept = slots >= 0
+    slots = slots[kept]
+    cache[slots // cache.shape[1], slots % cache.shape[1]] = kv[kept]
 
 
 REFERENCE: Final = ReferenceRopeOps()
