@@ -154,6 +154,23 @@ def test_reference_in_every_dtype(dtype):
     assert int(cache.isnan().sum()) == 8 * 4 * 16
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("by_head", [False, True], ids=["by-position", "by-head"])
+def test_slots_beyond_32_bits(inputs, kernel_device, by_head):
+    """A layer of more than 2³¹ elements."""
+    cache = torch.empty(70_000, 16, 16, 128, dtype=torch.bfloat16, device=kernel_device)
+    if by_head:
+        cache = cache.transpose(1, 2)
+    ops = ROPE.resolve(kernel_device, torch.bfloat16, name="triton")
+    rotary = ops.angles(frequencies_of(128).to(kernel_device), 1.0, torch.bfloat16)(
+        inputs.integers(0, 9000, 3)
+    )
+    qkv = inputs.normal(3, 48, 128, dtype=torch.bfloat16)
+    slots = torch.tensor([70_000 * 16 - 1, 0, 69_000 * 16 + 5], device=kernel_device)
+    ops.rotate_and_store(qkv, rotary, None, cache, slots)
+    assert torch.equal(cache[slots // 16, slots % 16], qkv[:, 32:])
+
+
 def hopper_spec(heads: int, kv_heads: int, head_dim: int, norm: bool, tile: Tile) -> KernelSpec:
     pointers = dict.fromkeys(("qkv", "norm_weight", "cache"), "*bf16") | dict.fromkeys(
         ("cos", "sin"), "*fp32"
