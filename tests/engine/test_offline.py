@@ -18,7 +18,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=10)
 def llm(kit, monkeypatch):
     """An LLM over the fake executor (reached through the same door as the real one)."""
     executor = kit.FakeExecutor()
-    monkeypatch.setattr("oneloop.engine.async_engine.create_executor", lambda config: executor)
+    monkeypatch.setattr("oneloop.engine.async_engine.create_executor", lambda config, start_times: executor)
     monkeypatch.setattr("oneloop.engine.assembly.load_tokenizer", lambda *_, **__: kit.ByteTokenizer())
     sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "max_num_queued_reqs": 3}
     with LLM("fake", use_tqdm=False, **sizes) as model:
@@ -167,7 +167,7 @@ import conftest, oneloop.engine.async_engine as engine, oneloop.engine.assembly 
 from oneloop import LLM, SamplingParams
 from oneloop.config import EngineConfig
 from oneloop.engine.async_engine import AsyncEngine
-engine.create_executor = lambda config: conftest.FakeExecutor(delay_s=0.01)
+engine.create_executor = lambda config, start_times: conftest.FakeExecutor(delay_s=0.01)
 assembly.load_tokenizer = lambda *_, **__: conftest.ByteTokenizer()
 
 def run():

@@ -76,7 +76,7 @@ def our_logits(model: Model) -> torch.Tensor:
 
 
 def load(path: Path | str, dtype: torch.dtype = torch.float32, **options: Any) -> Model:
-    source = resolve_model(str(path), weights=options.get("load_format") != "dummy")
+    source = resolve_model(str(path), load_format=options.get("load_format", "auto"))
     return load_model(source, dtype=dtype, device=CPU, **options)
 
 

@@ -86,7 +86,7 @@ def test_a_hub_model_is_fetched_at_one_revision_and_without_code(
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     assert resolve_model("org/model", revision="abc").path == folder
-    resolve_model("org/model", weights=False)
+    resolve_model("org/model", load_format="dummy")
     (args, options), (_, without_weights) = seen
     assert args == ("org/model",)
     assert options["revision"] == "abc"

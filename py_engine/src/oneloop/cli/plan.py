@@ -62,7 +62,7 @@ def plan_server(settings: Mapping[str, Any], plan_device: str | None) -> Planned
         settings = {**settings, "device": "cuda"}
     config = EngineConfig.from_flat(settings)
     name, memory, card = _device(config, card)
-    source = resolve_model(config.model.model, revision=config.model.revision, weights=False)
+    source = resolve_model(config.model.model, revision=config.model.revision, load_format="dummy")
     dtype = resolve_dtype(
         config.model.dtype, config.resolved.device, source.spec.dtype, gguf=source.gguf is not None
     )

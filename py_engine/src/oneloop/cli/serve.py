@@ -19,6 +19,7 @@ from oneloop.cli.loading import answering_while_loading
 from oneloop.cli.logs import logging_to_stderr
 from oneloop.config import EngineConfig, ServerConfig
 from oneloop.errors import ConfigError
+from oneloop.start_times import StartTimes, process_age_s
 
 if TYPE_CHECKING:
     import argparse
@@ -42,7 +43,8 @@ def serve(options: argparse.Namespace) -> int:
     engine_config = EngineConfig.from_flat(engine_values(options))
     server_config = ServerConfig(**{"api_key": os.environ.get(API_KEY_VARIABLE), **server_values(options)})
     with bind(server_config.host, server_config.port) as listening, logging_to_stderr():
-        return asyncio.run(_Serving(engine_config, server_config, listening).run())
+        start_times = StartTimes(process_age_s())
+        return asyncio.run(_Serving(engine_config, server_config, listening, start_times).run())
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -64,20 +66,26 @@ class _Serving:
     """The server's life as one readable chain: load, serve, stop."""
 
     def __init__(
-        self, engine_config: EngineConfig, server_config: ServerConfig, listening: socket.socket
+        self,
+        engine_config: EngineConfig,
+        server_config: ServerConfig,
+        listening: socket.socket,
+        start_times: StartTimes,
     ) -> None:
         self._engine_config = engine_config
         self._config = server_config
         self._listening = listening
+        self._start_times = start_times
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
-        from oneloop.engine.async_engine import AsyncEngine
+        with self._start_times.part("import engine"):
+            from oneloop.engine.async_engine import AsyncEngine
 
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled, number)
-        engine = AsyncEngine(self._engine_config)
+        engine = AsyncEngine(self._engine_config, start_times=self._start_times)
         if not await self._load(engine):
             return 0
         try:
@@ -99,10 +107,12 @@ class _Serving:
         return loaded
 
     async def _serve(self, engine: AsyncEngine) -> int:
-        from oneloop.api.server import run_server
+        with self._start_times.part("import api"):
+            from oneloop.api.server import run_server
 
         host, port = self._listening.getsockname()[:2]
         host = f"[{host}]" if ":" in host else host
+        log.info("ready after %s", self._start_times)
         log.info("serving %s on http://%s:%d", ", ".join(engine.served_model_names), host, port)
         death = asyncio.create_task(self._stop_when_dead(engine))
         try:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from oneloop.config import EngineConfig, ModelConfig
     from oneloop.engine.intake import Accepted
     from oneloop.executor.base import Executor, LoadProgress, ModelFiles, ModelInfo
+    from oneloop.start_times import StartTimes
     from oneloop.tokenize.tokenizer import Tokenizer
     from oneloop_core import Vocabulary
 
@@ -85,20 +86,28 @@ class Assembly:
 
 
 async def assemble(
-    config: EngineConfig, executor: Executor, tokenizer: Tokenizer | None, progress: LoadProgress | None
+    config: EngineConfig,
+    executor: Executor,
+    tokenizer: Tokenizer | None,
+    progress: LoadProgress | None,
+    times: StartTimes,
 ) -> Assembly:
     """Fetch, load and connect everything; heavy work runs in threads. Raises ModelError or ConfigError.
 
     tokenizer: None means the model's own.
     """
-    files = await in_daemon_thread(partial(executor.locate, progress), "oneloop-locate")
+    with times.part("locate"):
+        files = await in_daemon_thread(partial(executor.locate, progress), "oneloop-locate")
     info, text = await asyncio.gather(
         in_daemon_thread(partial(executor.start, progress), "oneloop-load"),
-        in_daemon_thread(partial(_read_text_side, config.model, files, tokenizer), "oneloop-tokenizer"),
+        in_daemon_thread(
+            partial(_read_text_side, config.model, files, tokenizer, times), "oneloop-tokenizer"
+        ),
     )
     core = _make_core(config, info, text.vocabulary)
     attach = partial(executor.attach, core.layout, NUM_SLABS, max_num_seqs=config.resolved.max_num_seqs)
-    slabs = await in_daemon_thread(attach, "oneloop-attach")
+    with times.part("attach"):
+        slabs = await in_daemon_thread(attach, "oneloop-attach")
     intake = Intake(
         text.tokenizer,
         info,
@@ -119,13 +128,11 @@ class _TextSide:
     end_ids: tuple[int, ...]
 
 
-def _read_text_side(config: ModelConfig, files: ModelFiles, tokenizer: Tokenizer | None) -> _TextSide:
-    if tokenizer is None:
-        template = None if config.chat_template is None else Path(config.chat_template)
-        if config.tokenizer is None:
-            tokenizer = load_tokenizer(files.path, gguf=files.gguf, chat_template_file=template)
-        else:
-            tokenizer = load_tokenizer(Path(config.tokenizer).expanduser(), chat_template_file=template)
+def _read_text_side(
+    config: ModelConfig, files: ModelFiles, tokenizer: Tokenizer | None, times: StartTimes
+) -> _TextSide:
+    with times.part("tokenizer"):
+        tokenizer = tokenizer or _load_tokenizer(config, files)
     match config.generation_config:
         case "auto":
             given = files.generation
@@ -136,6 +143,13 @@ def _read_text_side(config: ModelConfig, files: ModelFiles, tokenizer: Tokenizer
             given = hf_generation_defaults(Path(folder))
     end_ids = tuple(dict.fromkeys((*tokenizer.eos_token_ids, *given.eos_token_ids)))
     return _TextSide(tokenizer, tokenizer.vocabulary, SamplingDefaults.over(given), end_ids)
+
+
+def _load_tokenizer(config: ModelConfig, files: ModelFiles) -> Tokenizer:
+    template = None if config.chat_template is None else Path(config.chat_template)
+    if config.tokenizer is None:
+        return load_tokenizer(files.path, gguf=files.gguf, chat_template_file=template)
+    return load_tokenizer(Path(config.tokenizer).expanduser(), chat_template_file=template)
 
 
 def _make_core(config: EngineConfig, info: ModelInfo, vocabulary: Vocabulary) -> Core:

@@ -19,6 +19,7 @@ from oneloop.engine.stream import RequestStream
 from oneloop.engine.threads import in_daemon_thread
 from oneloop.errors import EngineDeadError, OneloopError, OverloadedError, RequestError
 from oneloop.executor.select import create_executor
+from oneloop.start_times import StartTimes
 from oneloop_core import RequestError as CoreRequestError
 
 if TYPE_CHECKING:
@@ -57,14 +58,23 @@ class AsyncEngine:
     """
 
     def __init__(
-        self, config: EngineConfig, *, executor: Executor | None = None, tokenizer: Tokenizer | None = None
+        self,
+        config: EngineConfig,
+        *,
+        executor: Executor | None = None,
+        tokenizer: Tokenizer | None = None,
+        start_times: StartTimes | None = None,
     ) -> None:
-        """executor: where steps run; None means the local one. tokenizer: None means the model's own."""
+        """executor: where steps run; None means the device's own. tokenizer: None means the model's own.
+
+        start_times: where the parts of the start are counted; None means from now on.
+        """
         self.config = config
+        self.start_times = start_times or StartTimes()
         self.metrics = EngineMetrics()
         self.served_model_names: tuple[str, ...] = config.model.served_model_name or (config.model.model,)
         """At least one; the first is the one replies carry."""
-        self._executor = create_executor(config) if executor is None else executor
+        self._executor = create_executor(config, self.start_times) if executor is None else executor
         self._tokenizer = tokenizer
         self._state: State = "loading"
         self._reason: str | None = None
@@ -87,7 +97,9 @@ class AsyncEngine:
 
     async def start(self, progress: LoadProgress | None = None) -> None:
         """Load model and tokenizer, then serve. Raises ModelError or ConfigError; the engine is then unusable."""
-        self._assembly = await assemble(self.config, self._executor, self._tokenizer, progress)
+        self._assembly = await assemble(
+            self.config, self._executor, self._tokenizer, progress, self.start_times
+        )
         if self._state != "loading":
             raise EngineDeadError("the engine was shut down while it was loading")
         self._step_loop = StepLoop(

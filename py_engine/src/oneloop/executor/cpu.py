@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from oneloop.executor.base import Completion
 from oneloop.executor.completion import CompletionQueue
 from oneloop.executor.loading import ModelLoading
+from oneloop.start_times import StartTimes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,8 +35,10 @@ _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 class CpuExecutor:
     """Implements `base.Executor` on the CPU. One thread owns torch: it runs the steps, in the order of submit()."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        self._loading = ModelLoading(config)
+    def __init__(self, config: EngineConfig, start_times: StartTimes | None = None) -> None:
+        """start_times: where the parts of the start are counted."""
+        self._times = start_times or StartTimes()
+        self._loading = ModelLoading(config, self._times)
         self._loaded: LoadedModel | None = None
         self._runner: ModelRunner | None = None
         self._slabs: list[SlabViews] = []
@@ -51,7 +54,8 @@ class CpuExecutor:
     def start(self, progress: LoadProgress | None = None) -> ModelInfo:
         """As base.Executor. ConfigError when the memory does not suffice."""
         _let_waiting_threads_sleep()
-        import torch
+        with self._times.part("import torch"):
+            import torch
 
         from oneloop.worker.memory.free import machine_memory
 
@@ -64,7 +68,8 @@ class CpuExecutor:
         from oneloop.worker.runner import ModelRunner
 
         assert self._loaded is not None, "start() comes first"
-        self._runner = ModelRunner(self._loaded.model, self._loaded.plan, max_num_seqs=max_num_seqs)
+        with self._times.part("KV cache"):
+            self._runner = ModelRunner(self._loaded.model, self._loaded.plan, max_num_seqs=max_num_seqs)
         buffers = [aligned_buffer(layout.num_bytes) for _ in range(num_slabs)]
         self._slabs = [SlabViews.over(buffer, layout) for buffer in buffers]
         self._thread = threading.Thread(target=self._run_steps, name="oneloop-step", daemon=True)

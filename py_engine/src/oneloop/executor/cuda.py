@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from oneloop.errors import EngineDeadError
 from oneloop.executor.device_completion import DeviceCompletions
 from oneloop.executor.loading import ModelLoading
+from oneloop.start_times import StartTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,9 +34,11 @@ NUM_CAPTURED_AT_START = 64
 class CudaExecutor:
     """Implements `base.Executor` on one GPU. The loop's thread launches; nothing ever waits for the device there."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, start_times: StartTimes | None = None) -> None:
+        """start_times: where the parts of the start are counted."""
         self._config = config
-        self._loading = ModelLoading(config)
+        self._times = start_times or StartTimes()
+        self._loading = ModelLoading(config, self._times)
         self._loaded: LoadedModel | None = None
         self._slabs: list[HostSlab] = []
         self._runner: GpuModelRunner | None = None
@@ -49,13 +52,18 @@ class CudaExecutor:
 
     def start(self, progress: LoadProgress | None = None) -> ModelInfo:
         """As base.Executor. ConfigError when the memory does not suffice."""
-        import torch
+        with self._times.part("import torch"):
+            import torch
 
+        from oneloop.worker.memory.free import gpu_memory
         from oneloop.worker.memory.ledger import DeviceMemory
 
         device = torch.device("cuda", 0)
-        free, total = torch.cuda.mem_get_info(device)
-        self._loaded = self._loading.load(device, DeviceMemory(total=total, free=free), progress)
+        # As it is before CUDA's context, which the plan counts, and by the same count as `serve --plan`.
+        memory = gpu_memory()
+        with self._times.part("CUDA context"):
+            free, total = torch.cuda.mem_get_info(device)
+        self._loaded = self._loading.load(device, memory or DeviceMemory(total=total, free=free), progress)
         return self._loaded.info
 
     def attach(self, layout: SlabLayout, num_slabs: int, *, max_num_seqs: int) -> Sequence[memoryview]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from oneloop.executor.base import LoadProgress
     from oneloop.loader.resolve import ModelSource
     from oneloop.models.base import Model
+    from oneloop.start_times import StartTimes
     from oneloop.worker.memory.ledger import DeviceMemory, MemoryPlan
 
 log = logging.getLogger(__name__)
@@ -42,8 +43,9 @@ class LoadedModel:
 class ModelLoading:
     """`locate`, then `load`. Making one imports nothing heavy."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, start_times: StartTimes) -> None:
         self._config = config
+        self._times = start_times
         self._source: ModelSource | None = None
 
     def locate(self, progress: LoadProgress | None) -> ModelFiles:
@@ -55,7 +57,7 @@ class ModelLoading:
         source = resolve_model(
             model.model,
             revision=model.revision,
-            weights=model.load_format != "dummy",
+            load_format=model.load_format,
             progress=progress or no_progress,
         )
         self._source = source
@@ -63,11 +65,12 @@ class ModelLoading:
 
     def load(self, device: torch.device, memory: DeviceMemory, progress: LoadProgress | None) -> LoadedModel:
         """Plan the memory, then load. memory: the device's, before. Raises ConfigError or ModelError."""
-        import torch
+        with self._times.part("import model"):
+            import torch
 
-        from oneloop.loader.load import load_model
-        from oneloop.loader.progress import no_progress
-        from oneloop.worker.memory.plan import plan_memory
+            from oneloop.loader.load import load_model
+            from oneloop.loader.progress import no_progress
+            from oneloop.worker.memory.plan import plan_memory
 
         assert self._source is not None, "locate() comes first"
         settings, spec = self._config.model, self._source.spec
@@ -83,6 +86,7 @@ class ModelLoading:
             load_format=settings.load_format,
             seed=settings.seed,
             progress=progress or no_progress,
+            start_times=self._times,
         )
         log.info(
             "%d KV blocks of %d tokens (%d MiB), context %d tokens, %s",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     from oneloop.config import EngineConfig
     from oneloop.executor.base import Executor
+    from oneloop.start_times import StartTimes
 
 _EXECUTORS: dict[str, tuple[str, str]] = {
     "cpu": ("oneloop.executor.cpu", "CpuExecutor"),
@@ -15,7 +16,7 @@ _EXECUTORS: dict[str, tuple[str, str]] = {
 }
 
 
-def create_executor(config: EngineConfig) -> Executor:
-    """The executor of the configuration's device, not started yet."""
+def create_executor(config: EngineConfig, start_times: StartTimes) -> Executor:
+    """The executor of the configuration's device, not started yet. It adds its parts to start_times."""
     module, kind = _EXECUTORS[config.resolved.device]
-    return cast("Executor", getattr(import_module(module), kind)(config))
+    return cast("Executor", getattr(import_module(module), kind)(config, start_times))

@@ -96,6 +96,8 @@ def _pieces(tensor: GgufTensor, target: torch.Tensor, head_dim: int | None) -> I
 
 def _fill(reader: FileReader, device: torch.device, count: ByteCount, pieces: Iterator[_Piece]) -> None:
     """One thread's work. What goes to a GPU gets its type and its rows' order on the way into the pinned buffer."""
+    if device.type != "cpu":
+        torch.set_num_threads(1)  # of this thread: it is one of several, and its pieces are small
     raw: NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
     with torch.no_grad(), Staging(device, 4 * _CHUNK_ELEMENTS) as staging:
         for piece in pieces:

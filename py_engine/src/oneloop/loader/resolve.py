@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from oneloop.config import DEFAULT_MODEL
-from oneloop.errors import ModelError
+from oneloop.errors import ConfigError, ModelError
 from oneloop.formats.expected import expected_tensors
 from oneloop.formats.generation import GenerationDefaults, hf_generation_defaults
 from oneloop.formats.gguf import GgufFile, read_gguf
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from oneloop.formats.model_spec import ModelSpec
     from oneloop.formats.safetensors import SafetensorsTensor
+
+LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_UNWANTED = ("consolidated*.safetensors", "original/*", "*/*.safetensors")
@@ -49,23 +51,25 @@ class ModelSource:
 
 
 def resolve_model(
-    model: str, *, revision: str | None = None, weights: bool = True, progress: Progress = no_progress
+    model: str,
+    *,
+    revision: str | None = None,
+    load_format: LoadFormat = "auto",
+    progress: Progress = no_progress,
 ) -> ModelSource:
     """Find the files, fetching them where `model` is a hub id or the embedded model's name.
 
-    revision: commit, tag or branch of a hub model, the same for all its files. weights: False fetches no weight
-    files and looks at none (dummy weights, a memory plan); else their headers hold every tensor of the model in its
-    shape. ModelError says what is missing or malformed and what to do.
+    revision: commit, tag or branch of a hub model, the same for all its files. load_format: dummy fetches
+    no weight files and looks at none; else their headers hold every tensor of the model in its shape. ModelError says
+    what is missing or malformed and what to do; ConfigError that the files are of another load_format.
     """
     if model == DEFAULT_MODEL:  # whatever lies in the working directory; ./smollm2 is a folder of that name
-        return replace(
-            _file_source(fetch_embedded(progress=progress), weights=weights), generation=GENERATION
-        )
+        return replace(_file_source(fetch_embedded(progress=progress), load_format), generation=GENERATION)
     path = Path(model).expanduser()
     if path.is_dir():
-        return _folder_source(path, weights=weights)
+        return _folder_source(path, load_format)
     if path.is_file():
-        return _file_source(path, weights=weights)
+        return _file_source(path, load_format)
     if (
         path.is_absolute()
         or model.startswith((".", "~"))
@@ -73,22 +77,24 @@ def resolve_model(
         or not _HUB_ID.fullmatch(model)
     ):
         raise ModelError(model, "no such file or folder (and no hub id)")
-    return _folder_source(_fetch_from_hub(model, revision, weights=weights), weights=weights)
+    weights = load_format != "dummy"
+    return _folder_source(_fetch_from_hub(model, revision, weights=weights), load_format)
 
 
-def _file_source(path: Path, *, weights: bool) -> ModelSource:
+def _file_source(path: Path, load_format: LoadFormat) -> ModelSource:
     if path.suffix in (".bin", ".pt", ".pth", ".ckpt"):
         raise ModelError(str(path), "pickled weights are never loaded; convert the model to safetensors")
     if path.suffix == ".safetensors" or path.name == "config.json":
         raise ModelError(str(path), f"give the folder it is in: {path.parent}")
     file = read_gguf(path)
     spec = gguf_model_spec(file)
-    if weights:
+    _check_format(load_format, "gguf", path)
+    if load_format != "dummy":
         check_gguf(file, expected_tensors(spec))
     return ModelSource(kind="gguf", path=path, spec=spec, generation=GenerationDefaults(), gguf=file)
 
 
-def _folder_source(path: Path, *, weights: bool) -> ModelSource:
+def _folder_source(path: Path, load_format: LoadFormat) -> ModelSource:
     if not (path / "config.json").is_file():
         single = sorted(path.glob("*.gguf"))
         if single:
@@ -97,13 +103,19 @@ def _folder_source(path: Path, *, weights: bool) -> ModelSource:
             )
         raise ModelError(str(path), "holds no config.json: not a Hugging Face model folder")
     spec = hf_model_spec(path)
+    _check_format(load_format, "safetensors", path)
     return ModelSource(
         kind="folder",
         path=path,
         spec=spec,
         generation=hf_generation_defaults(path),
-        tensors=read_checkpoint(path, expected_tensors(spec)) if weights else None,
+        tensors=read_checkpoint(path, expected_tensors(spec)) if load_format != "dummy" else None,
     )
+
+
+def _check_format(load_format: LoadFormat, found: LoadFormat, path: Path) -> None:
+    if load_format not in ("auto", "dummy", found):
+        raise ConfigError("load_format", f"is {load_format}, but {path} is a {found} model")
 
 
 def _fetch_from_hub(model: str, revision: str | None, *, weights: bool) -> Path:

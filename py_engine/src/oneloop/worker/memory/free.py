@@ -1,11 +1,18 @@
-"""Memory of the machine that this process can still take."""
+"""Memory of the machine and of its GPU that this process can still take."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from oneloop.device.nvml import first_gpu
 from oneloop.worker.memory.ledger import DeviceMemory
+
+
+def gpu_memory() -> DeviceMemory | None:
+    """Bytes of the GPU that this process would use, by NVML's count; None where NVML says nothing."""
+    gpu = first_gpu()
+    return None if gpu is None else DeviceMemory(total=gpu.total_bytes, free=gpu.free_bytes)
 
 
 def machine_memory() -> DeviceMemory:
