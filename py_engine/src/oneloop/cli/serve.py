@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import logging
 import os
 import signal
@@ -96,19 +97,27 @@ class _Serving:
     async def _load(self, engine: AsyncEngine) -> bool:
         """Load with progress bars. False when a signal came first."""
         from oneloop.engine.progress import LoadBars
+        from oneloop.engine.threads import in_daemon_thread
 
         async with answering_while_loading(self._listening):
             with LoadBars() as bars:
+                importing = asyncio.create_task(in_daemon_thread(self._import_api, "oneloop-import"))
                 loaded = await self._unless_stopped(engine.start(bars))
+                if loaded:
+                    await importing
         # What is loaded now lives as long as the process. Left to the collector, each full collection walks all of it:
         # 100 ms with torch imported, in which nothing else runs.
         gc.collect()
         gc.freeze()
         return loaded
 
-    async def _serve(self, engine: AsyncEngine) -> int:
+    def _import_api(self) -> None:
+        """So that it is there once the model is; while weights are read the interpreter has time for it."""
         with self._start_times.part("import api"):
-            from oneloop.api.server import run_server
+            importlib.import_module("oneloop.api.server")
+
+    async def _serve(self, engine: AsyncEngine) -> int:
+        from oneloop.api.server import run_server
 
         host, port = self._listening.getsockname()[:2]
         host = f"[{host}]" if ":" in host else host
