@@ -134,7 +134,7 @@ def make_attention(shape, dtype, device, *, max_rows=40, max_tokens=512, max_blo
         names = {name: config.pop(name) for name in tuple(config) if name.startswith(f"{part}_")}
         changes = {name.removeprefix(f"{part}_"): value for name, value in names.items()}
         parts[part] = dataclasses.replace(getattr(tuned, part), **changes)
-    sms = config.pop("sms", None)
+    sms = config.pop("sms", 6 if INTERPRETED else None)
     return factory(
         shape, max_rows=max_rows, max_tokens=max_tokens, max_blocks_per_row=max_blocks, dtype=dtype, device=device,
         config=dataclasses.replace(tuned, **parts, **config), sms=sms,

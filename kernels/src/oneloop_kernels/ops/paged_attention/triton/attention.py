@@ -171,9 +171,9 @@ class TritonAttention:
 
     def run_decode(
         self, step: AttentionStep, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor,
-        sinks: torch.Tensor | None, *, shares: bool,
+        sinks: torch.Tensor | None, *, shares: bool, beside: bool,
     ) -> None:  # fmt: skip
-        """Launch decode.py on one layer."""
+        """Launch decode.py on one layer. beside: directly after run_tiles for rows with several queries."""
         space, config = self._space, self.config.decode
         dim = self._layer_constants["DIM"]
         merge = max(2, min(16, _MERGE_ELEMENTS // (self._group_rows * int(dim))))
@@ -183,7 +183,7 @@ class TritonAttention:
             space.partial_acc, space.partial_norm, space.tickets, space.shared_acc, space.shared_norm, self._max_rows,
             cache.stride(0), cache.stride(1), cache.stride(2), self._scale,
             **self._layer_constants, BLOCK_N=config.block_n, GROUP_ROWS=self._group_rows, MERGE=merge,
-            HAS_SINKS=sinks is not None, SHARED=shares, STAGES=config.stages, num_warps=config.warps,
+            HAS_SINKS=sinks is not None, SHARED=shares, BESIDE=beside, STAGES=config.stages, num_warps=config.warps,
             **_registers(config.max_registers), **self._pdl,
         )  # fmt: skip
 
@@ -205,7 +205,9 @@ class TritonPlan:
             self.attention.run_tiles(self.step, qkv, cache, out, sinks, shared=True)
         if self.has_multi:
             self.attention.run_tiles(self.step, qkv, cache, out, sinks, shared=False)
-        self.attention.run_decode(self.step, qkv, cache, out, sinks, shares=self.shares)
+        self.attention.run_decode(
+            self.step, qkv, cache, out, sinks, shares=self.shares, beside=self.has_multi
+        )
 
 
 @dataclass(frozen=True, slots=True)

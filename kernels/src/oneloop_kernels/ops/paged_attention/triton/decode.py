@@ -17,7 +17,6 @@ from oneloop_kernels.ops.paged_attention.triton.softmax import (
     HIDDEN,
     LOG2_E,
     absorb,
-    capped,
     key_offsets,
     table_entries,
 )
@@ -33,18 +32,21 @@ def decode_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_ROWS: tl.constexpr, MERGE: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, SHARED: tl.constexpr,
-    STAGES: tl.constexpr, USE_PDL: tl.constexpr,
+    STAGES: tl.constexpr, BESIDE: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """One program of a fixed grid. DIM: HEAD_DIM rounded up to a power of two, GROUP_ROWS: query heads of a key head.
 
     qkv, out, cache, sinks: as in the contract. programs: [programs, PROGRAM_FIELDS], split: [2], see planning.py.
     fp32: partial_acc [2 · programs, GROUP_ROWS, HEAD_DIM], partial_norm [2, 2 · programs, GROUP_ROWS]: maxima, sums.
     tickets: [programs] int32, 0 before and after. shared_…: see planning.py and tiles.py.
+    BESIDE: the kernel before is tiles.py on other rows of the step. It lets this one start once all that it waited for
+    has ended, which is all that this one needs; so this one fills the multiprocessors that it leaves, and waits for it
+    only at the end, so that whoever waits for this one has waited for both.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     ROWS: tl.constexpr = max(GROUP_ROWS, 16)
     program = tl.program_id(0)
-    if USE_PDL:
+    if USE_PDL and not BESIDE:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     base = tl.load(split)
@@ -90,9 +92,10 @@ def decode_kernel(
             inside = valid[:, None] & (dims < HEAD_DIM)[None, :]
             k = tl.load(keys + offsets[:, None] + dims[None, :], mask=inside, other=0.0)
             v = tl.load(values + offsets[:, None] + dims[None, :], mask=inside, other=0.0)
-            scores = capped(tl.dot(q, tl.trans(k), input_precision="ieee"), scale_log2, SOFT_CAP)
-            scores = tl.where(valid[None, :], scores, HIDDEN)
-            acc, maximum, sums = absorb(scores, v, acc, maximum, sums, True)
+            products = tl.dot(q, tl.trans(k), input_precision="ieee")
+            acc, maximum, sums = absorb(
+                products, valid[None, :], scale_log2, v, acc, maximum, sums, True, SOFT_CAP, True
+            )
         total = tl.sum(sums, 1)
         if end - begin == tiles:
             _write(
@@ -128,6 +131,9 @@ def decode_kernel(
         more = row_ends & (left > 0)
         length = tl.load(seq_lens + row, mask=more, other=length)
         slot = tl.load(row_slot + row, mask=more, other=slot)
+    if USE_PDL and BESIDE:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit

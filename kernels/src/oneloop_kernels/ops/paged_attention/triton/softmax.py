@@ -1,6 +1,7 @@
 """What both attention kernels share: addresses in the paged cache, and one step of the online softmax.
 
-Scores are kept in the base-2 domain: s · log2(e), so that weights are exp2 of differences.
+Maxima are kept in the base-2 domain, s · log2(e), so that weights are exp2 of differences. The factor into that domain
+is applied within that difference, by one fused multiply-add.
 """
 
 from __future__ import annotations
@@ -42,25 +43,37 @@ def key_offsets(
 
 
 @triton.jit
-def capped(scores, scale_log2, SOFT_CAP: tl.constexpr):
-    """Raw products to scores in the base-2 domain. SOFT_CAP: 0 for none, then scale_log2 is scale · log2(e);
-    else scale_log2 is 2 · log2(e) · scale / SOFT_CAP and tanh(x) = 1 − 2 / (exp(2x) + 1)."""
-    if SOFT_CAP > 0:
-        doubled = tl.minimum(scores * scale_log2, 60.0)
-        return SOFT_CAP * LOG2_E * (1.0 - 2.0 / (tl.exp2(doubled) + 1.0))
-    else:
-        return scores * scale_log2
+def absorb(
+    products,
+    seen,
+    scale_log2,
+    values,
+    acc,
+    maximum,
+    sums,
+    MASKED: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    BY_COLUMN: tl.constexpr,
+):
+    """Add a tile. products: [M, N] of queries and keys; values: [N, D]; acc: [M, D] fp32; maximum: [M] fp32. → the new
+    three.
 
-
-@triton.jit
-def absorb(scores, values, acc, maximum, sums, BY_COLUMN: tl.constexpr):
-    """Add a tile. scores: [M, N] base 2; values: [N, D]; acc: [M, D] fp32; maximum: [M] fp32. → the new three.
-
+    seen: what a query sees, [M, N] or one that is broadcast to it; only used with MASKED. scale_log2: into the base-2
+    domain, scale · log2(e); with SOFT_CAP (0 for none) 2 · log2(e) · scale / SOFT_CAP, for tanh(x) is
+    1 − 2 / (exp(2x) + 1).
     sums: [M] fp32, the weights' sums. BY_COLUMN: [M, N], to be added up along N once, after the last tile: worth its
     registers where the columns are spread over several warps.
     """
-    new_maximum = tl.maximum(maximum, tl.max(scores, 1))
-    weights = tl.exp2(scores - new_maximum[:, None])
+    if SOFT_CAP > 0:
+        doubled = tl.minimum(products * scale_log2, 60.0)
+        products = SOFT_CAP * LOG2_E * (1.0 - 2.0 / (tl.exp2(doubled) + 1.0))
+        factor = 1.0
+    else:
+        factor = scale_log2
+    if MASKED:
+        products = tl.where(seen, products, HIDDEN)
+    new_maximum = tl.maximum(maximum, tl.max(products, 1) * factor)
+    weights = tl.exp2(products * factor - new_maximum[:, None])
     shrink = tl.exp2(maximum - new_maximum)
     if BY_COLUMN:
         sums = sums * shrink[:, None] + weights

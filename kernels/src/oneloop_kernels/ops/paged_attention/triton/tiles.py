@@ -15,7 +15,6 @@ from oneloop_kernels.ops.paged_attention.triton.softmax import (
     HIDDEN,
     LOG2_E,
     absorb,
-    capped,
     key_offsets,
     table_entries,
 )
@@ -151,11 +150,13 @@ def _walk(
                 k = tl.load(keys + places)
                 v = tl.load(values + places)
         blocks = table_entries(table, start + BLOCK_N, length, BLOCK_SIZE, BLOCK_N)
-        scores = capped(tl.dot(q, tl.trans(k), input_precision="ieee"), scale_log2, SOFT_CAP)
+        products = tl.dot(q, tl.trans(k), input_precision="ieee")
+        seen = True
         if MASKED:
             seen = positions[None, :] <= query_positions[:, None]
             if WINDOW > 0:
                 seen = seen & (positions[None, :] > query_positions[:, None] - WINDOW)
-            scores = tl.where(seen, scores, HIDDEN)
-        acc, maximum, total = absorb(scores, v, acc, maximum, total, False)
+        acc, maximum, total = absorb(
+            products, seen, scale_log2, v, acc, maximum, total, MASKED, SOFT_CAP, False
+        )
     return acc, maximum, total
