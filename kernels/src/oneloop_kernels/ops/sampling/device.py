@@ -145,7 +145,10 @@ class EditTables:
 
 @dataclass(frozen=True, slots=True)
 class SampleStep:
-    """Where a step is read and its tokens go. slab: the device's copy by field name; last_token: [max_num_seqs] int32."""
+    """Where a step is read and its tokens go.
+
+    slab: the device's copy by field name. last_token: [max_num_seqs] int32.
+    """
 
     slab: Mapping[str, torch.Tensor]
     header_index: Mapping[str, int]
@@ -189,7 +192,5 @@ class DeviceSamplingOps(Protocol):
 
 DEVICE_SAMPLING: Family[DeviceSamplingOps] = Family(
     "device_sampling",
-    (
-        Implementation("triton", "oneloop_kernels.ops.sampling.triton.launch", "TRITON", frozenset({"cuda"})),
-    ),
+    (Implementation("triton", "oneloop_kernels.ops.sampling.triton.launch", "TRITON", frozenset({"cuda"})),),
 )

@@ -1,4 +1,4 @@
-"""How the kernels divide a row among programs. Chosen by arithmetic for an H200; `--sweep` of the bench tries others."""
+"""How the kernels divide a row among programs. By arithmetic for an H200; `--sweep` of the bench tries others."""
 
 from __future__ import annotations
 
@@ -9,6 +9,17 @@ from oneloop_kernels.ops.sampling.device import GROUP, MAX_SPLITS
 
 PROGRAMS_PER_SM: Final = 4
 """That many programs are wanted: they fit at once, and their loads hide each other's arithmetic."""
+LARGEST_TILE: Final = 2048
+SMALLEST_TILE: Final = 1024
+ELEMENTS_PER_THREAD: Final = 8
+"""One load of 16 bytes of a 16-bit type; with twice as many the scan needs twice the registers."""
+SCAN_REGISTERS: Final = 64
+"""Per thread: four programs of 256 threads on a multiprocessor. Compiled for sm_90 without spills."""
+LOGPROB_SCAN_REGISTERS: Final = 80
+FINISH_TILE: Final = 2048
+FINISH_WARPS: Final = 8
+FINISH_REGISTERS: Final = 128
+"""Two programs on a multiprocessor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +34,8 @@ class Division:
 
 def divide(bucket: int, vocab_size: int, num_sms: int, *, programs_per_sm: int = PROGRAMS_PER_SM) -> Division:
     """Few rows: small tiles on all multiprocessors; many rows: large tiles, several to a program."""
-    tile = 4096
-    while tile > 1024 and bucket * -(-vocab_size // tile) < num_sms:
+    tile = LARGEST_TILE
+    while tile > SMALLEST_TILE and bucket * -(-vocab_size // tile) < num_sms:
         tile //= 2
     while tile > GROUP and tile // 2 >= vocab_size:
         tile //= 2
@@ -35,5 +46,5 @@ def divide(bucket: int, vocab_size: int, num_sms: int, *, programs_per_sm: int =
         splits=-(-num_tiles // tiles_per_split),
         num_tiles=tiles_per_split,
         tile=tile,
-        num_warps=max(1, tile // 512),
+        num_warps=max(1, tile // (32 * ELEMENTS_PER_THREAD)),
     )

@@ -52,8 +52,9 @@ def edit_kernel(
     BLOCK: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):
-    """edited[i] = the row's logits + bans + bias, then penalized. Grid: [splits, bucket]; NUM_TILES · BLOCK tokens each.
+    """edited[i] = the row's logits + bans + bias, then penalized.
 
+    Grid: [splits, bucket]; NUM_TILES · BLOCK tokens each.
     Lists are added by atomics, so that a token which stands in one twice, or in both, gets the sum.
     """
     if USE_PDL:

@@ -21,7 +21,12 @@ from oneloop_kernels.ops.sampling.triton.common import (
     token_key,
 )
 from oneloop_kernels.ops.sampling.triton.greedy import write_token
-from oneloop_kernels.ops.sampling.triton.passes import collect_groups, largest_below, largest_maxima, sum_above
+from oneloop_kernels.ops.sampling.triton.passes import (
+    collect_groups,
+    largest_below,
+    largest_maxima,
+    sum_above,
+)
 from oneloop_kernels.ops.sampling.triton.scan import (
     PART_LOGIT,
     PART_MAXIMUM,

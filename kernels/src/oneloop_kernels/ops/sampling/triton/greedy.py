@@ -69,13 +69,17 @@ def greedy_kernel(
     columns = split * (NUM_TILES * BLOCK) + tl.arange(0, BLOCK)
     best = tl.full((BLOCK,), NEG_INF, tl.float32)
     best_tile = tl.zeros((BLOCK,), tl.int32)
-    following = load_row(logits, edited, is_edited, columns, columns < vocab_size, EDITS)
+    if not EDITS:
+        following = tl.load(logits + columns, mask=columns < vocab_size, other=NEG_INF)
     for tile in range(NUM_TILES):
-        x = following
-        ahead = columns + (tile + 1) * BLOCK
-        following = load_row(
-            logits, edited, is_edited, ahead, (ahead < vocab_size) & (tile + 1 < NUM_TILES), EDITS
-        )
+        if EDITS:
+            here = columns + tile * BLOCK
+            x = load_row(logits, edited, is_edited, here, here < vocab_size, EDITS)
+        else:
+            x = following.to(tl.float32)
+            ahead = columns + (tile + 1) * BLOCK
+            ahead_mask = (ahead < vocab_size) & (tile + 1 < NUM_TILES)
+            following = tl.load(logits + ahead, mask=ahead_mask, other=NEG_INF)
         best_tile = tl.where(x > best, tile, best_tile)
         best = tl.maximum(best, x, propagate_nan=tl.PropagateNan.ALL)
     is_nan = tl.max((best != best).to(tl.int32), 0) > 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 import triton
 
-from oneloop_kernels.launch import INTERPRETED, num_sms, pdl_options
+from oneloop_kernels.launch import num_sms, pdl_options
 from oneloop_kernels.ops.sampling.device import GROUP, MAX_BANNED, MAX_BIAS
 from oneloop_kernels.ops.sampling.triton.admit import (
     admit_kernel,
@@ -15,7 +15,15 @@ from oneloop_kernels.ops.sampling.triton.admit import (
     fill_history_kernel,
     fork_history_kernel,
 )
-from oneloop_kernels.ops.sampling.triton.configs import Division, divide
+from oneloop_kernels.ops.sampling.triton.configs import (
+    FINISH_REGISTERS,
+    FINISH_TILE,
+    FINISH_WARPS,
+    LOGPROB_SCAN_REGISTERS,
+    SCAN_REGISTERS,
+    Division,
+    divide,
+)
 from oneloop_kernels.ops.sampling.triton.edit import edit_kernel
 from oneloop_kernels.ops.sampling.triton.finish import finish_kernel
 from oneloop_kernels.ops.sampling.triton.greedy import greedy_kernel
@@ -36,8 +44,6 @@ _LIST_BLOCK: Final = 1024
 _ROW_BLOCK: Final = 4096
 _HISTORY_PROGRAMS: Final = 8
 """Programs that share the list of one slot's known tokens."""
-_FINISH_TILE_GROUPS: Final = 32
-_FINISH_WARPS: Final = 8
 
 
 class TritonSamplingOps:
@@ -211,8 +217,8 @@ def _launch_scan(
         LOGPROBS=variant.logprobs,
         NUM_TILES=division.num_tiles,
         TILE_GROUPS=division.tile // GROUP,
-        INTERPRETED=INTERPRETED,
         num_warps=division.num_warps,
+        maxnreg=LOGPROB_SCAN_REGISTERS if variant.logprobs else SCAN_REGISTERS,
         **options,
     )
 
@@ -256,9 +262,10 @@ def _launch_finish(
         LOGPROB_COLUMNS=output.logprob.shape[0] // output.rank.shape[0],
         SPLITS=division.splits,
         SPLITS_PADDED=triton.next_power_of_2(division.splits),
-        TILE_GROUPS=min(_FINISH_TILE_GROUPS, padded_groups),
+        TILE_GROUPS=min(FINISH_TILE // GROUP, padded_groups),
         PADDED_GROUPS=padded_groups,
-        num_warps=_FINISH_WARPS,
+        num_warps=FINISH_WARPS,
+        maxnreg=FINISH_REGISTERS,
         **common,
     )
 

@@ -1,5 +1,4 @@
-"""Looking again at part of a row: only at groups of tokens whose maximum says that they can matter.
-"""
+"""Looking again at part of a row: only at groups of tokens whose maximum says that they can matter."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ from oneloop_kernels.ops.sampling.triton.common import (
     COLUMNS,
     GROUP,
     HASH_RANGE,
-    MAX_NOISE,
     MAX_SPLITS,
     MIN_P,
     MIN_TEMPERATURE,
@@ -25,6 +24,7 @@ from oneloop_kernels.ops.sampling.triton.common import (
     TEMPERATURE,
     TOP_K,
     TOP_P,
+    group_extremes,
     group_maximum,
     hash31,
     load_row,
@@ -57,48 +57,43 @@ def uses_whole_mass(floats, ints):
 
 
 @triton.jit
-def _add_exponentials(x, x_maximum, maximum, total, inverse):
-    """The running maximum and Σ exp((x − maximum) · inverse) of each line, one more [groups, tokens] taken in."""
-    new_maximum = tl.maximum(maximum, x_maximum)
+def _add_exponentials(x, old_maximum, new_maximum, total, inverse):
+    """Σ exp((x − maximum) · inverse) of each line, one more [groups, tokens] taken in."""
     origin = tl.where(new_maximum == NEG_INF, 0.0, new_maximum)
     terms = tl.sum(tl.exp((x - origin[:, None]) * inverse), 1)
-    return new_maximum, total * tl.exp((maximum - origin) * inverse) + terms
+    return total * tl.exp((old_maximum - origin) * inverse) + terms
 
 
 @triton.jit
 def _merge_exponentials(maximum, total, inverse):
-    """Over all lines."""
+    """Over all lines, relative to the largest maximum."""
     overall = tl.max(maximum, 0)
     origin = tl.where(overall == NEG_INF, 0.0, overall)
-    return overall, tl.sum(total * tl.exp((maximum - origin) * inverse), 0)
+    return tl.sum(total * tl.exp((maximum - origin) * inverse), 0)
 
 
 @triton.jit
 def _draw_further(
-    x, columns, maxima, best_logit, best_noise, best_token, maximum, temperature, factor, offset
-):
-    """The winner so far and the running maximum, one more tile taken in.
+    x, columns, hashed, maxima, least_hash, best_logit, best_noise, best_token,
+    temperature, inverse, factor, offset,
+):  # fmt: skip
+    """The winner so far, one more tile taken in.
 
-    A token of hash h and uniform v ≈ h / 2³¹ has noise < −log v, so only h < 2³¹ · exp(s − lead) can win. With the
-    largest s of its group in place of its own, that is one comparison; the noise itself is computed for few tiles.
+    A token of hash h and uniform v ≈ h / 2³¹ has noise < −log v, so only one with h < 2³¹ · exp(its lead in logits −
+    the winner's noise) can win. With the largest logit of its group in place of its own, that is one comparison; the
+    noise itself is computed for few tiles.
     """
-    tile_maximum = tl.max(maxima, 0)
-    maximum = tl.maximum(maximum, tile_maximum)
-    lead = scaled(best_logit, maximum, temperature) + best_noise
-    if scaled(tile_maximum, maximum, temperature) + MAX_NOISE > lead:
-        hashed = hash31(columns, factor, offset)
-        chance = tl.exp(scaled(maxima, maximum, temperature) - lead)
-        within_reach = tl.min(hashed, 1).to(tl.float32) < chance * (1.001 * HASH_RANGE) + 2.0
-        if tl.max(within_reach.to(tl.int32), 0) > 0:
-            noise = noise_of(hashed)
-            perturbed = scaled(x, maximum, temperature) + noise
-            winner = tl.max(tl.max(perturbed, 1), 0)
-            if winner > lead:
-                token = tl.min(tl.min(tl.where(perturbed == winner, columns, NO_TOKEN), 1), 0)
-                best_noise = tl.sum(tl.sum(tl.where(columns == token, noise, 0.0), 1), 0)
-                best_logit = tl.sum(tl.sum(tl.where(columns == token, x, 0.0), 1), 0)
-                best_token = token
-    return best_logit, best_noise, best_token, maximum
+    chance = tl.exp((maxima - best_logit) * inverse - best_noise)
+    within_reach = least_hash.to(tl.float32) < chance * (1.001 * HASH_RANGE) + 2.0
+    if tl.max(within_reach.to(tl.int32), 0) > 0:
+        best = tl.maximum(best_logit, tl.max(maxima, 0))
+        perturbed = scaled(x, best, temperature) + noise_of(hashed)
+        winner = tl.max(tl.max(perturbed, 1), 0)
+        if winner > scaled(best_logit, best, temperature) + best_noise:
+            best_token = tl.min(tl.min(tl.where(perturbed == winner, columns, NO_TOKEN), 1), 0)
+            best_noise = noise_of(hash31(best_token, factor, offset))
+            best_logit = tl.sum(tl.sum(tl.where(columns == best_token, x, 0.0), 1), 0)
+    return best_logit, best_noise, best_token
 
 
 @triton.jit
@@ -123,7 +118,6 @@ def scan_kernel(
     LOGPROBS: tl.constexpr,
     NUM_TILES: tl.constexpr,
     TILE_GROUPS: tl.constexpr,
-    INTERPRETED: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):
     """Grid: [splits, bucket]; NUM_TILES tiles of TILE_GROUPS · GROUP tokens each."""
@@ -153,42 +147,62 @@ def scan_kernel(
     lines = tl.arange(0, TILE_GROUPS)
     tokens = tl.arange(0, GROUP)
     best_logit, best_noise, best_token = float("-inf"), 0.0, first_group * GROUP
-    maximum = float("-inf")
     has_nan = tl.zeros((TILE_GROUPS,), tl.int32)
     line_maximum = tl.full((TILE_GROUPS,), NEG_INF, tl.float32)
+    line_tile = tl.zeros((TILE_GROUPS,), tl.int32)
     line_sum = tl.zeros((TILE_GROUPS,), tl.float32)
     raw_maximum = tl.full((TILE_GROUPS,), NEG_INF, tl.float32)
     raw_sum = tl.zeros((TILE_GROUPS,), tl.float32)
+    offsets = first_group * GROUP + lines[:, None] * GROUP + tokens[None, :]
+    if not EDITS:
+        following = tl.load(logits + offsets, mask=offsets < vocab_size, other=NEG_INF)
     for tile in range(NUM_TILES):
         groups = first_group + tile * TILE_GROUPS + lines
-        columns = groups[:, None] * GROUP + tokens[None, :]
-        mask = columns < vocab_size
-        x = load_row(logits, edited, is_edited, columns, mask, EDITS)
-        maxima = group_maximum(x, INTERPRETED)
+        columns = offsets + tile * (TILE_GROUPS * GROUP)
+        if EDITS:
+            x = load_row(logits, edited, is_edited, columns, columns < vocab_size, EDITS)
+        else:
+            x = following.to(tl.float32)
+            ahead = columns + TILE_GROUPS * GROUP
+            ahead_mask = (ahead < vocab_size) & (tile + 1 < NUM_TILES)
+            following = tl.load(logits + ahead, mask=ahead_mask, other=NEG_INF)
+        hashed = hash31(columns, factor, offset)  # not computed where it is not used
+        if is_random:
+            maxima, least_hash = group_extremes(x, hashed)
+        else:
+            maxima = group_maximum(x)
+            least_hash = tl.zeros((TILE_GROUPS,), tl.int32)
         has_nan |= (maxima != maxima).to(tl.int32)
+        maxima = tl.where(maxima != maxima, NEG_INF, maxima)
         if LOGPROBS:
             if wants_raw:
                 raw, raw_maxima = x, maxima
                 if EDITS:
-                    raw = tl.load(logits + columns, mask=mask, other=NEG_INF).to(tl.float32)
-                    raw_maxima = group_maximum(raw, INTERPRETED)
+                    raw = tl.load(logits + columns, mask=columns < vocab_size, other=NEG_INF).to(tl.float32)
+                    raw_maxima = tl.max(raw, 1)
                 tl.store(raw_group_max_ptr + row * num_groups + groups, raw_maxima, mask=groups < num_groups)
-                raw_maximum, raw_sum = _add_exponentials(raw, raw_maxima, raw_maximum, raw_sum, 1.0)
-        maxima = tl.where(maxima != maxima, NEG_INF, maxima)
+                new_maximum = tl.maximum(raw_maximum, raw_maxima)
+                raw_sum = _add_exponentials(raw, raw_maximum, new_maximum, raw_sum, 1.0)
+                raw_maximum = new_maximum
         if is_random:
             if truncated:
                 tl.store(group_max_ptr + row * num_groups + groups, maxima, mask=groups < num_groups)
             if whole_mass:
-                line_maximum, line_sum = _add_exponentials(x, maxima, line_maximum, line_sum, inverse)
-            best_logit, best_noise, best_token, maximum = _draw_further(
-                x, columns, maxima, best_logit, best_noise, best_token, maximum, temperature, factor, offset
-            )
-        else:
-            maximum = tl.max(maxima, 0)
-            if maximum > best_logit:
-                best_token = tl.min(tl.min(tl.where(x == maximum, columns, NO_TOKEN), 1), 0)
-                best_logit = maximum
-            maximum = best_logit
+                new_maximum = tl.maximum(line_maximum, maxima)
+                line_sum = _add_exponentials(x, line_maximum, new_maximum, line_sum, inverse)
+            best_logit, best_noise, best_token = _draw_further(
+                x, columns, hashed, maxima, least_hash, best_logit, best_noise, best_token,
+                temperature, inverse, factor, offset,
+            )  # fmt: skip
+        line_tile = tl.where(maxima > line_maximum, tile, line_tile)
+        line_maximum = tl.maximum(line_maximum, maxima)
+    maximum = tl.max(line_maximum, 0)
+    if not is_random:
+        best_logit = maximum
+        group = tl.min(tl.where(line_maximum == maximum, line_tile * TILE_GROUPS + lines, NO_TOKEN), 0)
+        columns = (first_group + group) * GROUP + tokens
+        x = load_row(logits, edited, is_edited, columns, columns < vocab_size, EDITS)
+        best_token = tl.min(tl.where(x == maximum, columns, NO_TOKEN), 0)
     split = tl.program_id(0)
     partials = partial_ptr + row * (PARTIAL_COLUMNS * MAX_SPLITS) + split
     tl.store(partials + PART_LOGIT * MAX_SPLITS, best_logit)
@@ -196,10 +210,8 @@ def scan_kernel(
     tl.store(partials + PART_MAXIMUM * MAX_SPLITS, tl.where(tl.max(has_nan, 0) > 0, NAN, maximum))
     tl.store(partial_token_ptr + row * MAX_SPLITS + split, best_token)
     if whole_mass:
-        _, total = _merge_exponentials(line_maximum, line_sum, inverse)  # the same maximum as above
-        tl.store(partials + PART_SUM * MAX_SPLITS, total)
+        tl.store(partials + PART_SUM * MAX_SPLITS, _merge_exponentials(line_maximum, line_sum, inverse))
     if LOGPROBS:
         if wants_raw:
-            overall, total = _merge_exponentials(raw_maximum, raw_sum, 1.0)
-            tl.store(partials + PART_RAW_MAXIMUM * MAX_SPLITS, overall)
-            tl.store(partials + PART_RAW_SUM * MAX_SPLITS, total)
+            tl.store(partials + PART_RAW_MAXIMUM * MAX_SPLITS, tl.max(raw_maximum, 0))
+            tl.store(partials + PART_RAW_SUM * MAX_SPLITS, _merge_exponentials(raw_maximum, raw_sum, 1.0))

@@ -137,7 +137,9 @@ def _draw_until_accepted(
                 groups_row, num_listed, logits, edited, is_edited, vocab_size,
                 best, temperature, least, above, factor, offset, EDITS, TILE_GROUPS,
             )  # fmt: skip
-            accepted = token == NO_TOKEN  # nothing is left: only where sums of the same mass were rounded differently
+            accepted = (
+                token == NO_TOKEN
+            )  # nothing is left: only where sums of the same mass were rounded differently
             token = tl.where(accepted, 0, token)
     return token
 
