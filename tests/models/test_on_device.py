@@ -1,0 +1,163 @@
+"""Each layer of each family with the GPU's kernels, planned on the device, against transformers in float32.
+
+On a GPU (`-m gpu`) in every dtype; without one, one small case in Triton's interpreter keeps this test itself right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from oneloop.attention.kv_cache import PagedKVCache
+from oneloop.attention.metadata import AttentionMetadata
+from oneloop.models.base import Model
+from oneloop.models.registry import build_model
+from oneloop_kernels.launch import INTERPRETED
+from oneloop_kernels.ops.paged_attention import DEVICE_ATTENTION, AttentionShape, AttentionStep
+from oneloop_kernels.registry import TRITON, prefer
+from oneloop_kernels.testing import assert_close
+
+ON_GPU = torch.cuda.is_available() and not INTERPRETED
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+BLOCK_SIZE, NUM_BLOCKS = 16, 48
+MAX_TOKENS = NUM_BLOCKS * BLOCK_SIZE
+FAMILIES = ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
+if ON_GPU:
+    pytestmark = pytest.mark.gpu
+    CASES = [
+        (name, dtype, size)
+        for name in FAMILIES
+        for dtype in (torch.bfloat16, torch.float16, torch.float32)
+        for size in ((64, 300), (128, 700))
+        if (name, size[0]) != ("Qwen2ForCausalLM", 128)
+    ]
+else:
+    CASES = [("Qwen3ForCausalLM", torch.float32, (64, 18))]
+SIZES = {"num_layers": 3, "hidden_size": 128, "intermediate_size": 256, "vocab_size": 512}
+if not ON_GPU:
+    SIZES = {"num_layers": 1, "hidden_size": 64, "intermediate_size": 64, "vocab_size": 64}
+
+
+def random(shape: tuple[int, ...] | int, high: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, high, shape if isinstance(shape, tuple) else (shape,), generator=generator)
+
+
+@dataclass
+class DevicePair:
+    """transformers' model and ours on the device, with a cache whose blocks lie in random order."""
+
+    hf: Any
+    ours: Model
+    kv: PagedKVCache
+    table: torch.Tensor
+
+    def planner(self) -> Any:
+        spec = self.ours.spec
+        shape = AttentionShape(
+            spec.num_heads, spec.num_kv_heads, spec.head_dim, BLOCK_SIZE, spec.head_dim**-0.5
+        )
+        return DEVICE_ATTENTION.resolve(DEVICE, self.ours.dtype)(
+            shape,
+            max_rows=1,
+            max_tokens=MAX_TOKENS,
+            max_blocks_per_row=NUM_BLOCKS,
+            dtype=self.ours.dtype,
+            device=DEVICE,
+        )
+
+    def metadata(self, planner: Any, first: int, last: int) -> AttentionMetadata:
+        """A step with the tokens [first, last) of the only row, as `worker.gpu.runner` makes it."""
+
+        def ints(*values: int) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+        is_single = last - first == 1
+        step = AttentionStep(
+            row_slot=ints(0),
+            seq_lens=ints(last),
+            query_start=ints(0, last - first),
+            num_rows=ints(1),
+            num_single=ints(int(is_single)),
+            block_tables=self.table[None].to(torch.int32).contiguous(),
+        )
+        positions = torch.arange(first, last, device=DEVICE)
+        slots = self.table[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+        plan = planner.plan(step, 1, last - first, not is_single)
+        return AttentionMetadata(num_tokens=last - first, slots=slots, plan=plan)
+
+
+@pytest.fixture
+def device_pair(twins, make_spec):
+    """Factory: architecture, dtype, head_dim → the same weights on both sides."""
+
+    def build(architecture: str, dtype: torch.dtype, head_dim: int) -> DevicePair:
+        spec = make_spec(architecture, **SIZES, head_dim=head_dim, max_position=MAX_TOKENS)
+        if architecture == "Qwen2ForCausalLM":
+            spec = replace(spec, hidden_size=spec.num_heads * head_dim)
+        source = twins(spec, dtype).hf
+        with prefer(TRITON):
+            ours = build_model(spec, dtype, DEVICE)
+            kv = PagedKVCache(spec, NUM_BLOCKS, BLOCK_SIZE, dtype=dtype, device=DEVICE)
+        weights = source.state_dict()
+        for name, target in ours.weight_targets().items():
+            target.copy_(weights[name])
+        kv.storage.fill_(float("nan"))  # whatever is read before it was written shows
+        table = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(2)).to(DEVICE)
+        return DevicePair(source.float().to(DEVICE), ours, kv, table)
+
+    return build
+
+
+@pytest.mark.parametrize(("architecture", "dtype", "size"), CASES, ids=str)
+@torch.inference_mode()
+def test_each_layer_on_the_inputs_of_transformers(device_pair, architecture, dtype, size):
+    """So errors do not add up: each of ours starts from what transformers' layer gave, rounded to the dtype."""
+    head_dim, num_tokens = size
+    pair = device_pair(architecture, dtype, head_dim)
+    token_ids = random(num_tokens, SIZES["vocab_size"], seed=3).to(DEVICE)
+    positions = torch.arange(num_tokens, device=DEVICE)
+    with prefer(TRITON):
+        metadata = pair.metadata(pair.planner(), 0, num_tokens)
+        rotary = pair.ours.rotary(positions.to(torch.int32))
+        state = pair.hf.model.embed_tokens(token_ids)
+        assert torch.equal(pair.ours.embedding(token_ids.to(torch.int32)), state.to(dtype))
+        angles = pair.hf.model.rotary_emb(state[None], positions[None])
+        for layer, expected_layer in zip(pair.ours.layers, pair.hf.model.layers, strict=True):
+            expected = expected_layer(state[None], attention_mask=None, position_embeddings=angles)[0]
+            actual = state.to(dtype)
+            layer(actual, rotary, pair.kv, metadata)
+            assert_close(actual, expected)
+            state = expected.to(dtype).float()
+        logits = pair.ours.compute_logits(state.to(dtype))
+        assert_close(logits, pair.hf.lm_head(pair.hf.model.norm(state)), dtype)
+
+
+@pytest.mark.parametrize(("architecture", "dtype", "size"), CASES, ids=str)
+@torch.inference_mode()
+def test_chunks_and_single_tokens_equal_the_whole(device_pair, architecture, dtype, size):
+    """The same hidden states however the row is cut into steps: chunked prefill, then decode over a block's edge."""
+    head_dim, num_tokens = size
+    pair = device_pair(architecture, dtype, head_dim)
+    token_ids = random(num_tokens, SIZES["vocab_size"], seed=4).to(DEVICE, torch.int32)
+    with prefer(TRITON):
+        planner = pair.planner()
+        whole = forward(pair, planner, token_ids, 0)
+        pair.kv.storage.fill_(float("nan"))
+        cut = num_tokens // 32 * 32 or BLOCK_SIZE
+        parts = [forward(pair, planner, token_ids[:cut], 0)]
+        singles = range(cut, min(num_tokens, cut + 18))
+        parts += [forward(pair, planner, token_ids[at : at + 1], at) for at in singles]
+    together = torch.cat(parts)
+    # Both are rounded at every layer: the error of a layer adds up over three of them, on either side.
+    error = (together - whole[: len(together)]).float().norm() / whole[: len(together)].float().norm()
+    assert error < {torch.float32: 3e-3, torch.float16: 5e-3, torch.bfloat16: 3e-2}[dtype]
+
+
+def forward(pair: DevicePair, planner: Any, token_ids: torch.Tensor, first: int) -> torch.Tensor:
+    last = first + len(token_ids)
+    positions = torch.arange(first, last, dtype=torch.int32, device=DEVICE)
+    return pair.ours.forward(token_ids, positions, pair.kv, pair.metadata(planner, first, last)).clone()
