@@ -141,8 +141,8 @@ def make_attention(shape, dtype, device, *, max_rows=40, max_tokens=512, max_blo
     )  # fmt: skip
 
 
-def check(case, attention, dtype, sinks=None, layers=2):
-    """Several layers of one plan: tickets and counters must be back at zero after each."""
+def check(case, attention, dtype, sinks=None, layers=1):
+    """layers: runs of one plan; tickets and counters must be back at zero after each."""
     has_multi = case.num_tokens > int(case.step.num_single)
     plan = attention.plan(case.step, case.step.row_slot.shape[0], case.qkv.shape[0], has_multi)
     for _ in range(layers):
@@ -175,7 +175,7 @@ SCALE = 1 if INTERPRETED else 9
 def test_mixed_steps(inputs, kernel_device, kernel_dtype, heads, kv_heads):
     shape = make_shape(heads, kv_heads, head_dim=32)
     rng = random.Random(int(inputs.integers(0, 1 << 30, 1)))
-    case = make_case(inputs, shape, mixed_rows(rng, 5, 2, scale=SCALE), kernel_dtype)
+    case = make_case(inputs, shape, mixed_rows(rng, 4, 2, longest_query=20, scale=SCALE), kernel_dtype)
     check(case, make_attention(shape, kernel_dtype, kernel_device, max_tokens=1024), kernel_dtype)
 
 
@@ -184,7 +184,7 @@ def test_mixed_steps(inputs, kernel_device, kernel_dtype, heads, kv_heads):
 def test_block_sizes_and_storage_orders(inputs, kernel_device, block_size, by_head):
     shape = make_shape(4, 2, head_dim=16, block_size=block_size)
     dtype = torch.float16
-    case = make_case(inputs, shape, [(1, 99), (1, 0), (1, 255), (37, 0), (20, 130)], dtype, by_head=by_head)
+    case = make_case(inputs, shape, [(1, 99), (1, 0), (37, 0), (20, 130)], dtype, by_head=by_head)
     check(case, make_attention(shape, dtype, kernel_device, decode_block_n=32, tiles_block_n=32), dtype)
 
 
@@ -205,10 +205,10 @@ def test_head_dims(inputs, kernel_device, head_dim):
     check(case, make_attention(shape, dtype, kernel_device), dtype)
 
 
-@pytest.mark.parametrize("window", [1, 7, 16, 33, 64, 300])
+@pytest.mark.parametrize("window", [1, 16, 33, 300])
 def test_sliding_windows(inputs, kernel_device, window):
     shape = make_shape(2, 1, head_dim=16, sliding_window=window)
-    rows = [(1, 99), (1, 0), (1, 31), (1, 129), (60, 0), (30, 101)]
+    rows = [(1, 99), (1, 0), (1, 31), (40, 0), (30, 51)]
     case = make_case(inputs, shape, rows, torch.float16)
     attention = make_attention(shape, torch.float16, kernel_device, decode_block_n=16, tiles_block_n=16)
     check(case, attention, torch.float16)
@@ -228,36 +228,35 @@ def test_sinks(inputs, kernel_device, kernel_dtype, window):
     check(case, make_attention(shape, kernel_dtype, kernel_device, sms=3), kernel_dtype, sinks)
 
 
-@pytest.mark.parametrize("min_tiles", [1, 3])
-@pytest.mark.parametrize("programs", [1, 2, 3, 5, 8, 40])
+@pytest.mark.parametrize(("programs", "min_tiles"), [(1, 1), (2, 1), (5, 1), (8, 3), (40, 1)])
 def test_rows_cut_among_programs(inputs, kernel_device, programs, min_tiles):
     shape = make_shape(4, 2, head_dim=16)
-    case = make_case(inputs, shape, [(1, n - 1) for n in (300, 1, 16, 17, 90, 200)], torch.float32)
+    case = make_case(inputs, shape, [(1, SCALE * n - 1) for n in (100, 1, 16, 17, 70)], torch.float32)
     attention = make_attention(
         shape, torch.float32, kernel_device, sms=programs, decode_block_n=16, decode_programs_per_sm=1,
         decode_min_tiles=min_tiles,
     )  # fmt: skip
-    check(case, attention, torch.float32)
+    check(case, attention, torch.float32, layers=2)
 
 
 def test_more_partial_results_than_are_added_at_a_time(inputs, kernel_device):
     shape = make_shape(2, 1, head_dim=256)
-    case = make_case(inputs, shape, [(1, 16 * 45)], torch.float16)
+    case = make_case(inputs, shape, [(1, 16 * 19)], torch.float16)
     attention = make_attention(
-        shape, torch.float16, kernel_device, sms=44, decode_block_n=16, decode_programs_per_sm=1
+        shape, torch.float16, kernel_device, sms=18, decode_block_n=16, decode_programs_per_sm=1
     )
     check(case, attention, torch.float16)
 
 
-@pytest.mark.parametrize("programs", [1, 3, 50])
+@pytest.mark.parametrize("programs", [1, 7])
 def test_prefill_work_is_drawn_by_any_number_of_programs(inputs, kernel_device, programs):
     shape = make_shape(4, 2, head_dim=16)
-    rows = [(1, 5), (70, 0), (2, 40), (33, 31), (100, 3)]
+    rows = [(1, 5), (30, 0), (2, 40), (23, 31), (50, 3)]
     case = make_case(inputs, shape, rows, torch.float16)
     attention = make_attention(
         shape, torch.float16, kernel_device, sms=programs, tiles_block_m=16, tiles_block_n=32
     )
-    check(case, attention, torch.float16)
+    check(case, attention, torch.float16, layers=2)
 
 
 def test_one_planner_serves_steps_of_any_size(inputs, kernel_device):
@@ -265,9 +264,9 @@ def test_one_planner_serves_steps_of_any_size(inputs, kernel_device):
     shape = make_shape(4, 2, head_dim=16)
     attention = make_attention(shape, torch.float16, kernel_device, sms=7)
     rng = random.Random(int(inputs.integers(0, 1 << 30, 1)))
-    for num_single, num_multi in ((9, 4), (1, 0), (0, 3), (0, 1), (12, 0)):
+    for num_single, num_multi in ((7, 3), (1, 0), (0, 2), (9, 0)):
         case = make_case(inputs, shape, mixed_rows(rng, num_single, num_multi), torch.float16, max_rows=20)
-        check(case, attention, torch.float16, layers=1)
+        check(case, attention, torch.float16)
 
 
 def test_an_empty_step_writes_nothing(inputs, kernel_device):
@@ -286,16 +285,16 @@ def test_an_empty_step_writes_nothing(inputs, kernel_device):
 @pytest.mark.parametrize("kv_heads", [1, 2])
 def test_shared_prefixes_are_read_once(inputs, kernel_device, kv_heads, block_size, num_multi):
     shape = make_shape(4, kv_heads, head_dim=16, block_size=block_size)
-    rows = [(1, n) for n in (800, 770, 900, 768, 1000, 799)]
+    rows = [(1, n) for n in (400, 385, 480, 384, 399)]
     rows += [(20, 0), (3, 70)][:num_multi]
-    case = make_case(inputs, shape, rows, torch.float16, shared=-(-768 // block_size))
+    case = make_case(inputs, shape, rows, torch.float16, shared=384 // block_size)
     attention = make_attention(
-        shape, torch.float16, kernel_device, sms=5, min_shared=128, min_sharers=3, chunk=128, max_chunks=3,
+        shape, torch.float16, kernel_device, sms=5, min_shared=128, min_sharers=3, chunk=128, max_chunks=2,
         tiles_block_m=16, decode_block_n=64,
     )  # fmt: skip
     check(case, attention, torch.float16)
-    assert attention._space.shared_lens[: len(rows)].tolist()[:6] == [768] * 6
-    assert int(attention._space.num_shared_items) == -(-6 // (16 // (4 // kv_heads))) * 3
+    assert attention._space.shared_lens[:5].tolist() == [384] * 5
+    assert int(attention._space.num_shared_items) == -(-5 // (16 // (4 // kv_heads))) * 2
 
 
 def test_runs_of_sharers(inputs, kernel_device):

@@ -61,7 +61,7 @@ def default_config(element_size: int, head_dim: int) -> AttentionConfig:
 _H200 = {
     64: AttentionConfig(DecodeConfig(64, 4, 4, 3), TilesConfig(128, 64, 8, 3, 1, tma=True)),
     128: AttentionConfig(
-        DecodeConfig(64, 4, 3, 3, max_registers=168), TilesConfig(64, 64, 4, 2, 2, tma=True)
+        DecodeConfig(64, 4, 3, 3, max_registers=168), TilesConfig(64, 64, 4, 3, 2, tma=True)
     ),
     256: AttentionConfig(DecodeConfig(32, 4, 3, 2), TilesConfig(64, 64, 4, 2, 1, tma=True)),
 }

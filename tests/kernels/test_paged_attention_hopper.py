@@ -1,0 +1,121 @@
+"""What the compiler makes of the attention kernels for sm_90: the instructions they stand for, nothing spilled."""
+
+from __future__ import annotations
+
+import pytest
+
+from oneloop_kernels.testing.hopper import KernelSpec, compile_all_for_hopper
+
+MODULE = "oneloop_kernels.ops.paged_attention.triton"
+HEADS, KV_HEADS, DIM = 32, 8, 128
+LAYER = {
+    "HEADS": HEADS, "KV_HEADS": KV_HEADS, "HEAD_DIM": DIM, "DIM": DIM, "WINDOW": 0, "SOFT_CAP": 0.0,
+    "HAS_SINKS": False, "sinks": None, "USE_PDL": True,
+}  # fmt: skip
+TENSORS = {"qkv": "*bf16", "cache": "*bf16", "block_tables": "*i32", "table_stride": "i32", "max_rows": "i32"}
+STRIDES = {"stride_block": "i32", "stride_token": "i32", "stride_head": "i32", "scale_log2": "fp32"}
+
+
+def pointers(names, kind="*i32"):
+    return dict.fromkeys(names.split(), kind)
+
+
+def decode_spec(shared):
+    signature = TENSORS | STRIDES | pointers("row_slot seq_lens programs split tickets") | {"out": "*bf16"}
+    signature |= pointers("partial_acc partial_norm", "*fp32")
+    constants = LAYER | {
+        "BLOCK_SIZE": 16, "BLOCK_N": 64, "GROUP_ROWS": 4, "MERGE": 8, "SHARED": shared, "STAGES": 3, "BESIDE": shared,
+    }  # fmt: skip
+    if shared:
+        signature |= pointers("shared_lens shared_chunks") | pointers("shared_acc shared_norm", "*fp32")
+    else:
+        constants |= dict.fromkeys(("shared_lens", "shared_chunks", "shared_acc", "shared_norm"))
+    options = {"num_warps": 4, "maxnreg": 168, "launch_pdl": True}
+    return KernelSpec(f"{MODULE}.decode", "decode_kernel", signature, constants, options, ("max_rows",))
+
+
+def tiles_spec(*, tma, partial):
+    signature = (
+        TENSORS | STRIDES | pointers("items num_items counters") | {"out": "*fp32" if partial else "*bf16"}
+    )
+    constants = LAYER | {
+        "BLOCK_SIZE": 64 if tma else 16, "BLOCK_M": 64, "BLOCK_N": 64, "PARTIAL": partial, "TMA": tma, "STAGES": 3,
+    }  # fmt: skip
+    if partial:
+        signature["norm"] = "*fp32"
+    else:
+        constants["norm"] = None
+    if tma:
+        signature["descriptor"] = f"tensordesc<bf16[1, 64, 1, {DIM}]>"
+    else:
+        constants["descriptor"] = None
+    options = {"num_warps": 4, "launch_pdl": True}
+    return KernelSpec(f"{MODULE}.tiles", "tiles_kernel", signature, constants, options, ("max_rows",))
+
+
+def plan_specs():
+    common = KernelSpec(
+        f"{MODULE}.planning", "common_kernel",
+        pointers("row_slot seq_lens num_single block_tables common") | {"table_stride": "i32"},
+        {"BLOCK_SIZE": 16, "UNIT": 128, "CHUNK": 256, "USE_PDL": True},
+        {"num_warps": 2, "launch_pdl": True}, ("table_stride",),
+    )  # fmt: skip
+    decode = KernelSpec(
+        f"{MODULE}.planning", "decode_plan_kernel",
+        pointers(
+            "row_slot seq_lens num_single common programs split ends shared_lens shared_chunks run_first run_common "
+            "run_rows items num_items"
+        ) | pointers("max_items num_programs min_tiles", "i32"),
+        {
+            "KV_HEADS": KV_HEADS, "BLOCK_N": 64, "WINDOW": 0, "PROGRAM_LANES": 512, "ROW_LANES": 1024, "ROW_STEPS": 11,
+            "SHARED": True, "MIN_SHARED": 1024, "MIN_SHARERS": 8, "CHUNK": 1024, "MAX_CHUNKS": 4, "TOKENS": 16,
+            "USE_PDL": True,
+        },
+        {"num_warps": 4, "launch_pdl": True}, ("max_items", "num_programs", "min_tiles"),
+    )  # fmt: skip
+    prefill = KernelSpec(
+        f"{MODULE}.planning", "prefill_plan_kernel",
+        pointers("row_slot seq_lens query_start num_rows num_single ends classes items num_items")
+        | {"max_items": "i32"},
+        {
+            "TOKENS": 16, "BLOCK_N": 64, "WINDOW": 0, "ROW_LANES": 1024, "ROW_STEPS": 11, "ITEM_LANES": 1024,
+            "USE_PDL": True,
+        },
+        {"num_warps": 8, "launch_pdl": True}, ("max_items",),
+    )  # fmt: skip
+    return [common, decode, prefill]
+
+
+@pytest.fixture(scope="module")
+def reports():
+    specs = {
+        "decode": decode_spec(False),
+        "decode shared": decode_spec(True),
+        "tiles": tiles_spec(tma=False, partial=False),
+        "tiles tma": tiles_spec(tma=True, partial=False),
+        "shared tma": tiles_spec(tma=True, partial=True),
+    } | {spec.name: spec for spec in plan_specs()}
+    return dict(zip(specs, compile_all_for_hopper(list(specs.values())), strict=True))
+
+
+def test_nothing_to_speak_of_is_spilled(reports):
+    assert {name: report.spilled for name, report in reports.items() if report.spilled > 32} == {}
+
+
+@pytest.mark.parametrize("name", ["decode", "decode shared"])
+def test_decode_copies_wide_and_fits_three_times(reports, name):
+    report = reports[name]
+    assert report.count(r"LDGSTS.*\.128") == report.count("LDGSTS") > 0
+    assert report.count("HMMA") > 0
+    assert report.registers <= 168
+    assert 3 * (report.shared + 1024) <= 228 * 1024
+
+
+@pytest.mark.parametrize("name", ["tiles", "tiles tma", "shared tma"])
+def test_blocks_of_queries_use_the_matrix_units_of_hopper_and_fit_twice(reports, name):
+    report = reports[name]
+    assert report.count("HGMMA") > 0
+    assert report.count("HMMA") == 0
+    assert report.count("UTMALDG") > 0 or name == "tiles"
+    assert report.count(r"LDGSTS.*\.128") == report.count("LDGSTS")
+    assert 2 * (report.shared + 1024) <= 228 * 1024
