@@ -94,10 +94,12 @@ def test_the_cpus_plan_is_what_the_executor_allocates(tiny_model, capsys):
 
 
 def test_a_person_reads_it_too(llama8b, capsys):
+    values = plan_of(capsys, llama8b, "--plan-device", "h200")
     assert main(["serve", llama8b, "--plan", "--plan-device", "h200"]) == 0
     written = capsys.readouterr().out
     for part in (
-        "on h200, bfloat16", "weights           16,060,522,496 bytes    14.96 GiB", "KV cache: 890,944 tokens",
+        "on h200, bfloat16", "weights           16,060,522,496 bytes    14.96 GiB",
+        f"KV cache: {values['kv_tokens']:,} tokens",
         "decode, batch    1     3.52 ms", "prefill",
     ):  # fmt: skip
         assert part in written

@@ -1,6 +1,7 @@
 """The server's life: loading, serving, draining, ending, by real signals to a real process."""
 
 import json
+import re
 import signal
 import time
 
@@ -41,6 +42,9 @@ def test_503_while_loading_then_serving_then_a_clean_end(serving):
         assert code == 0
         assert "Traceback" not in errors
         assert "weights: 100%" in errors  # the progress bar
+        (ready,) = [line for line in errors.splitlines() if "ready after" in line]
+        for part in ("process", "import torch", "weights", "tokenizer", "import api"):
+            assert re.search(rf"[:,] {part} \d+\.\d", ready), part
 
 
 def test_sigterm_drains_what_runs(serving):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -15,13 +15,25 @@ from oneloop.config import EngineConfig
 from oneloop.errors import ConfigError
 from oneloop.formats.model_spec import ModelSpec
 from oneloop.models.registry import build_model
+from oneloop.worker.gpu.graphs import token_bucket
 from oneloop.worker.memory.check import check_peak
 from oneloop.worker.memory.free import machine_memory
-from oneloop.worker.memory.gpu import CONTEXT_BYTES, activation_bytes, gpu_reserved
+from oneloop.worker.memory.gpu import (
+    CONTEXT_BYTES,
+    activation_bytes,
+    attention_workspace_bytes,
+    gpu_reserved,
+    padded_step_tokens,
+    sampler_bytes,
+)
 from oneloop.worker.memory.ledger import DeviceMemory
 from oneloop.worker.memory.plan import plan_memory
 from oneloop.worker.memory.sizes import block_bytes, weight_bytes
 from oneloop_core import Core, CoreConfig
+from oneloop_kernels.ops.paged_attention import AttentionShape
+from oneloop_kernels.ops.paged_attention.triton.attention import TritonAttention
+from oneloop_kernels.ops.paged_attention.triton.configs import config_for
+from oneloop_kernels.ops.sampling.device import SampleScratch, SlotSampling
 
 CPU = torch.device("cpu")
 GIB = 1 << 30
@@ -152,8 +164,7 @@ def test_items_follow_their_formulas():
     config = EngineConfig.from_flat({"device": "cuda"})
     reserved = gpu_reserved(LLAMA_8B, 2, config)
     assert reserved.context == CONTEXT_BYTES
-    assert reserved.logits == 512 * 128_256 * 2
-    assert 512 * 128_256 * 4 < reserved.sampler < 512 * 128_256 * 4 + MIB
+    assert reserved.logits == 512 * (128_256 + 2 * 4096) * 2
     eager = EngineConfig.from_flat({"device": "cuda", "enforce_eager": True})
     assert replace(reserved, graphs=0) == gpu_reserved(LLAMA_8B, 2, eager)
     assert reserved.graphs > 0
@@ -176,6 +187,39 @@ def test_step_buffers_hold_the_slab(num_seqs, num_tokens, context):
     tables = num_seqs * (-(-context // 16) + 1) * 4
     assert planned >= Core(core).layout.num_bytes + num_tokens * 16 + tables
     assert planned < 1.1 * Core(core).layout.num_bytes + num_tokens * 16 + tables + MIB
+
+
+def test_the_sampler_allocates_what_is_planned():
+    slots, vocab_size = 24, LLAMA_8B.vocab_size
+    allocated = [SlotSampling.allocate(slots, CPU), SampleScratch.allocate(slots, vocab_size, CPU)]
+    tensors = [getattr(group, item.name) for group in allocated for item in fields(group)]
+    tables = 2 * slots * vocab_size * 4  # EditTables: logits and history
+    assert sum(tensor.nbytes for tensor in tensors) + tables == sampler_bytes(LLAMA_8B, slots)
+
+
+@pytest.mark.parametrize(("num_seqs", "num_tokens"), [(8, 256), (64, 2048)])
+def test_attention_allocates_no_more_than_planned(num_seqs, num_tokens):
+    """On a card of 132 multiprocessors, every configuration in the tables."""
+    planned = attention_workspace_bytes(LLAMA_8B, num_seqs, num_tokens)
+    shape = AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, block_size=16, scale=0.1)
+    for config in (config_for("NVIDIA H200", 2, 128), config_for("", 2, 128)):
+        attention = TritonAttention(
+            shape, max_rows=num_seqs, max_tokens=num_tokens, max_blocks_per_row=512, dtype=torch.float16, device=CPU,
+            config=config, sms=132,
+        )  # fmt: skip
+        space = attention._space
+        tensors = [getattr(space, item.name) for item in fields(space)]
+        allocated = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+        assert allocated <= planned
+        assert planned - allocated < 2 * MIB + allocated
+
+
+@pytest.mark.parametrize("step_tokens", [1, 16, 300, 1000, 5000, 8192, 10_000])
+def test_steps_are_padded_to_no_more_than_planned(step_tokens):
+    config = EngineConfig.from_flat(
+        {"device": "cuda", "max_num_batched_tokens": step_tokens, "max_num_seqs": 1}
+    )
+    assert token_bucket(step_tokens) <= padded_step_tokens(config) < step_tokens + 256
 
 
 class TestCheckPeak:

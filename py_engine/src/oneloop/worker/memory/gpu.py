@@ -26,26 +26,33 @@ GEMM_WORKSPACE_BYTES: Final = 64 * MIB
 SLACK_SHARE: Final = 0.05
 """Part of the step's own tensors that the allocator's rounding and splitting may add."""
 
-_MAX_MULTIPROCESSORS: Final = 160
-"""More than any card of today has."""
-_SPLITS_PER_MULTIPROCESSOR: Final = 8
-"""Parts of long contexts in flight on one multiprocessor."""
-_MIN_GROUP: Final = 16
-"""Query heads of one KV head are padded to so many rows: the smallest tile of the tensor cores."""
-_LIST_ENTRIES: Final = 3 * 16_384
+_MAX_PROGRAMS: Final = 160 * 4
+"""Programs of split decode attention: multiprocessors (more than any card of today has) times programs on each."""
+_MAX_CHUNKS: Final = 4
+"""Parts that a prefix shared by many sequences is read in."""
+_SLAB_LISTS: Final = 3 * 16_384
 """Entries of the slab's lists of biases and bans."""
 _SLAB_FRAME_BYTES: Final = 8192
 """The slab's header, and its fields' alignment to 64 bytes."""
-_PARAMETER_COLUMNS: Final = 16
-"""Sampling parameters per slot, 4 or 8 bytes each."""
+_SLAB_ROW_WORDS: Final = 40 + 2 * 21
+"""Entries of the slab per sequence; as many log-probabilities again are kept on the device."""
+_LARGEST_BUCKET_STEP: Final = 256
+"""Steps are padded to multiples of at most this."""
+_SLOT_LIST_BYTES: Final = 1024 * 8 + 2048 * 4
+"""Biases (token and value) and bans that a slot may have."""
+_SLOT_PARAMETER_BYTES: Final = 2 * 8 * 4 + 8
+_SAMPLE_SCRATCH_BYTES: Final = 256 * 9 * 4 + 2048 * 8 + 8
+"""Per sample: partial results of parts of the vocabulary, candidates of top-k and top-p, counters."""
+_VOCABULARY_GROUP: Final = 128
+"""Tokens that share a maximum."""
 
 
 def gpu_reserved(spec: ModelSpec, item_bytes: int, config: EngineConfig) -> Reserved:
     """Everything but the KV cache."""
-    num_tokens, num_seqs = config.resolved.step_tokens, config.resolved.max_num_seqs
+    num_tokens, num_seqs = padded_step_tokens(config), config.resolved.max_num_seqs
     activations = activation_bytes(spec, item_bytes, num_tokens)
-    logits = num_seqs * spec.vocab_size * item_bytes
-    workspaces = attention_workspace_bytes(spec, num_seqs) + GEMM_WORKSPACE_BYTES
+    logits = num_seqs * (spec.vocab_size + 2 * spec.hidden_size) * item_bytes
+    workspaces = attention_workspace_bytes(spec, num_seqs, num_tokens) + GEMM_WORKSPACE_BYTES
     return Reserved(
         context=CONTEXT_BYTES,
         weights=weight_bytes(spec, item_bytes),
@@ -57,6 +64,11 @@ def gpu_reserved(spec: ModelSpec, item_bytes: int, config: EngineConfig) -> Rese
         graphs=0 if config.worker.enforce_eager else GRAPH_BYTES,
         slack=int(SLACK_SHARE * (activations + logits + workspaces)),
     )
+
+
+def padded_step_tokens(config: EngineConfig) -> int:
+    """T, and what it may be padded to."""
+    return -(-config.resolved.step_tokens // _LARGEST_BUCKET_STEP) * _LARGEST_BUCKET_STEP
 
 
 def activation_bytes(spec: ModelSpec, item_bytes: int, num_tokens: int) -> int:
@@ -71,28 +83,37 @@ def activation_bytes(spec: ModelSpec, item_bytes: int, num_tokens: int) -> int:
     return num_tokens * ((2 * spec.hidden_size + max(attention, feed_forward)) * item_bytes + rotary)
 
 
-def attention_workspace_bytes(spec: ModelSpec, num_seqs: int) -> int:
-    """Partial results of split contexts, float32: a tile of padded query heads · (head size + maximum and sum).
+def attention_workspace_bytes(spec: ModelSpec, num_seqs: int, num_tokens: int) -> int:
+    """Partial results in float32, each of head size + 2 numbers, and 32 bytes per item of work.
 
-    At most one tile per sequence and KV head beside what is in flight on the multiprocessors.
+    Split contexts: two per program and query head of a KV head (rounded up to a power of two). Shared prefixes: one per
+    part, sequence and query head.
     """
-    group = max(_MIN_GROUP, spec.num_heads // spec.num_kv_heads)
-    tiles = num_seqs * spec.num_kv_heads + _MAX_MULTIPROCESSORS * _SPLITS_PER_MULTIPROCESSOR
-    return tiles * group * (spec.head_dim + 2) * 4
+    group = 1 << (spec.num_heads // spec.num_kv_heads - 1).bit_length()
+    results = 2 * _MAX_PROGRAMS * group + _MAX_CHUNKS * num_seqs * spec.num_heads
+    items = num_tokens + (8 + _MAX_CHUNKS) * num_seqs + 2 * _MAX_PROGRAMS
+    return results * (spec.head_dim + 2) * 4 + items * 32
 
 
 def step_buffer_bytes(spec: ModelSpec, config: EngineConfig) -> int:
     """Slab on the device, the step's inputs (ids, positions, 8-byte cache slots), block tables R · blocks · 4."""
-    num_tokens, num_seqs = config.resolved.step_tokens, config.resolved.max_num_seqs
+    num_tokens, num_seqs = padded_step_tokens(config), config.resolved.max_num_seqs
     context = longest_context(spec, config)
     table_width = max_blocks_per_seq(context, config.resolved.block_size)
     deltas = 3 * (2 * num_seqs + min(num_seqs, 8) * table_width)
     history = min(num_seqs * context, max(65_536, 4 * context))
-    slab = 4 * (num_tokens + deltas + _LIST_ENTRIES + history + num_seqs * (40 + 2 * 21)) + _SLAB_FRAME_BYTES
-    inputs = num_tokens * (4 + 4 + 8) + num_seqs * 16
+    slab = 4 * (num_tokens + deltas + _SLAB_LISTS + history + num_seqs * _SLAB_ROW_WORDS) + _SLAB_FRAME_BYTES
+    inputs = num_tokens * (4 + 4 + 8) + 4 * num_seqs * _SLAB_ROW_WORDS
     return slab + inputs + num_seqs * table_width * 4
 
 
 def sampler_bytes(spec: ModelSpec, num_seqs: int) -> int:
-    """R · (vocabulary counts of 4 bytes for penalties + parameters), and the lists of biases and bans."""
-    return num_seqs * (spec.vocab_size * 4 + _PARAMETER_COLUMNS * 8) + _LIST_ENTRIES * 8
+    """Per slot: 8 · vocabulary (edited logits in float32, counts for penalties), 12 per group of tokens, and the rest.
+
+    The tables over the vocabulary are made when a request first asks for them; their place is kept from the start.
+    """
+    groups = -(-spec.vocab_size // _VOCABULARY_GROUP)
+    slot = (
+        spec.vocab_size * 8 + groups * 12 + _SLOT_LIST_BYTES + _SLOT_PARAMETER_BYTES + _SAMPLE_SCRATCH_BYTES
+    )
+    return num_seqs * slot
