@@ -13,11 +13,11 @@ from oneloop_kernels.ops.linear.plans import MAX_FEW_ROWS, FewRowsPlan, plan_for
 from oneloop_kernels.testing import assert_close
 
 EPS = 1e-5
-STREAM = FewRowsPlan(use_dot=False, block_n=4, block_k=64, num_warps=1)
+STREAM = FewRowsPlan(use_dot=False, block_n=16, block_k=64, num_warps=1)
 DOT = FewRowsPlan(use_dot=True, block_n=64, block_k=32, num_stages=2, prefetch=64)
 PLANS = {
     "stream": STREAM,
-    "stream-split": FewRowsPlan(use_dot=False, block_n=8, block_k=32, split_k=3, num_warps=1),
+    "stream-split": FewRowsPlan(use_dot=False, block_n=16, block_k=32, split_k=3, num_warps=1),
     "dot": DOT,
     "dot-split": FewRowsPlan(use_dot=True, block_n=16, block_k=16, split_k=4, num_stages=2),
 }

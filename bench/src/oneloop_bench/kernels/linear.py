@@ -242,16 +242,23 @@ def candidates(one: Map, num_tokens: int) -> Iterator[FewRowsPlan]:
                 )
     if num_tokens >= 2:
         for block_n, (block_k, stages), split in itertools.product(
-            (32, 64, 128), ((64, 6), (128, 4), (128, 6), (256, 3)), (1, 2, 4, 8)
+            (16, 32, 64, 128), ((64, 6), (128, 4), (128, 6), (256, 3)), (1, 2, 4, 8)
         ):
             shared = (block_n * halves + max(8, num_tokens)) * block_k * 2 * stages
             programs = -(-one.result_size // block_n) * split
-            deep = one.in_size // split >= block_k * stages
-            if shared <= MAX_SHARED_BYTES and deep and programs >= 100 and (split == 1 or programs <= 800):
+            deep = one.in_size // split >= 2 * block_k
+            few = split == 1 or programs <= 800
+            if shared <= MAX_SHARED_BYTES and deep and programs >= 100 and few:
+                warps = 8 if block_n * max(16, num_tokens) > 4096 else 4
                 yield FewRowsPlan(
-                    use_dot=True, block_n=block_n, block_k=block_k, split_k=split, num_stages=stages,
-                    num_warps=8 if block_n * max(16, num_tokens) > 4096 else 4, prefetch=512,
-                )  # fmt: skip
+                    use_dot=True,
+                    block_n=block_n,
+                    block_k=block_k,
+                    split_k=split,
+                    num_stages=stages,
+                    num_warps=2 if block_n == 16 else warps,
+                    prefetch=512,
+                )
 
 
 def sweep(bench: KernelBench, model: str, one: Map, full: Map) -> list[tuple[int, FewRowsPlan | None]]:

@@ -18,13 +18,15 @@ from oneloop_kernels.ops.linear import NUM_TICKETS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+MAX_PLANNED_ROWS: Final = 128
+"""Beyond, cuBLAS is taken without a look."""
 MAX_FEW_ROWS: Final = 16
 """By the rule: up to here one kernel does everything, beyond norm, cuBLAS and activation follow each other."""
 MAX_STREAM_ROWS: Final = 2
 """By the rule: up to here products are taken in registers, beyond by tensor cores."""
 
 _MIN_TILE: Final = 4096
-"""By the rule: weights of a program, at least, even if multiprocessors stay idle."""
+"""By the rule: weights of a program in registers, at least, even if multiprocessors stay idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +72,22 @@ TUNED: Final[Mapping[str, Mapping[Shape, Choices]]] = MappingProxyType({})
 """Card name as torch gives it → shape → choices, for 16-bit types."""
 
 
-@cache
 def plan_for(
     device: torch.device, dtype: torch.dtype, num_tokens: int, shape: Shape, *, may_split: bool
 ) -> FewRowsPlan | None:
     """The plan for that many rows of x; None: norm, cuBLAS and activation one after the other.
 
-    may_split: whether there are tickets. A plan of TUNED that splits is then taken without the split.
+    may_split: whether there are tickets. Without them a plan that splits is taken without the split.
     """
-    if num_tokens == 0:
-        return None
+    if 0 < num_tokens <= MAX_PLANNED_ROWS:
+        return _plan_for(device, dtype, num_tokens, shape, may_split)
+    return None
+
+
+@cache
+def _plan_for(
+    device: torch.device, dtype: torch.dtype, num_tokens: int, shape: Shape, may_split: bool
+) -> FewRowsPlan | None:
     tuned = TUNED.get(_card(device), {}).get(shape)
     if tuned is None or dtype.itemsize != 2:
         plan = _by_rule(device, dtype, num_tokens, shape)
@@ -101,6 +109,8 @@ def _by_rule(device: torch.device, dtype: torch.dtype, num_tokens: int, shape: S
     if num_tokens <= MAX_STREAM_ROWS:
         block_k = min(1024, max(128, 1 << (in_size - 1).bit_length()))
         block_n = 4 if gated or num_tokens > 1 else 8
+        while block_n < 64 and block_n * in_size < _MIN_TILE:
+            block_n *= 2
         while block_n > 1 and out_size // block_n < 4 * sms and block_n * in_size > _MIN_TILE:
             block_n //= 2
         return FewRowsPlan(use_dot=False, block_n=block_n, block_k=block_k)
