@@ -49,7 +49,7 @@ def recorded_blocking_calls() -> Iterator[list[str]]:
     # Where log records go is the application's choice; `oneloop serve` hands them to a thread (tests/cli/test_logs.py).
     for write in ("io.TextIOWrapper.write", "io.BufferedWriter.write"):
         guard.functions[write].can_block_in("logging/__init__.py", {"emit", "flush"})
-    # Which device to run on is read from /dev when an engine's settings are made: microseconds, before it serves anyone.
+    # Which device to run on is read from /dev when an engine's settings are made: microseconds, and nobody is served.
     for function in guard.functions.values():
         function.can_block_in("oneloop/device/detect.py", {"resolve_device"})
     blockbuster_module.BlockingError = RecordedBlockingError
