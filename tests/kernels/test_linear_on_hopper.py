@@ -60,7 +60,10 @@ SPECS = {
     "stream-2-gated": few_rows(use_dot=False, block_m=2, block_n=4, block_k=1024, norm=True, gated=True),
     "dot-16-split": few_rows(use_dot=True, block_m=16, block_n=64, block_k=128, split_k=4, residual=True),
     "dot-16-norm": few_rows(use_dot=True, block_m=16, block_n=64, block_k=128, split_k=4, norm=True),
-    "dot-8-gated": few_rows(use_dot=True, block_m=8, block_n=64, block_k=128, norm=True, gated=True),
+    "dot-8": few_rows(use_dot=True, block_m=8, block_n=64, block_k=128, norm=True),
+    "dot-16-gated": few_rows(
+        use_dot=True, block_m=16, block_n=64, block_k=128, norm=True, gated=True, stages=3
+    ),
     "norm-row": rms_norm(rows=1, block=4096, warps=8),
     "norm-heads": rms_norm(rows=16, block=128, warps=4),
     "silu": KernelSpec(
@@ -86,7 +89,7 @@ def test_nothing_is_spilled_and_loads_are_wide(reports, name):
     assert report.count("ACQBULK") == 1, "no wait for the kernel before"
 
 
-@pytest.mark.parametrize("name", ["dot-16-split", "dot-16-norm", "dot-8-gated"])
+@pytest.mark.parametrize("name", ["dot-16-split", "dot-16-norm", "dot-8", "dot-16-gated"])
 def test_tensor_cores_are_fed_by_copies_under_way(reports, name):
     report = reports[name]
     assert report.count("HGMMA" if "16" in name else "HMMA")

@@ -120,7 +120,8 @@ def _by_rule(device: torch.device, dtype: torch.dtype, num_tokens: int, shape: S
     split_k = 1
     while split_k < 8 and num_tiles * split_k < 2 * sms and in_size // (2 * split_k) >= 512:
         split_k *= 2
-    return FewRowsPlan(use_dot=True, block_n=64, block_k=128, split_k=split_k, num_stages=4, prefetch=512)
+    stages = 3 if gated else 4  # two programs then share a multiprocessor
+    return FewRowsPlan(True, block_n=64, block_k=128, split_k=split_k, num_stages=stages, prefetch=512)
 
 
 def _out_size(shape: Shape) -> int:

@@ -13,7 +13,8 @@ from oneloop_kernels.ops.silu_mul.triton import silu_mul_tile
 
 LANE = tl.constexpr(8)
 """Elements that one thread of `_stream_products` reads and adds up at a time: 16 bytes of a short type."""
-PREFETCH_PARTS = tl.constexpr(4)
+PREFETCH_PIECES = tl.constexpr(128)
+"""Per tile: one for each thread of four warps. A warp asks for its pieces one after the other."""
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -50,7 +51,7 @@ def few_rows_kernel(
 
     Grid: [ceil(out_size / BLOCK_N) · SPLIT_K]. out_size: of the result. BLOCK_M ≥ num_tokens. out is contiguous.
     partial: float32 [tiles, SPLIT_K, 2 · BLOCK_N · BLOCK_M + BLOCK_M], uninitialised. PREFETCH: bytes of each weight
-    row that are asked for before the kernel waits for the one before it (0: none); a multiple of 64.
+    row that are asked for before the kernel waits for the one before it (0: none); a multiple of 128.
 
     The norm's factor 1 / rms belongs to a row of x, so it is applied to the sums; what enters the product is x · weight
     of the norm.
@@ -104,6 +105,10 @@ def _dot_products(
     PREFETCH: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """Sums over [first, last) by tensor cores: gate, up [BLOCK_N, BLOCK_M], Σ x² [BLOCK_M]."""
+    k = first + tl.arange(0, BLOCK_K)
+    scale_next = tl.zeros([BLOCK_K], tl.float32)
+    if HAS_NORM:
+        scale_next = tl.load(norm_ptr + k, mask=k < last, other=0.0).to(tl.float32)
     if USE_PDL:
         if PREFETCH > 0:
             _prefetch(gate_ptr + first * weight_in_stride, PREFETCH, BLOCK_N)
@@ -125,9 +130,11 @@ def _dot_products(
         )
         x = tl.load(x_ptr + k[:, None], mask=live & within[:, None], other=0.0)
         if HAS_NORM:
+            scale, following = scale_next, k + BLOCK_K
+            scale_next = tl.load(norm_ptr + following, mask=following < last, other=0.0).to(tl.float32)
             wide = x.to(tl.float32)
             squares += wide * wide
-            x = (wide * tl.load(norm_ptr + k, mask=within, other=0.0).to(tl.float32)[:, None]).to(x.dtype)
+            x = (wide * scale[:, None]).to(x.dtype)
         gate = tl.dot(gate_tile, x, gate, input_precision="ieee")
         if GATED:
             up_tile = tl.load(
@@ -140,12 +147,13 @@ def _dot_products(
 @triton.jit
 def _prefetch(row_ptr, BYTES: tl.constexpr, BLOCK_N: tl.constexpr):
     """Ask for the next BYTES of each row [BLOCK_N] to be brought into the L2 cache."""
-    part: tl.constexpr = BYTES // PREFETCH_PARTS
-    places = row_ptr.to(tl.int64)[:, None] + (tl.arange(0, PREFETCH_PARTS) * part)[None, :]
+    parts: tl.constexpr = 1 if BLOCK_N >= PREFETCH_PIECES else PREFETCH_PIECES // BLOCK_N
+    part: tl.constexpr = BYTES // parts
+    places = row_ptr.to(tl.int64)[:, None] + (tl.arange(0, parts) * part)[None, :]
     tl.inline_asm_elementwise(
         "{ cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
         "=r,l,r",
-        [places, tl.full([BLOCK_N, PREFETCH_PARTS], part, tl.int32)],
+        [places, tl.full([BLOCK_N, parts], part, tl.int32)],
         dtype=tl.int32,
         is_pure=False,
         pack=1,
