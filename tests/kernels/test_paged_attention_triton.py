@@ -134,7 +134,7 @@ def make_attention(shape, dtype, device, *, max_rows=40, max_tokens=512, max_blo
         names = {name: config.pop(name) for name in tuple(config) if name.startswith(f"{part}_")}
         changes = {name.removeprefix(f"{part}_"): value for name, value in names.items()}
         parts[part] = dataclasses.replace(getattr(tuned, part), **changes)
-    sms = config.pop("sms", 6 if INTERPRETED else None)
+    sms = config.pop("sms", None)
     return factory(
         shape, max_rows=max_rows, max_tokens=max_tokens, max_blocks_per_row=max_blocks, dtype=dtype, device=device,
         config=dataclasses.replace(tuned, **parts, **config), sms=sms,
@@ -278,6 +278,81 @@ def test_an_empty_step_writes_nothing(inputs, kernel_device):
     out = inputs.poisoned(10, 4 * 16, dtype=torch.float16)
     plan.run(case.qkv, case.cache, out)
     assert bool(out.isnan().all())
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_the_configuration_of_the_card(inputs, kernel_device, kernel_dtype, head_dim):
+    shape = make_shape(8, 2, head_dim=head_dim, block_size=64)
+    with prefer("triton"):
+        factory = DEVICE_ATTENTION.resolve(kernel_device, kernel_dtype)
+    attention = factory(
+        shape, max_rows=8, max_tokens=4096, max_blocks_per_row=400, dtype=kernel_dtype, device=kernel_device
+    )
+    rows = [(1, 64 * SCALE * SCALE), (1, 7), (20 * SCALE, 0), (3 * SCALE, 70 * SCALE)]
+    check(make_case(inputs, shape, rows, kernel_dtype, by_head=True), attention, kernel_dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (16, 8)])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_long_contexts(inputs, kernel_device, kernel_dtype, heads, kv_heads, head_dim):
+    shape = make_shape(heads, kv_heads, head_dim=head_dim, block_size=64)
+    with prefer("triton"):
+        factory = DEVICE_ATTENTION.resolve(kernel_device, kernel_dtype)
+    attention = factory(
+        shape, max_rows=64, max_tokens=4096, max_blocks_per_row=700, dtype=kernel_dtype, device=kernel_device
+    )
+    rows = [(1, 32767), (1, 0), *((1, 900 + 37 * i) for i in range(30)), (1000, 0), (257, 9000), (2, 20000)]
+    check(make_case(inputs, shape, rows, kernel_dtype, by_head=True), attention, kernel_dtype, layers=5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("has_multi", [False, True])
+def test_one_graph_serves_steps_of_all_lengths(inputs, kernel_device, has_multi):
+    """Captured on one step, replayed on others that are copied into its buffers."""
+    dtype, max_rows, max_tokens = torch.bfloat16, 40, 620
+    shape = make_shape(32, 8, head_dim=128, block_size=64)
+    with prefer("triton"):
+        factory = DEVICE_ATTENTION.resolve(kernel_device, dtype)
+    attention = factory(
+        shape,
+        max_rows=max_rows,
+        max_tokens=max_tokens,
+        max_blocks_per_row=200,
+        dtype=dtype,
+        device=kernel_device,
+    )
+    rng = random.Random(int(inputs.integers(0, 1 << 30, 1)))
+    qkv = inputs.poisoned(max_tokens, 48, 128, dtype=dtype)
+    cache = inputs.poisoned(5300, 16, 64, 128, dtype=dtype).transpose(1, 2)
+    out = inputs.poisoned(max_tokens, 32 * 128, dtype=dtype)
+    step = make_step([(1, 0)], [0], torch.zeros(max_rows, 200, dtype=torch.int32), max_rows, kernel_device)
+    stream = torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        attention.plan(step, max_rows, max_tokens, has_multi).run(qkv, cache, out)
+        stream.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            plan = attention.plan(step, max_rows, max_tokens, has_multi)
+            for _ in range(3):
+                plan.run(qkv, cache, out)
+    for _ in range(10):
+        rows = [(1, rng.choice((0, 60, 700, 3000, 9000))) for _ in range(rng.randint(1, 35))]
+        if has_multi:
+            rows += [(rng.randint(2, 190), rng.choice((0, 64, 500))) for _ in range(rng.randint(0, 3))]
+        case = make_case(inputs, shape, rows, dtype, by_head=True, max_rows=max_rows)
+        for name in ("row_slot", "seq_lens", "query_start", "num_rows", "num_single"):
+            getattr(step, name).copy_(getattr(case.step, name))
+        step.block_tables.fill_(GARBAGE)
+        step.block_tables[:, : case.step.block_tables.shape[1]] = case.step.block_tables
+        qkv.fill_(torch.nan)[: len(case.qkv)] = case.qkv
+        cache.fill_(torch.nan)[: len(case.cache)] = case.cache
+        out.fill_(torch.nan)
+        torch.cuda.synchronize()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_close(out[: case.num_tokens], case.expected, dtype)
+        assert bool(out[case.num_tokens :].isnan().all())
 
 
 @pytest.mark.parametrize("num_multi", [0, 2])

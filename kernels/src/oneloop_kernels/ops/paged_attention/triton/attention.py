@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 import triton
 
-from oneloop_kernels.launch import num_sms, pdl_options
+from oneloop_kernels.launch import INTERPRETED, num_sms, pdl_options
 from oneloop_kernels.ops.paged_attention.triton.configs import config_for
 from oneloop_kernels.ops.paged_attention.triton.decode import decode_kernel
 from oneloop_kernels.ops.paged_attention.triton.planning import (
@@ -31,6 +31,8 @@ _SHARED_UNIT = 128
 """Shared tokens are counted in multiples of this (and of the block size); tiles of keys divide it."""
 _MERGE_ELEMENTS = 4096
 """Of partial results that are added up at a time."""
+_INTERPRETED_SMS = 2
+"""Multiprocessors that the interpreter stands for: it runs programs one after the other, those without work too."""
 
 
 class TritonAttention:
@@ -60,7 +62,7 @@ class TritonAttention:
         self.config = config
         self._group = shape.num_heads // shape.num_kv_heads
         self._group_rows = triton.next_power_of_2(self._group)
-        multiprocessors = sms or num_sms(device)
+        multiprocessors = sms or (_INTERPRETED_SMS if INTERPRETED else num_sms(device))
         self._programs = multiprocessors * config.decode.programs_per_sm
         self._tiles_programs = multiprocessors * config.tiles.programs_per_sm
         self._tokens = config.tiles.block_m // self._group

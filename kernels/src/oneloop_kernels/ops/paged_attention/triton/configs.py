@@ -51,7 +51,7 @@ def default_config(element_size: int, head_dim: int) -> AttentionConfig:
     """For any card with 100 KiB of shared memory per multiprocessor and more."""
     wide = head_dim > 128
     if element_size > 2:
-        return AttentionConfig(DecodeConfig(32, 4, 2, 2), TilesConfig(32, 32, 4, 2, 1))
+        return AttentionConfig(DecodeConfig(32, 4, 2, 2), TilesConfig(32, 16 if wide else 32, 4, 2, 1))
     return AttentionConfig(
         DecodeConfig(32 if wide else 64, 4, 2, 2),
         TilesConfig(64, 32 if wide else 64, 4, 2, 1),
@@ -63,7 +63,7 @@ _H200 = {
     128: AttentionConfig(
         DecodeConfig(64, 4, 3, 3, max_registers=168), TilesConfig(64, 64, 4, 3, 2, tma=True)
     ),
-    256: AttentionConfig(DecodeConfig(32, 4, 3, 2), TilesConfig(64, 64, 4, 2, 1, tma=True)),
+    256: AttentionConfig(DecodeConfig(32, 4, 3, 2), TilesConfig(128, 64, 8, 2, 1, tma=True)),
 }
 """By head dimension, rounded up to a power of two; 16-bit types."""
 
