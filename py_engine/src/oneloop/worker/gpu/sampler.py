@@ -65,7 +65,7 @@ class DeviceSampler:
             return
         slab, slots = self._step.slab, self._slots
         self._ops.admit(slab, slots, header.num_admitted)
-        if header.num_history:
+        if header.num_history or (self._edits is not None and self._edits.history is not None):
             self._ops.admit_history(slab, slots, self._history(), header.num_admitted)
 
     def fork(self, header: StepHeader) -> None:

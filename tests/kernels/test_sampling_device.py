@@ -1,0 +1,166 @@
+"""The device's sampling kernels by themselves: the noise, how a row is divided, and the paths that few rows take."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from oneloop_kernels.ops.sampling.device import (
+    FLOAT_COLUMNS,
+    INT_COLUMNS,
+    MAX_CANDIDATES,
+    SampleScratch,
+    SampleStep,
+    SampleVariant,
+    SlotSampling,
+)
+from oneloop_kernels.ops.sampling.reference import REFERENCE
+from oneloop_kernels.ops.sampling.triton.common import hash31, noise_key, noise_of
+from oneloop_kernels.ops.sampling.triton.configs import Division, divide
+from oneloop_kernels.ops.sampling.triton.launch import launch_sample
+from oneloop_kernels.ops.step_inputs import SampleOutput
+
+RANDOM = SampleVariant(random=True, edits=False, penalties=False, logprobs=False)
+GREEDY = SampleVariant(random=False, edits=False, penalties=False, logprobs=False)
+LOGPROBS = SampleVariant(random=True, edits=False, penalties=False, logprobs=True)
+
+# The interpreter computes with numpy, which warns where −∞ − −∞ is NaN and exp(big) is ∞; both are meant.
+pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in .*:RuntimeWarning")
+
+
+@triton.jit
+def _noise_kernel(seed, output_index, out_ptr, first_token, SIZE: tl.constexpr):  # noqa: N803
+    token_ids = first_token + tl.arange(0, SIZE)
+    factor, offset = noise_key(tl.load(seed), tl.load(output_index))
+    tl.store(out_ptr + tl.arange(0, SIZE), noise_of(hash31(token_ids, factor, offset)))
+
+
+def test_noise_is_the_documented_one(inputs, kernel_device):
+    """Within 2e-6: the special function unit's logarithms. A single wrong bit of the hash would show."""
+    for first_token in (0, 100_000):
+        seed = inputs.integers(-(2**63), 2**63 - 1, 1)
+        index = inputs.integers(0, 1 << 20, 1, dtype=torch.int32)
+        out = inputs.poisoned(4096, dtype=torch.float32)
+        _noise_kernel[(1,)](seed, index, out, first_token, SIZE=4096)
+        token_ids = torch.arange(first_token, first_token + 4096, dtype=torch.int32, device=kernel_device)
+        expected = REFERENCE.noise(seed, index.long(), token_ids)[0]
+        assert float((out - expected).abs().max()) < 4e-6
+
+
+class Samples:
+    """A step of one sample per row of logits, slot = row, parameters by column name."""
+
+    def __init__(self, logits, **columns) -> None:
+        num_rows, vocab_size = logits.shape
+        device = logits.device
+        self.logits = logits
+        self.slots = SlotSampling.allocate(num_rows, device)
+        defaults = {"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0}
+        for name, value in (defaults | columns).items():
+            values = torch.as_tensor(value, device=device)
+            if name in FLOAT_COLUMNS:
+                self.slots.floats[:, FLOAT_COLUMNS.index(name)] = values.float()
+            else:
+                self.slots.ints[:, INT_COLUMNS.index(name)] = values.int()
+        self.slots.seeds.copy_(torch.arange(num_rows) * 7919)
+        self.scratch = SampleScratch.allocate(num_rows, vocab_size, device)
+        slab = {
+            "header": torch.tensor([num_rows], device=device),
+            "sample_slot": torch.arange(num_rows, dtype=torch.int32, device=device),
+            "sample_output_index": torch.full((num_rows,), 5, dtype=torch.int32, device=device),
+        }
+
+        def ints(size):
+            return torch.full((size,), -9, dtype=torch.int32, device=device)
+
+        logprobs = torch.full((num_rows * 21,), float("nan"), device=device)
+        self.output = SampleOutput(ints(num_rows), ints(num_rows), ints(num_rows * 21), logprobs)
+        self.step = SampleStep(slab, {"num_samples": 0}, ints(num_rows), self.output)
+
+    def run(self, variant, division=None):
+        """The tokens, on the CPU."""
+        self.output.token.fill_(-9)
+        launch_sample(self.logits, self.step, self.slots, self.scratch, None, variant, division)
+        return self.output.token.tolist()
+
+
+def expected_tokens(samples: Samples) -> list[int]:
+    """By sorting, in float64, ties by id; the noise is the reference's."""
+    tokens = []
+    floats = {name: samples.slots.floats[:, i].tolist() for i, name in enumerate(FLOAT_COLUMNS)}
+    for row, logits in enumerate(samples.logits.double().cpu()):
+        top_k = int(samples.slots.ints[row, INT_COLUMNS.index("top_k")])
+        order = torch.sort(logits, descending=True, stable=True).indices
+        scaled = (logits - logits.max()) / floats["temperature"][row]
+        order = order[scaled[order].exp() >= floats["min_p"][row]]
+        order = order[: top_k or None]
+        mass = scaled[order].exp()
+        before = mass.cumsum(0) - mass
+        order = order[before < floats["top_p"][row] * mass.sum()]
+        noise = REFERENCE.noise(
+            samples.slots.seeds[row : row + 1].cpu(), torch.tensor([5]), order.to(torch.int32)
+        )[0]
+        tokens.append(int(order[(scaled[order] + noise).argmax()]))
+    return tokens
+
+
+DIVISIONS = (Division(6, 1, 128, 4), Division(2, 2, 256, 4), Division(6, 1, 128, 4))
+
+
+def test_any_division_of_the_rows_gives_the_same(inputs, kernel_dtype):
+    """700 tokens, so the last part is not full. One division comes twice: nothing may be left over."""
+    logits = inputs.normal(3, 700, dtype=kernel_dtype) * 2
+    for variant, columns in (
+        (GREEDY, {"temperature": 0.0}),
+        (LOGPROBS, {"temperature": [0.0, 1.0, 0.8], "top_k": [0, 0, 30], "num_logprobs": [3, 0, 5]}),
+    ):
+        samples = Samples(logits, **columns)
+        first = samples.run(variant)
+        logprobs = samples.output.logprob.clone()
+        for division in DIVISIONS:
+            assert samples.run(variant, division) == first
+            torch.testing.assert_close(samples.output.logprob, logprobs, equal_nan=True)
+
+
+def test_rows_with_gaps_between_them(inputs, kernel_dtype):
+    wide = inputs.poisoned(4, 640, dtype=kernel_dtype)
+    wide[:, :528] = inputs.normal(4, 528, dtype=kernel_dtype)
+    samples = Samples(wide[:, :528], top_p=[1.0, 0.5, 1.0, 0.9], top_k=[0, 0, 9, 0])
+    assert samples.run(RANDOM) == expected_tokens(samples)
+
+
+@pytest.mark.parametrize("spread", [0.3, 3.0])
+def test_more_candidates_than_are_gathered_at_once(inputs, kernel_device, spread):
+    """top_k beyond the candidates' table and among masses of ties, with and without top_p and min_p."""
+    vocab_size = MAX_CANDIDATES + 600
+    logits = inputs.normal(4, vocab_size) * spread
+    logits[2] = 0.0
+    logits[2, 77] = 1.0
+    samples = Samples(
+        logits,
+        top_k=[vocab_size - 100, vocab_size - 1, 100, vocab_size - 50],
+        top_p=[1.0, 0.7, 0.2, 0.999],
+        min_p=[0.0, 0.0, 0.0, 1e-4],
+    )
+    assert samples.run(RANDOM) == expected_tokens(samples)
+
+
+def test_flat_and_steep_rows_with_top_p(inputs):
+    """Nuclei from one token to nearly all; small top_p takes several rounds."""
+    spreads = torch.tensor([0.01, 0.5, 2.0, 8.0, 0.1, 1.0], device=inputs.device)
+    samples = Samples(
+        inputs.normal(6, 900) * spreads[:, None], top_p=[0.9, 0.5, 0.9, 0.9, 0.001, 0.02], temperature=0.9
+    )
+    assert samples.run(RANDOM) == expected_tokens(samples)
+
+
+def test_divisions_cover_the_vocabulary():
+    for vocab_size in (1, 127, 700, 32_000, 50_257, 128_256, 151_936, 262_144):
+        for bucket in (1, 2, 8, 64, 256, 1024):
+            division = divide(bucket, vocab_size, 132)
+            covered = division.splits * division.num_tiles * division.tile
+            assert covered >= vocab_size
+            assert covered - vocab_size < division.num_tiles * division.tile, "a part without a token"
+            assert division.splits <= 256
