@@ -27,7 +27,7 @@ def judge(request, make_judge):
     assert path is not None, (
         "the embedded model is needed: run `make model`, or carry it (tools/device/README.md)"
     )
-    return make_judge(transformers_llama(path, request.param).to(DEVICE), request.param)
+    return make_judge(transformers_llama(path, request.param))
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_alone_together_and_again(judge, start, prompts):
         before = llm.stats().num_prefix_hit_tokens
         judge.check(prompts, answers(llm, prompts))
         hits = llm.stats().num_prefix_hit_tokens - before
-        assert hits > 0.7 * sum(map(len, prompts))
+        assert hits >= sum((len(ids) - 1) // 16 * 16 for ids in prompts)
 
 
 def test_chunked_prefill(judge, start, prompts):
