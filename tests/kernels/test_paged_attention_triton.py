@@ -123,14 +123,14 @@ def make_step(rows, slots, tables, max_rows, device):
 
 
 def make_attention(shape, dtype, device, *, max_rows=40, max_tokens=512, max_blocks=1 << 10, **config):
-    """config: fields of DecodeConfig and TilesConfig as decode_… and tiles_…, of AttentionConfig, and sms."""
+    """config: fields of DecodeConfig and TilesConfig as decode_…, tiles_… and shared_…, of AttentionConfig; sms."""
     from oneloop_kernels.ops.paged_attention.triton.configs import default_config
 
     with prefer("triton"):
         factory = DEVICE_ATTENTION.resolve(device, dtype)
     tuned = default_config(dtype.itemsize, shape.head_dim)
     parts = {}
-    for part in ("decode", "tiles"):
+    for part in ("decode", "tiles", "shared"):
         names = {name: config.pop(name) for name in tuple(config) if name.startswith(f"{part}_")}
         changes = {name.removeprefix(f"{part}_"): value for name, value in names.items()}
         parts[part] = dataclasses.replace(getattr(tuned, part), **changes)
@@ -365,7 +365,7 @@ def test_shared_prefixes_are_read_once(inputs, kernel_device, kv_heads, block_si
     case = make_case(inputs, shape, rows, torch.float16, shared=384 // block_size)
     attention = make_attention(
         shape, torch.float16, kernel_device, sms=5, min_shared=128, min_sharers=3, chunk=128, max_chunks=2,
-        tiles_block_m=16, decode_block_n=64,
+        shared_block_m=16, decode_block_n=64,
     )  # fmt: skip
     check(case, attention, torch.float16)
     assert attention._space.shared_lens[:5].tolist() == [384] * 5
@@ -377,8 +377,8 @@ def test_runs_of_sharers(inputs, kernel_device):
     shape = make_shape(2, 1, head_dim=16)
     case = make_case(inputs, shape, [(1, 639)] * 12, torch.float16)
     attention = make_attention(
-        shape, torch.float16, kernel_device, sms=5, min_shared=128, min_sharers=3, chunk=256,
-        tiles_block_m=16, decode_block_n=32,
+        shape, torch.float16, kernel_device, sms=5, min_shared=128, min_sharers=3, chunk=128,
+        shared_block_m=16, decode_block_n=32,
     )  # fmt: skip
     tables, slots = case.step.block_tables, case.step.row_slot[:12].tolist()
     cache_lines = {}
@@ -398,7 +398,7 @@ def test_runs_of_sharers(inputs, kernel_device):
     case.expected = torch.cat(expected).flatten(1)
     check(case, attention, torch.float16)
     assert attention._space.shared_lens[:12].tolist() == [384] * 4 + [0] + [256] * 4 + [0] * 3
-    assert attention._space.shared_chunks[:12].tolist() == [2] * 4 + [0] + [1] * 4 + [0] * 3
+    assert attention._space.shared_chunks[:12].tolist() == [3] * 4 + [0] + [2] * 4 + [0] * 3
 
 
 @pytest.mark.parametrize(

@@ -247,16 +247,17 @@ def _decode_configs(case: Case) -> dict[str, AttentionConfig]:
 def _prefill_configs(case: Case) -> dict[str, AttentionConfig]:
     base = config_for("", 2, case.heads[2])
     tiles = (
-        # block_m, block_n, warps, stages, programs per multiprocessor
-        (64, 64, 4, 2, 2), (64, 64, 4, 3, 2), (64, 64, 4, 3, 1), (64, 128, 4, 2, 1), (64, 32, 4, 3, 2),
-        (128, 64, 4, 2, 2), (128, 64, 8, 2, 1), (128, 64, 8, 3, 1), (128, 64, 8, 4, 1), (128, 128, 8, 2, 1),
-        (128, 32, 8, 4, 1), (128, 32, 4, 3, 2),
+        # block_m, block_n, warps, stages, programs per multiprocessor, registers
+        (64, 64, 4, 2, 2, None), (64, 64, 4, 3, 2, None), (64, 64, 4, 3, 1, None), (64, 128, 4, 2, 1, None),
+        (64, 32, 4, 4, 2, None), (64, 32, 4, 4, 3, 168), (128, 64, 4, 2, 2, None), (128, 64, 8, 2, 1, None),
+        (128, 64, 8, 3, 1, None), (128, 64, 8, 4, 1, None), (128, 128, 8, 2, 1, None), (128, 128, 8, 3, 1, None),
+        (128, 32, 8, 4, 2, 128), (128, 32, 4, 4, 2, None), (256, 64, 8, 2, 1, None),
     )  # fmt: skip
     return {
         f"m{m} n{n} w{w} s{s} x{x}{' tma' if tma else ''}": replace(
-            base, tiles=TilesConfig(m, n, w, s, x, tma)
+            base, tiles=TilesConfig(m, n, w, s, x, tma, r)
         )
-        for m, n, w, s, x in tiles
+        for m, n, w, s, x, r in tiles
         for tma in ((False, True) if case.block_size % n == 0 else (False,))
     }
 

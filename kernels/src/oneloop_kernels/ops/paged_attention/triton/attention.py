@@ -15,6 +15,7 @@ from oneloop_kernels.ops.paged_attention.triton.decode import decode_kernel
 from oneloop_kernels.ops.paged_attention.triton.planning import (
     COST_CLASSES,
     ITEM_FIELDS,
+    KEYS,
     PROGRAM_FIELDS,
     common_kernel,
     decode_plan_kernel,
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from oneloop_kernels.ops.paged_attention.triton.configs import AttentionConfig
 
 _LOG2_E = math.log2(math.e)
-_SHARED_UNIT = 128
-"""Shared tokens are counted in multiples of this (and of the block size); tiles of keys divide it."""
 _MERGE_ELEMENTS = 4096
 """Of partial results that are added up at a time."""
 _INTERPRETED_SMS = 2
@@ -65,12 +64,14 @@ class TritonAttention:
         multiprocessors = sms or (_INTERPRETED_SMS if INTERPRETED else num_sms(device))
         self._programs = multiprocessors * config.decode.programs_per_sm
         self._tiles_programs = multiprocessors * config.tiles.programs_per_sm
+        self._shared_programs = multiprocessors * config.shared.programs_per_sm
         self._tokens = config.tiles.block_m // self._group
-        if self._tokens == 0:
+        self._shared_tokens = config.shared.block_m // self._group
+        if min(self._tokens, self._shared_tokens) == 0:
             raise ValueError(
                 f"{self._group} query heads per key head do not fit tiles of {config.tiles.block_m} rows"
             )
-        self._unit = math.lcm(_SHARED_UNIT, shape.block_size)
+        self._unit = math.lcm(int(KEYS), shape.block_size)
         capacity = max_blocks_per_row * shape.block_size
         self._can_share = (
             shape.sliding_window is None
@@ -125,12 +126,12 @@ class TritonAttention:
             space.programs, space.split, space.ends,
             space.shared_lens, space.shared_chunks, space.run_first, space.run_common, space.run_rows,
             space.shared_items, space.num_shared_items, self._max_shared_items,
-            self._programs, config.decode.min_tiles,
+            self._programs, config.decode.min_tiles, self._shared_programs,
             KV_HEADS=self.shape.num_kv_heads, BLOCK_N=config.decode.block_n, WINDOW=self.shape.sliding_window or 0,
             PROGRAM_LANES=triton.next_power_of_2(self._programs), ROW_LANES=space.ends.shape[0],
             ROW_STEPS=space.ends.shape[0].bit_length(), SHARED=shares, MIN_SHARED=config.min_shared,
-            MIN_SHARERS=config.min_sharers, CHUNK=config.chunk, MAX_CHUNKS=config.max_chunks, TOKENS=self._tokens,
-            num_warps=4, **self._pdl,
+            MIN_SHARERS=config.min_sharers, CHUNK=config.chunk, MAX_CHUNKS=config.max_chunks,
+            TOKENS=self._shared_tokens, num_warps=4, **self._pdl,
         )  # fmt: skip
 
     def _plan_prefill(self, step: AttentionStep) -> None:
@@ -152,12 +153,13 @@ class TritonAttention:
         sinks: torch.Tensor | None, *, shared: bool,
     ) -> None:  # fmt: skip
         """Launch tiles.py on one layer: the shared parts of single rows, or the rows with several queries."""
-        space, tiles = self._space, self.config.tiles
+        space = self._space
         partial = shared and space.shared_acc is not None
+        tiles = self.config.shared if partial else self.config.tiles
         dim = int(self._layer_constants["DIM"])
         aligned = self.shape.head_dim * cache.element_size() % 16 == 0
         use_tma = tiles.tma and aligned and self.shape.block_size % tiles.block_n == 0
-        tiles_kernel[(self._tiles_programs,)](
+        tiles_kernel[(self._shared_programs if partial else self._tiles_programs,)](
             qkv, cache, _descriptor(cache, tiles.block_n, dim) if use_tma else None,
             space.shared_acc if partial else out, space.shared_norm if partial else None,
             None if partial else sinks, step.block_tables, step.block_tables.stride(0),
@@ -185,7 +187,8 @@ class TritonAttention:
             space.partial_acc, space.partial_norm, space.tickets, space.shared_acc, space.shared_norm, self._max_rows,
             cache.stride(0), cache.stride(1), cache.stride(2), self._scale,
             **self._layer_constants, BLOCK_N=config.block_n, GROUP_ROWS=self._group_rows, MERGE=merge,
-            HAS_SINKS=sinks is not None, SHARED=shares, BESIDE=beside, STAGES=config.stages, num_warps=config.warps,
+            HAS_SINKS=sinks is not None, SHARED=self.config.max_chunks if shares else 0,
+            BESIDE=beside, STAGES=config.stages, num_warps=config.warps,
             **_registers(config.max_registers), **self._pdl,
         )  # fmt: skip
 

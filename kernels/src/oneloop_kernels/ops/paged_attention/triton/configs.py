@@ -38,32 +38,39 @@ class AttentionConfig:
 
     decode: DecodeConfig
     tiles: TilesConfig
+    shared: TilesConfig
+    """Of tiles.py on what rows share; many rows a block, for every block reads the keys again."""
     min_shared: int = 1024
     """Tokens that neighbouring rows must have in common to be read once…"""
     min_sharers: int = 8
     """…for so many rows."""
-    chunk: int = 1024
+    chunk: int = 512
     """Shared keys of one item, at least."""
     max_chunks: int = 4
+    """What a run of rows shares is cut into so many items at most, to fill the card: each leaves partial results."""
 
 
 def default_config(element_size: int, head_dim: int) -> AttentionConfig:
     """For any card with 100 KiB of shared memory per multiprocessor and more."""
     wide = head_dim > 128
     if element_size > 2:
-        return AttentionConfig(DecodeConfig(32, 4, 2, 2), TilesConfig(32, 16 if wide else 32, 4, 2, 1))
-    return AttentionConfig(
-        DecodeConfig(32 if wide else 64, 4, 2, 2),
-        TilesConfig(64, 32 if wide else 64, 4, 2, 1),
-    )
+        tiles = TilesConfig(32, 16 if wide else 32, 4, 2, 1)
+        return AttentionConfig(DecodeConfig(32, 4, 2, 2), tiles, tiles)
+    tiles = TilesConfig(64, 32 if wide else 64, 4, 2, 1)
+    return AttentionConfig(DecodeConfig(32 if wide else 64, 4, 2, 2), tiles, tiles)
 
 
+_WIDE_BLOCK = TilesConfig(128, 64, 8, 3, 1, tma=True)
 _H200 = {
-    64: AttentionConfig(DecodeConfig(64, 4, 4, 3), TilesConfig(128, 64, 8, 3, 1, tma=True)),
+    64: AttentionConfig(DecodeConfig(64, 4, 4, 3), _WIDE_BLOCK, _WIDE_BLOCK),
     128: AttentionConfig(
-        DecodeConfig(64, 4, 3, 3, max_registers=168), TilesConfig(64, 64, 4, 3, 2, tma=True)
+        DecodeConfig(64, 4, 3, 3, max_registers=168), TilesConfig(64, 64, 4, 3, 2, tma=True), _WIDE_BLOCK
     ),
-    256: AttentionConfig(DecodeConfig(32, 4, 3, 2), TilesConfig(128, 64, 8, 2, 1, tma=True)),
+    256: AttentionConfig(
+        DecodeConfig(32, 4, 3, 2),
+        TilesConfig(128, 64, 8, 2, 1, tma=True),
+        TilesConfig(128, 64, 8, 2, 1, tma=True),
+    ),
 }
 """By head dimension, rounded up to a power of two; 16-bit types."""
 

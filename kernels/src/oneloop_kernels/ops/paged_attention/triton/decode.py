@@ -38,7 +38,8 @@ def decode_kernel(
 
     qkv, out, cache, sinks: as in the contract. programs: [programs, PROGRAM_FIELDS], split: [2], see planning.py.
     fp32: partial_acc [2 · programs, GROUP_ROWS, HEAD_DIM], partial_norm [2, 2 · programs, GROUP_ROWS]: maxima, sums.
-    tickets: [programs] int32, 0 before and after. shared_…: see planning.py and tiles.py.
+    tickets: [programs] int32, 0 before and after. SHARED: most chunks of what a row shares, or 0; shared_…: see
+    planning.py and tiles.py.
     BESIDE: the kernel before is tiles.py on other rows of the step. It lets this one start once all that it waited for
     has ended, which is all that this one needs; so this one fills the multiprocessors that it leaves, and waits for it
     only at the end, so that whoever waits for this one has waited for both.
@@ -67,7 +68,7 @@ def decode_kernel(
         if WINDOW > 0:
             first_key = tl.maximum(length - WINDOW, 0)
         first_tile = first_key // BLOCK_N
-        if SHARED:
+        if SHARED > 0:
             first_tile = tl.load(shared_lens + row) // BLOCK_N
         tiles = tl.cdiv(length, BLOCK_N) - first_tile
         head = tile // tiles
@@ -194,12 +195,18 @@ def _write(
     heads = head * GROUP + group
     mine = group < GROUP
     inside = mine[:, None] & (dims < HEAD_DIM)[None, :]
-    if SHARED:
-        for chunk in range(tl.load(shared_chunks + row)):
+    if SHARED > 0:
+        chunks = tl.load(shared_chunks + row)
+        for chunk in tl.static_range(SHARED):
+            there = mine & (chunk < chunks)
             places = (chunk * max_rows + row).to(tl.int64) * HEADS + heads
-            other_maximum = tl.load(shared_norm + 2 * places, mask=mine, other=HIDDEN)
-            other_total = tl.load(shared_norm + 2 * places + 1, mask=mine, other=0.0)
-            part = tl.load(shared_acc + places[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0)
+            other_maximum = tl.load(shared_norm + 2 * places, mask=there, other=HIDDEN)
+            other_total = tl.load(shared_norm + 2 * places + 1, mask=there, other=0.0)
+            part = tl.load(
+                shared_acc + places[:, None] * HEAD_DIM + dims[None, :],
+                mask=there[:, None] & inside,
+                other=0.0,
+            )
             new_maximum = tl.maximum(maximum, other_maximum)
             weight = tl.exp2(other_maximum - new_maximum)
             shrink = tl.exp2(maximum - new_maximum)

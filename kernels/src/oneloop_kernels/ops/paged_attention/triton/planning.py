@@ -15,6 +15,8 @@ token, chunk, (unused)."""
 PROGRAM_FIELDS = tl.constexpr(8)
 """Of a program of decode.py: where its range begins (row, tile of the row), how many pairs it touches, that row's
 length and slot, (unused)."""
+KEYS = tl.constexpr(128)
+"""Shared tokens, and chunks of them, are multiples of this; tiles of keys divide it."""
 COST_CLASSES = tl.constexpr(256)
 
 
@@ -69,7 +71,7 @@ def _rows_at(ends, targets, count, STEPS: tl.constexpr):
 def decode_plan_kernel(
     row_slot, seq_lens, num_single, common,
     programs, split, ends, shared_lens, shared_chunks,
-    run_first, run_common, run_rows, items, num_items, max_items, num_programs, min_tiles,
+    run_first, run_common, run_rows, items, num_items, max_items, num_programs, min_tiles, shared_programs,
     KV_HEADS: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, PROGRAM_LANES: tl.constexpr,
     ROW_LANES: tl.constexpr, ROW_STEPS: tl.constexpr,
     SHARED: tl.constexpr, MIN_SHARED: tl.constexpr, MIN_SHARERS: tl.constexpr, CHUNK: tl.constexpr,
@@ -92,7 +94,8 @@ def decode_plan_kernel(
     if SHARED:
         shared = _plan_shared(
             rows, count, row_slot, common, shared_lens, shared_chunks, run_first, run_common, run_rows,
-            items, num_items, max_items, MIN_SHARED, MIN_SHARERS, CHUNK, MAX_CHUNKS, TOKENS,
+            items, num_items, max_items, shared_programs,
+            MIN_SHARED, MIN_SHARERS, CHUNK, MAX_CHUNKS, TOKENS, KV_HEADS,
         )  # fmt: skip
         first_tile = shared // BLOCK_N
     sums = tl.cumsum((lengths + BLOCK_N - 1) // BLOCK_N - first_tile)
@@ -132,11 +135,14 @@ def _pair_at(ends, numbers, count, KV_HEADS: tl.constexpr, STEPS: tl.constexpr):
 @triton.jit
 def _plan_shared(
     rows, count, row_slot, common, shared_lens, shared_chunks, run_first, run_common, run_rows,
-    items, num_items, max_items,
+    items, num_items, max_items, shared_programs,
     MIN_SHARED: tl.constexpr, MIN_SHARERS: tl.constexpr, CHUNK: tl.constexpr, MAX_CHUNKS: tl.constexpr,
-    TOKENS: tl.constexpr,
+    TOKENS: tl.constexpr, KV_HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Find the runs; store and return each row's shared tokens; make an item per TOKENS rows and chunk of keys."""
+    """Find the runs; store and return each row's shared tokens; make an item per TOKENS rows and chunk of keys.
+
+    A run gets as many chunks as its items need to occupy shared_programs, if that leaves CHUNK keys in each.
+    """
     live = rows < count
     alike = tl.load(common + rows, mask=live, other=0)
     starts = live & (alike < MIN_SHARED)
@@ -151,7 +157,9 @@ def _plan_shared(
     members = tl.load(run_rows + run, mask=live, other=0, cache_modifier=".cg")
     least = tl.load(run_common + run, mask=live, other=0, cache_modifier=".cg")
     shared = tl.where(live & (members >= MIN_SHARERS), least, 0)
-    chunk = tl.maximum(CHUNK, (shared + MAX_CHUNKS * CHUNK - 1) // (MAX_CHUNKS * CHUNK) * CHUNK)
+    wanted = shared_programs // tl.maximum((members + TOKENS - 1) // TOKENS * KV_HEADS, 1)
+    wanted = tl.maximum(tl.minimum(tl.minimum(wanted, MAX_CHUNKS), shared // CHUNK), 1)
+    chunk = tl.maximum((shared // wanted + KEYS - 1) // KEYS * KEYS, 1)
     chunks = (shared + chunk - 1) // chunk
     tl.store(shared_lens + rows, shared, mask=live)
     tl.store(shared_chunks + rows, chunks, mask=live)
