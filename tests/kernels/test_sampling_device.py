@@ -11,6 +11,7 @@ from oneloop_kernels.ops.sampling.device import (
     FLOAT_COLUMNS,
     INT_COLUMNS,
     MAX_CANDIDATES,
+    MAX_SPLITS,
     SampleScratch,
     SampleStep,
     SampleVariant,
@@ -159,8 +160,8 @@ def test_flat_and_steep_rows_with_top_p(inputs):
 def test_divisions_cover_the_vocabulary():
     for vocab_size in (1, 127, 700, 32_000, 50_257, 128_256, 151_936, 262_144):
         for bucket in (1, 2, 8, 64, 256, 1024):
-            division = divide(bucket, vocab_size, 132)
-            covered = division.splits * division.num_tiles * division.tile
-            assert covered >= vocab_size
-            assert covered - vocab_size < division.num_tiles * division.tile, "a part without a token"
-            assert division.splits <= 256
+            for tokens_per_thread in (8, 16):
+                division = divide(bucket, vocab_size, 132, tokens_per_thread)
+                part = division.num_tiles * division.tile
+                assert 0 <= division.splits * part - vocab_size < part, "no token twice, no part without one"
+                assert division.splits <= MAX_SPLITS

@@ -9,13 +9,12 @@ from oneloop_kernels.ops.sampling.device import GROUP, MAX_SPLITS
 
 PROGRAMS_PER_SM: Final = 4
 """That many programs are wanted: they fit at once, and their loads hide each other's arithmetic."""
-LARGEST_TILE: Final = 2048
+LARGEST_WARPS: Final = 8
 SMALLEST_TILE: Final = 1024
-ELEMENTS_PER_THREAD: Final = 8
-"""One load of 16 bytes of a 16-bit type; with twice as many the scan needs twice the registers."""
-SCAN_REGISTERS: Final = 64
-"""Per thread: four programs of 256 threads on a multiprocessor. Compiled for sm_90 without spills."""
-LOGPROB_SCAN_REGISTERS: Final = 80
+GREEDY_TOKENS_PER_THREAD: Final = 16
+"""Two loads of 16 bytes of a 16-bit type in flight, two more behind them."""
+SCAN_TOKENS_PER_THREAD: Final = 8
+"""Twice as many would need twice the registers."""
 FINISH_TILE: Final = 2048
 FINISH_WARPS: Final = 8
 FINISH_REGISTERS: Final = 128
@@ -31,10 +30,22 @@ class Division:
     tile: int
     num_warps: int
 
+    @property
+    def scan_registers(self) -> int:
+        """Per thread, for the scan: 64 allow four programs of 8 warps on a multiprocessor. Without spills on sm_90."""
+        return 64 if self.tile <= 32 * self.num_warps * SCAN_TOKENS_PER_THREAD else 128
 
-def divide(bucket: int, vocab_size: int, num_sms: int, *, programs_per_sm: int = PROGRAMS_PER_SM) -> Division:
+
+def divide(
+    bucket: int,
+    vocab_size: int,
+    num_sms: int,
+    tokens_per_thread: int,
+    *,
+    programs_per_sm: int = PROGRAMS_PER_SM,
+) -> Division:
     """Few rows: small tiles on all multiprocessors; many rows: large tiles, several to a program."""
-    tile = LARGEST_TILE
+    tile = 32 * LARGEST_WARPS * tokens_per_thread
     while tile > SMALLEST_TILE and bucket * -(-vocab_size // tile) < num_sms:
         tile //= 2
     while tile > GROUP and tile // 2 >= vocab_size:
@@ -46,5 +57,5 @@ def divide(bucket: int, vocab_size: int, num_sms: int, *, programs_per_sm: int =
         splits=-(-num_tiles // tiles_per_split),
         num_tiles=tiles_per_split,
         tile=tile,
-        num_warps=max(1, tile // (32 * ELEMENTS_PER_THREAD)),
+        num_warps=max(1, tile // (32 * tokens_per_thread)),
     )

@@ -50,6 +50,7 @@ def edit_kernel(
     MAX_BANNED: tl.constexpr,
     NUM_TILES: tl.constexpr,
     BLOCK: tl.constexpr,
+    LIST_BLOCK: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):
     """edited[i] = the row's logits + bans + bias, then penalized.
@@ -98,15 +99,18 @@ def edit_kernel(
     if not has_lists:
         return
     tl.debug_barrier()
-    for start in range(0, num_banned, BLOCK):
-        mask = start + lanes < num_banned
-        token = tl.load(banned_token_ptr + slot * MAX_BANNED + start + lanes, mask=mask, other=-1)
-        value = tl.full((BLOCK,), NEG_INF, tl.float32)
+    entries = tl.arange(0, LIST_BLOCK)
+    for start in range(0, num_banned, LIST_BLOCK):
+        at = start + entries
+        mask = at < num_banned
+        token = tl.load(banned_token_ptr + slot * MAX_BANNED + at, mask=mask, other=-1)
+        value = tl.full((LIST_BLOCK,), NEG_INF, tl.float32)
         tl.atomic_add(edited + token, value, mask=(token >= first) & (token < last), sem="relaxed")
-    for start in range(0, num_bias, BLOCK):
-        mask = start + lanes < num_bias
-        token = tl.load(bias_token_ptr + slot * MAX_BIAS + start + lanes, mask=mask, other=-1)
-        value = tl.load(bias_value_ptr + slot * MAX_BIAS + start + lanes, mask=mask, other=0.0)
+    for start in range(0, num_bias, LIST_BLOCK):
+        at = start + entries
+        mask = at < num_bias
+        token = tl.load(bias_token_ptr + slot * MAX_BIAS + at, mask=mask, other=-1)
+        value = tl.load(bias_value_ptr + slot * MAX_BIAS + at, mask=mask, other=0.0)
         tl.atomic_add(edited + token, value, mask=(token >= first) & (token < last), sem="relaxed")
     if PENALTIES:
         if is_penalized:

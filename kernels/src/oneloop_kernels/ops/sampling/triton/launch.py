@@ -19,8 +19,8 @@ from oneloop_kernels.ops.sampling.triton.configs import (
     FINISH_REGISTERS,
     FINISH_TILE,
     FINISH_WARPS,
-    LOGPROB_SCAN_REGISTERS,
-    SCAN_REGISTERS,
+    GREEDY_TOKENS_PER_THREAD,
+    SCAN_TOKENS_PER_THREAD,
     Division,
     divide,
 )
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     )
 
 _LIST_BLOCK: Final = 1024
+_EDIT_LIST_BLOCK: Final = 256
 _ROW_BLOCK: Final = 4096
 _HISTORY_PROGRAMS: Final = 8
 """Programs that share the list of one slot's known tokens."""
@@ -133,8 +134,10 @@ def launch_sample(
 ) -> None:
     """`sample`, with a division of one's own where one is given."""
     bucket, vocab_size = logits.shape
+    is_greedy = not (variant.random or variant.logprobs)
     if division is None:
-        division = divide(bucket, vocab_size, num_sms(logits.device))
+        tokens_per_thread = GREEDY_TOKENS_PER_THREAD if is_greedy else SCAN_TOKENS_PER_THREAD
+        division = divide(bucket, vocab_size, num_sms(logits.device), tokens_per_thread)
     # Kernels that have no edits never look at the tables; any address will do.
     edited = scratch.partials if edits is None else edits.logits
     history = scratch.tickets if edits is None or edits.history is None else edits.history
@@ -159,12 +162,13 @@ def launch_sample(
             MAX_BANNED=MAX_BANNED,
             NUM_TILES=division.num_tiles,
             BLOCK=division.tile,
+            LIST_BLOCK=_EDIT_LIST_BLOCK,
             num_warps=division.num_warps,
             enable_fp_fusion=False,  # the same roundings as the reference, which multiplies before it adds
             **common,
         )
     common["EDITS"] = variant.edits
-    if not (variant.random or variant.logprobs):
+    if is_greedy:
         greedy_kernel[(division.splits, bucket)](
             *rows,
             slots.ints,
@@ -218,7 +222,7 @@ def _launch_scan(
         NUM_TILES=division.num_tiles,
         TILE_GROUPS=division.tile // GROUP,
         num_warps=division.num_warps,
-        maxnreg=LOGPROB_SCAN_REGISTERS if variant.logprobs else SCAN_REGISTERS,
+        maxnreg=division.scan_registers,
         **options,
     )
 

@@ -25,6 +25,9 @@ NO_KEY = tl.constexpr(-(2**63))
 LOWEST_KEY = tl.constexpr(-0x7F800001 << 32)
 """At most the key of any token with −∞; its upper half still is the key of a float."""
 
+STAGES = tl.constexpr(3)
+"""Tiles on their way: a list of all groups is read by a single program, tile after tile."""
+
 
 @triton.jit
 def collect_groups(groups_row, group_max_row, at_least, num_groups, PADDED_GROUPS: tl.constexpr):
@@ -83,7 +86,7 @@ def sum_above(
     """How many tokens have a key > above and a scaled logit ≥ least, and Σ exp(scaled logit) over them."""
     count = tl.zeros((TILE_GROUPS, GROUP), tl.int32)
     mass = tl.zeros((TILE_GROUPS, GROUP), tl.float32)
-    for start in range(0, num_listed, TILE_GROUPS):
+    for start in tl.range(0, num_listed, TILE_GROUPS, num_stages=STAGES):
         x, columns, mask = _load_groups(
             groups_row, start, num_listed, logits, edited, is_edited, vocab_size, EDITS, TILE_GROUPS
         )
@@ -104,7 +107,7 @@ def draw_above(
     winner = tl.full((TILE_GROUPS, GROUP), NEG_INF, tl.float32)
     token = tl.full((TILE_GROUPS, GROUP), NO_TOKEN, tl.int32)
     logit = tl.full((TILE_GROUPS, GROUP), NEG_INF, tl.float32)
-    for start in range(0, num_listed, TILE_GROUPS):
+    for start in tl.range(0, num_listed, TILE_GROUPS, num_stages=STAGES):
         x, columns, mask = _load_groups(
             groups_row, start, num_listed, logits, edited, is_edited, vocab_size, EDITS, TILE_GROUPS
         )
@@ -129,7 +132,7 @@ def largest_below(
 ):  # fmt: skip
     """The largest key of a listed token that is smaller than `below`."""
     largest = tl.full((TILE_GROUPS, GROUP), NO_KEY, tl.int64)
-    for start in range(0, num_listed, TILE_GROUPS):
+    for start in tl.range(0, num_listed, TILE_GROUPS, num_stages=STAGES):
         x, columns, mask = _load_groups(
             groups_row, start, num_listed, logits, edited, is_edited, vocab_size, EDITS, TILE_GROUPS
         )
@@ -150,7 +153,7 @@ def gather_candidates(
     How many there are; only the first MAX_CANDIDATES are written.
     """
     count = num_listed * 0
-    for start in range(0, num_listed, TILE_GROUPS):
+    for start in tl.range(0, num_listed, TILE_GROUPS, num_stages=STAGES):
         x, columns, mask = _load_groups(
             groups_row, start, num_listed, logits, edited, is_edited, vocab_size, EDITS, TILE_GROUPS
         )
