@@ -146,6 +146,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def pytest_configure() -> None:
-    """Servers and terminals that tests start must hear Ctrl-C, also where a shell began this run with it ignored."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Servers and terminals that tests start must hear Ctrl-C, also where a shell began this run with it ignored.
+
+    Rows of padding hold whatever was in memory. A GPU computes with it in silence; numpy, in the interpreter, warns.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for what in ("overflow", "underflow", "invalid value", "divide by zero"):
+        line = f"ignore:{what} encountered:RuntimeWarning:triton.runtime.interpreter"
+        config.addinivalue_line("filterwarnings", line)

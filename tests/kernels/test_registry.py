@@ -103,7 +103,7 @@ def test_no_triton_is_imported_by_contracts_and_references():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_on_the_cpu_kernels_run_in_plain_order_on_the_grid_of_an_h200():
+def test_on_the_cpu_kernels_run_in_plain_order():
     assert not pdl_supported(CPU)
     assert dict(pdl_options(CPU)) == {"USE_PDL": False}
-    assert num_sms(CPU) == 132
+    assert num_sms(CPU) > 1

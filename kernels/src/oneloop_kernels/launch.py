@@ -20,8 +20,8 @@ INTERPRETED: Final[bool] = os.environ.get("TRITON_INTERPRET") == "1"
 
 _PDL_CAPABILITY: Final = 9
 """Compute capability (major) from which a kernel may begin while the one before it ends."""
-_STAND_IN_SMS: Final = 132
-"""Multiprocessors assumed where there is no GPU: those of an H100 or H200."""
+_STAND_IN_SMS: Final = 6
+"""Multiprocessors assumed where there is no GPU: few, since the interpreter runs programs one after another."""
 
 
 @cache
@@ -34,7 +34,7 @@ def pdl_supported(device: torch.device) -> bool:
 
 @cache
 def num_sms(device: torch.device) -> int:
-    """Multiprocessors of the device; on a CPU those of an H200, so that the interpreter runs the same grids."""
+    """Multiprocessors of the device; on a CPU a stand-in."""
     if device.type != "cuda":
         return _STAND_IN_SMS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
