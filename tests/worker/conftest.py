@@ -297,7 +297,7 @@ def buffer_factory() -> Callable[[int], memoryview]:
     return slab_buffer
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_spec() -> Callable[..., ModelSpec]:
     """Factory: changes → the tiny spec with them."""
     return lambda **changes: replace(SPEC, **changes)
