@@ -1,7 +1,7 @@
 """The host's cost per token with steps that take no time: what a fast device would wait for.
 
-`python -m oneloop_bench.host [offline|stream …]`. "offline" is LLM.generate, handed 2,000 prompts; "stream" is
-AsyncEngine with 512 requests at once, each read delta by delta; both with detokenization.
+`python -m oneloop_bench.host [offline|stream|http …]`. "offline" is LLM.generate, handed 2,000 prompts; "stream" is
+AsyncEngine with 512 requests at once, each read delta by delta; "http" the same through the server. All detokenise.
 """
 
 from __future__ import annotations
@@ -119,17 +119,28 @@ async def _measure_stream(tokenizer: Tokenizer) -> dict[str, float]:
     return {**times, "tokens_per_chunk": round(MAX_NUM_SEQS * OUTPUT_TOKENS / num_chunks, 2)}
 
 
-def main() -> None:
-    """Print each figure, then the result."""
+def measure_http(_: Tokenizer) -> dict[str, float]:
+    """µs of the server's CPU time per token of 512 completions streamed at once."""
+    from oneloop_bench import host_http
+
+    return host_http.measure(MAX_NUM_SEQS, OUTPUT_TOKENS, PROMPT_TOKENS)
+
+
+def embedded_tokenizer() -> Tokenizer:
+    """That of the embedded model; only its file's header is read."""
     model = embedded_path()
     if model is None:
         raise SystemExit("the tokenizer of the embedded model is needed: run `make model`")
-    tokenizer = gguf_tokenizer(read_gguf(model).metadata)
-    measures = {"offline": measure_offline, "stream": measure_stream}
+    return gguf_tokenizer(read_gguf(model).metadata)
+
+
+def main() -> None:
+    """Print each figure, then the result."""
+    measures = {"offline": measure_offline, "stream": measure_stream, "http": measure_http}
     wanted = sys.argv[1:] or list(measures)
     result: dict[str, Any] = {}
     for name in wanted:
-        result[name] = measures[name](tokenizer)
+        result[name] = measures[name](embedded_tokenizer())
         times = result[name]
         print(
             f"{name}: {times['us_per_token']:.2f} µs of CPU per token ({times['wall_us_per_token']:.2f} elapsed)"
