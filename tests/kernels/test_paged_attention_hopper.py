@@ -24,7 +24,7 @@ def decode_spec(shared):
     signature = TENSORS | STRIDES | pointers("row_slot seq_lens programs split tickets") | {"out": "*bf16"}
     signature |= pointers("partial_acc partial_norm", "*fp32")
     constants = LAYER | {
-        "BLOCK_SIZE": 16, "BLOCK_N": 64, "GROUP_ROWS": 4, "MERGE": 8, "SHARED": 4 if shared else 0, "STAGES": 3,
+        "BLOCK_SIZE": 16, "BLOCK_N": 64, "GROUP_ROWS": 4, "MERGE": 16, "SHARED": 4 if shared else 0, "STAGES": 3,
         "BESIDE": shared,
     }  # fmt: skip
     if shared:

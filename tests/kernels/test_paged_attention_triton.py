@@ -241,9 +241,9 @@ def test_rows_cut_among_programs(inputs, kernel_device, programs, min_tiles):
 
 def test_more_partial_results_than_are_added_at_a_time(inputs, kernel_device):
     shape = make_shape(2, 1, head_dim=256)
-    case = make_case(inputs, shape, [(1, 16 * 19)], torch.float16)
+    case = make_case(inputs, shape, [(1, 16 * 21)], torch.float16)
     attention = make_attention(
-        shape, torch.float16, kernel_device, sms=18, decode_block_n=16, decode_programs_per_sm=1
+        shape, torch.float16, kernel_device, sms=20, decode_block_n=16, decode_programs_per_sm=1
     )
     check(case, attention, torch.float16)
 
@@ -304,6 +304,22 @@ def test_long_contexts(inputs, kernel_device, kernel_dtype, heads, kv_heads, hea
     )
     rows = [(1, 32767), (1, 0), *((1, 900 + 37 * i) for i in range(30)), (1000, 0), (257, 9000), (2, 20000)]
     check(make_case(inputs, shape, rows, kernel_dtype, by_head=True), attention, kernel_dtype, layers=5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("num_rows", "shared"), [(9, 4096), (64, 1024), (200, 1472)])
+@pytest.mark.parametrize("num_multi", [0, 2])
+def test_large_shared_prefixes(inputs, kernel_device, kernel_dtype, num_rows, shared, num_multi):
+    shape = make_shape(32, 8, head_dim=128, block_size=64)
+    with prefer("triton"):
+        factory = DEVICE_ATTENTION.resolve(kernel_device, kernel_dtype)
+    attention = factory(
+        shape, max_rows=256, max_tokens=2048, max_blocks_per_row=100, dtype=kernel_dtype, device=kernel_device
+    )
+    rows = [(1, shared + 7 * i) for i in range(num_rows)] + [(100, 0), (33, shared + 50)][:num_multi]
+    case = make_case(inputs, shape, rows, kernel_dtype, by_head=True, shared=shared // 64)
+    check(case, attention, kernel_dtype, layers=5)
+    assert attention._space.shared_lens[:num_rows].tolist() == [shared // 128 * 128] * num_rows
 
 
 @pytest.mark.gpu
@@ -370,6 +386,19 @@ def test_shared_prefixes_are_read_once(inputs, kernel_device, kv_heads, block_si
     check(case, attention, torch.float16)
     assert attention._space.shared_lens[:5].tolist() == [384] * 5
     assert int(attention._space.num_shared_items) == -(-5 // (16 // (4 // kv_heads))) * 2
+
+
+def test_sharing_can_be_left_out(inputs, kernel_device):
+    shape = make_shape(4, 2, head_dim=16)
+    case = make_case(inputs, shape, [(1, 300)] * 4, torch.float16, shared=16)
+    attention = make_attention(shape, torch.float16, kernel_device, min_shared=128, min_sharers=2)
+    assert attention.plan(case.step, 4, 9, False).shares
+    assert not attention.plan(case.step, 1, 9, False).shares
+    plan = attention.plan(case.step, 4, 9, False, may_share=False)
+    assert not plan.shares
+    out = inputs.poisoned(len(case.qkv), 4 * 16, dtype=torch.float16)
+    plan.run(case.qkv, case.cache, out)
+    assert_close(out[: case.num_tokens], case.expected, torch.float16)
 
 
 def test_runs_of_sharers(inputs, kernel_device):

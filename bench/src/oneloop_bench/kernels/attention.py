@@ -61,6 +61,11 @@ PREFILL: dict[str, tuple[tuple[int, int], ...]] = {
 BLOCK_SIZES = (16, 32, 64, 128)
 DEFAULT_BLOCK_SIZE = 64
 SHARED_PREFIX, SHARED_ROWS, SHARED_OWN = 4096, 256, 128
+MAX_ROWS, MAX_TOKENS, MAX_CONTEXT = 512, 8192 + 64, 32768
+"""Of all planners but the smoke run's, so that kernels are compiled once. Sharing is on from 8 rows."""
+NEVER_SHARED = 1 << 30
+SWEPT = ("1x512", "1x1k", "1x32k", "32x1k", "256x1k", "8x1k", "1x8k")
+"""Cases of --sweep, with the heads of the 8B model; others by --only."""
 
 
 @dataclass
@@ -149,9 +154,12 @@ class Case:
         self, dtype: torch.dtype, device: torch.device, config: AttentionConfig | None = None
     ) -> TritonAttention:
         """The planner of such steps."""
+        small = INTERPRETED
         return TritonAttention(
-            self.shape(), max_rows=max(8, len(self.rows)), max_tokens=max(8, self.num_tokens),
-            max_blocks_per_row=self.width, dtype=dtype, device=device, config=config,
+            self.shape(), max_rows=len(self.rows) if small else MAX_ROWS,
+            max_tokens=self.num_tokens if small else MAX_TOKENS,
+            max_blocks_per_row=self.width if small else max(self.width, MAX_CONTEXT // self.block_size),
+            dtype=dtype, device=device, config=config,
         )  # fmt: skip
 
     def plan(
@@ -170,18 +178,11 @@ def main() -> None:
     dtype = torch.float16 if INTERPRETED else torch.bfloat16
     measure = partial(_measure, bench, dtype)
     for model, heads in (("8B", LLAMA_8B), ("0.6B", QWEN_06B)):
-        for name, rows in _cases(bench, DECODE).items():
-            measure(Case(f"decode {model} {name}", rows, heads))
-        for name, rows in _cases(bench, PREFILL).items():
-            measure(Case(f"prefill {model} {name}", rows, heads))
+        for kind, cases in (("decode", DECODE), ("prefill", PREFILL)):
+            for name, rows in _cases(bench, cases, model).items():
+                measure(Case(f"{kind} {model} {name}", rows, heads))
     if not bench.sweep and not bench.smoke:
-        for block_size, by_head in itertools.product(BLOCK_SIZES, (True, False)):
-            order = "head" if by_head else "token"
-            for name in ("32x1k", "1x32k"):
-                case_name = f"decode 8B {name} blocks of {block_size} by {order}"
-                measure(Case(case_name, DECODE[name], LLAMA_8B, block_size, by_head))
-            case_name = f"prefill 8B 1x8k blocks of {block_size} by {order}"
-            measure(Case(case_name, PREFILL["1x8k"], LLAMA_8B, block_size, by_head))
+        _measure_caches(bench, dtype)
         _measure_shared(bench, dtype)
         _measure_plans(bench, dtype)
         _measure_torch(bench, dtype)
@@ -189,26 +190,48 @@ def main() -> None:
 
 
 def _cases(
-    bench: KernelBench, cases: dict[str, tuple[tuple[int, int], ...]]
+    bench: KernelBench, cases: dict[str, tuple[tuple[int, int], ...]], model: str
 ) -> dict[str, tuple[tuple[int, int], ...]]:
-    """Those of a full run, or one small step where nothing is measured."""
-    return {"smoke": tuple((min(n, 20), 40) for n, _ in next(iter(cases.values())))} if bench.smoke else cases
+    """Those of a full run; of a sweep; or one small step where nothing is measured."""
+    if bench.smoke:
+        return {"smoke": tuple((min(n, 20), 40) for n, _ in next(iter(cases.values())))}
+    if bench.sweep and bench.wanted(""):
+        return {name: rows for name, rows in cases.items() if model == "8B" and name in SWEPT}
+    return cases
 
 
-def _measure(bench: KernelBench, dtype: torch.dtype, case: Case) -> None:
+def _measure(
+    bench: KernelBench, dtype: torch.dtype, case: Case, config: AttentionConfig | None = None
+) -> None:
+    """config: None for the card's."""
     if not bench.wanted(case.name):
         return
-    sets = bench.sets(lambda: case.layer(dtype, bench.device), num_bytes=case.num_bytes)
+    sets = bench.sets(partial(case.layer, dtype, bench.device), num_bytes=case.num_bytes)
     work = {"num_bytes": case.num_bytes, "num_flops": case.num_flops}
     if bench.sweep:
         configs = _prefill_configs(case) if case.has_multi else _decode_configs(case)
         candidates: dict[str, Callable[[LAYER], object]] = {
-            key: _planned_at_first(case, dtype, bench.device, config) for key, config in configs.items()
+            key: _planned_at_first(case, dtype, bench.device, tried) for key, tried in configs.items()
         }
         bench.best(case.name, candidates, sets, **work)
     else:
-        plan = case.plan(dtype, bench.device)
+        plan = case.plan(dtype, bench.device, config)
         bench.measure(case.name, partial(_run, plan), sets, **work)
+
+
+def _measure_caches(bench: KernelBench, dtype: torch.dtype) -> None:
+    """Block sizes and storage orders; and what the readiness to share costs where nothing is shared."""
+    for block_size, by_head in itertools.product(BLOCK_SIZES, (True, False)):
+        cache = f"blocks of {block_size} by {'head' if by_head else 'token'}"
+        for name in ("32x1k", "1x32k"):
+            case = Case(f"decode 8B {name} {cache}", DECODE[name], LLAMA_8B, block_size, by_head)
+            _measure(bench, dtype, case)
+        case = Case(f"prefill 8B 1x8k {cache}", PREFILL["1x8k"], LLAMA_8B, block_size, by_head)
+        _measure(bench, dtype, case)
+    for name in ("32x1k", "256x1k"):
+        case = Case(f"decode 8B {name} sharing off", DECODE[name], LLAMA_8B)
+        config = replace(case.attention(dtype, bench.device).config, min_shared=NEVER_SHARED)
+        _measure(bench, dtype, case, config)
 
 
 def _run(plan: DevicePlan, layer: LAYER) -> None:
@@ -266,16 +289,10 @@ def _measure_shared(bench: KernelBench, dtype: torch.dtype) -> None:
     """A batch over one prefix: shared parts read once, and, for comparison, by every row."""
     rows = ((1, SHARED_PREFIX + SHARED_OWN - 1),) * SHARED_ROWS
     case = Case(f"decode 8B {SHARED_ROWS} over {SHARED_PREFIX}", rows, LLAMA_8B, shared=SHARED_PREFIX)
-    if not bench.wanted(case.name):
-        return
-    sets = bench.sets(lambda: case.layer(dtype, bench.device), num_bytes=case.num_bytes)
-    tuned = case.attention(dtype, bench.device).config
-    for name, config in ((case.name, tuned), (f"{case.name} apart", replace(tuned, min_shared=1 << 30))):
-        plan = case.plan(dtype, bench.device, config)
-        bench.measure(
-            name, partial(_run, plan), sets,
-            num_bytes=case.num_bytes, num_flops=case.num_flops,
-        )  # fmt: skip
+    _measure(bench, dtype, case)
+    config = replace(case.attention(dtype, bench.device).config, min_shared=NEVER_SHARED)
+    case.name += " sharing off"
+    _measure(bench, dtype, case, config)
 
 
 def _measure_plans(bench: KernelBench, dtype: torch.dtype) -> None:

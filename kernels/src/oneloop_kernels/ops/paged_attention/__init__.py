@@ -101,10 +101,14 @@ class DevicePlan(Protocol):
 class DeviceAttention(Protocol):
     """Plans steps in kernels. It owns the workspaces: one plan at a time is valid, the one made last."""
 
-    def plan(self, step: AttentionStep, num_rows: int, num_tokens: int, has_multi: bool) -> DevicePlan:
+    def plan(
+        self, step: AttentionStep, num_rows: int, num_tokens: int, has_multi: bool, *, may_share: bool = True
+    ) -> DevicePlan:
         """Launch the planning of a step; capturable in a graph, for every step that fits.
 
         num_rows, num_tokens: no step that this plan serves has more. has_multi False: nor a row with several queries.
+        may_share: look for neighbouring rows with one query that begin with the same blocks, and read those once for
+        all of them; where none are found it costs a small kernel per step and one per layer.
         """
 
 

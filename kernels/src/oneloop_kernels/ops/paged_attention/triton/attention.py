@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from oneloop_kernels.ops.paged_attention.triton.configs import AttentionConfig
 
 _LOG2_E = math.log2(math.e)
-_MERGE_ELEMENTS = 4096
+_MERGE_ELEMENTS = 8192
 """Of partial results that are added up at a time."""
 _INTERPRETED_SMS = 2
 """Multiprocessors that the interpreter stands for: it runs programs one after the other, those without work too."""
@@ -102,9 +102,11 @@ class TritonAttention:
         cap = shape.soft_cap
         self._scale = shape.scale * _LOG2_E if cap is None else 2.0 * _LOG2_E * shape.scale / cap
 
-    def plan(self, step: AttentionStep, num_rows: int, num_tokens: int, has_multi: bool) -> TritonPlan:
+    def plan(
+        self, step: AttentionStep, num_rows: int, num_tokens: int, has_multi: bool, *, may_share: bool = True
+    ) -> TritonPlan:
         """See the contract."""
-        shares = self._can_share and num_rows >= self.config.min_sharers
+        shares = may_share and self._can_share and num_rows >= self.config.min_sharers
         if shares:
             self._plan_common(step, num_rows)
         self._plan_decode(step, shares)

@@ -75,6 +75,7 @@ def decode_kernel(
         begin = tile % tiles
         end = tl.minimum(tiles, begin + left)
         table = block_tables + slot.to(tl.int64) * table_stride
+        blocks = table_entries(table, (first_tile + begin) * BLOCK_N, length, BLOCK_SIZE, BLOCK_N)
         query = (row.to(tl.int64) * (HEADS + 2 * KV_HEADS) + head * GROUP) * HEAD_DIM
         here = (group < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
         q = tl.load(qkv + query + group[:, None] * HEAD_DIM + dims[None, :], mask=here, other=0.0)
@@ -83,7 +84,6 @@ def decode_kernel(
         acc = tl.zeros([ROWS, DIM], tl.float32)
         maximum = tl.full([ROWS], HIDDEN, tl.float32)
         sums = tl.zeros([ROWS, BLOCK_N], tl.float32)
-        blocks = table_entries(table, (first_tile + begin) * BLOCK_N, length, BLOCK_SIZE, BLOCK_N)
         for index in tl.range(first_tile + begin, first_tile + end, num_stages=STAGES):
             start = index * BLOCK_N
             positions = start + tl.arange(0, BLOCK_N)
