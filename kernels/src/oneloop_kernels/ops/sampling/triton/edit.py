@@ -28,7 +28,7 @@ def _penalized(x, history, repetition, presence, frequency):
     return x - tl.where(counts > 0, presence, 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tiles"])
 def edit_kernel(
     logits_ptr,
     edited_ptr,
@@ -44,18 +44,18 @@ def edit_kernel(
     banned_token_ptr,
     logits_stride,
     vocab_size,
+    num_tiles,
     NUM_SAMPLES: tl.constexpr,
     PENALTIES: tl.constexpr,
     MAX_BIAS: tl.constexpr,
     MAX_BANNED: tl.constexpr,
-    NUM_TILES: tl.constexpr,
     BLOCK: tl.constexpr,
     LIST_BLOCK: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):
     """edited[i] = the row's logits + bans + bias, then penalized.
 
-    Grid: [splits, bucket]; NUM_TILES · BLOCK tokens each.
+    Grid: [splits, bucket]; num_tiles · BLOCK tokens each.
     Lists are added by atomics, so that a token which stands in one twice, or in both, gets the sum.
     """
     if USE_PDL:
@@ -84,8 +84,8 @@ def edit_kernel(
     presence = tl.load(floats + PRESENCE)
     frequency = tl.load(floats + FREQUENCY)
     logits, edited = logits_ptr + row * logits_stride, edited_ptr + row * vocab_size
-    first = tl.program_id(0) * NUM_TILES * BLOCK
-    last = tl.minimum(first + NUM_TILES * BLOCK, vocab_size)
+    first = tl.program_id(0) * num_tiles * BLOCK
+    last = tl.minimum(first + num_tiles * BLOCK, vocab_size)
     lanes = tl.arange(0, BLOCK)
     for start in range(first, last, BLOCK):
         columns = start + lanes

@@ -96,7 +96,7 @@ def _write_logprobs(
             tl.store(logprob_ptr + out + place, float_of_key((key >> 32).to(tl.int32)) - normalizer)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits", "num_groups"])
 def finish_kernel(
     logits_ptr,
     edited_ptr,
@@ -123,19 +123,18 @@ def finish_kernel(
     logits_stride,
     vocab_size,
     num_groups,
+    splits,
     NUM_SAMPLES: tl.constexpr,
     RANDOM: tl.constexpr,
     EDITS: tl.constexpr,
     PENALTIES: tl.constexpr,
     LOGPROBS: tl.constexpr,
     LOGPROB_COLUMNS: tl.constexpr,
-    SPLITS: tl.constexpr,
-    SPLITS_PADDED: tl.constexpr,
     TILE_GROUPS: tl.constexpr,
     PADDED_GROUPS: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):
-    """Grid: [bucket]. SPLITS: of the scan. PADDED_GROUPS ≥ num_groups, a power of two."""
+    """Grid: [bucket]. splits: of the scan. PADDED_GROUPS ≥ num_groups, a power of two."""
     if USE_PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -145,8 +144,8 @@ def finish_kernel(
     slot = tl.load(sample_slot_ptr + row).to(tl.int64)
     floats, ints = floats_ptr + slot * COLUMNS, ints_ptr + slot * COLUMNS
     temperature = tl.load(floats + TEMPERATURE)
-    lanes = tl.arange(0, SPLITS_PADDED)
-    mask = lanes < SPLITS
+    lanes = tl.arange(0, MAX_SPLITS)
+    mask = lanes < splits
     partials = partial_ptr + row * (PARTIAL_COLUMNS * MAX_SPLITS)
     maxima = tl.load(partials + PART_MAXIMUM * MAX_SPLITS + lanes, mask=mask, other=NEG_INF)
     is_nan = tl.max((maxima != maxima).to(tl.int32), 0) > 0

@@ -29,7 +29,7 @@ def write_token(
             tl.atomic_add(history_ptr + slot * vocab_size + token, 1, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits", "num_tiles"])
 def greedy_kernel(
     logits_ptr,
     edited_ptr,
@@ -45,16 +45,15 @@ def greedy_kernel(
     last_token_ptr,
     logits_stride,
     vocab_size,
+    splits,
+    num_tiles,
     NUM_SAMPLES: tl.constexpr,
     EDITS: tl.constexpr,
     PENALTIES: tl.constexpr,
-    SPLITS: tl.constexpr,
-    SPLITS_PADDED: tl.constexpr,
-    NUM_TILES: tl.constexpr,
     BLOCK: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):
-    """token_out[i] = argmax of row i. Grid: [SPLITS, bucket]; NUM_TILES · BLOCK tokens each."""
+    """token_out[i] = argmax of row i. Grid: [splits, bucket]; num_tiles · BLOCK tokens each."""
     if USE_PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -66,19 +65,19 @@ def greedy_kernel(
     if EDITS:
         is_edited = tl.load(row_edited_ptr + row) != 0
     logits, edited = logits_ptr + row * logits_stride, edited_ptr + row * vocab_size
-    columns = split * (NUM_TILES * BLOCK) + tl.arange(0, BLOCK)
+    columns = split * (num_tiles * BLOCK) + tl.arange(0, BLOCK)
     best = tl.full((BLOCK,), NEG_INF, tl.float32)
     best_tile = tl.zeros((BLOCK,), tl.int32)
     if not EDITS:
         following = tl.load(logits + columns, mask=columns < vocab_size, other=NEG_INF)
-    for tile in range(NUM_TILES):
+    for tile in range(num_tiles):
         if EDITS:
             here = columns + tile * BLOCK
             x = load_row(logits, edited, is_edited, here, here < vocab_size, EDITS)
         else:
             x = following.to(tl.float32)
             ahead = columns + (tile + 1) * BLOCK
-            ahead_mask = (ahead < vocab_size) & (tile + 1 < NUM_TILES)
+            ahead_mask = (ahead < vocab_size) & (tile + 1 < num_tiles)
             following = tl.load(logits + ahead, mask=ahead_mask, other=NEG_INF)
         best_tile = tl.where(x > best, tile, best_tile)
         best = tl.maximum(best, x, propagate_nan=tl.PropagateNan.ALL)
@@ -86,24 +85,23 @@ def greedy_kernel(
     best = tl.where(best != best, NEG_INF, best)
     maximum = tl.max(best, 0)
     token = tl.min(tl.where(best == maximum, columns + best_tile * BLOCK, NO_TOKEN), 0)
-    if SPLITS > 1:
-        partials = partial_ptr + row * (PARTIAL_COLUMNS * MAX_SPLITS)
-        tokens = partial_token_ptr + row * MAX_SPLITS
-        tl.store(partials + split, tl.where(is_nan, NAN, maximum))
-        tl.store(tokens + split, token)
-        tl.debug_barrier()
-        if tl.atomic_add(ticket_ptr + row, 1, sem="acq_rel") != SPLITS - 1:
-            return
-        tl.store(ticket_ptr + row, 0)
-        lanes = tl.arange(0, SPLITS_PADDED)
-        mask = lanes < SPLITS
-        # Past the L1 cache, which knows nothing of the other programs' stores.
-        parts = tl.load(partials + lanes, mask=mask, other=NEG_INF, cache_modifier=".cg")
-        part_tokens = tl.load(tokens + lanes, mask=mask, other=NO_TOKEN, cache_modifier=".cg")
-        is_nan = tl.max((parts != parts).to(tl.int32), 0) > 0
-        parts = tl.where(parts != parts, NEG_INF, parts)
-        maximum = tl.max(parts, 0)
-        token = tl.min(tl.where(parts == maximum, part_tokens, NO_TOKEN), 0)
+    partials = partial_ptr + row * (PARTIAL_COLUMNS * MAX_SPLITS)
+    tokens = partial_token_ptr + row * MAX_SPLITS
+    tl.store(partials + split, tl.where(is_nan, NAN, maximum))
+    tl.store(tokens + split, token)
+    tl.debug_barrier()
+    if tl.atomic_add(ticket_ptr + row, 1, sem="acq_rel") != splits - 1:
+        return
+    tl.store(ticket_ptr + row, 0)
+    lanes = tl.arange(0, MAX_SPLITS)
+    mask = lanes < splits
+    # Past the L1 cache, which knows nothing of the other programs' stores.
+    parts = tl.load(partials + lanes, mask=mask, other=NEG_INF, cache_modifier=".cg")
+    part_tokens = tl.load(tokens + lanes, mask=mask, other=NO_TOKEN, cache_modifier=".cg")
+    is_nan = tl.max((parts != parts).to(tl.int32), 0) > 0
+    parts = tl.where(parts != parts, NEG_INF, parts)
+    maximum = tl.max(parts, 0)
+    token = tl.min(tl.where(parts == maximum, part_tokens, NO_TOKEN), 0)
     token = tl.where(is_nan, 0, token)
     slot = tl.load(sample_slot_ptr + row).to(tl.int64)
     write_token(

@@ -96,7 +96,7 @@ def _draw_further(
     return best_logit, best_noise, best_token
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tiles"])
 def scan_kernel(
     logits_ptr,
     edited_ptr,
@@ -113,14 +113,14 @@ def scan_kernel(
     raw_group_max_ptr,
     logits_stride,
     vocab_size,
+    num_tiles,
     NUM_SAMPLES: tl.constexpr,
     EDITS: tl.constexpr,
     LOGPROBS: tl.constexpr,
-    NUM_TILES: tl.constexpr,
     TILE_GROUPS: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):
-    """Grid: [splits, bucket]; NUM_TILES tiles of TILE_GROUPS · GROUP tokens each."""
+    """Grid: [splits, bucket]; num_tiles tiles of TILE_GROUPS · GROUP tokens each."""
     if USE_PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -143,7 +143,7 @@ def scan_kernel(
     factor, offset = noise_key(tl.load(seeds_ptr + slot), tl.load(output_index_ptr + row))
     num_groups = (vocab_size + GROUP - 1) // GROUP
     logits, edited = logits_ptr + row * logits_stride, edited_ptr + row * vocab_size
-    first_group = tl.program_id(0) * NUM_TILES * TILE_GROUPS
+    first_group = tl.program_id(0) * num_tiles * TILE_GROUPS
     lines = tl.arange(0, TILE_GROUPS)
     tokens = tl.arange(0, GROUP)
     best_logit, best_noise, best_token = float("-inf"), 0.0, first_group * GROUP
@@ -156,7 +156,7 @@ def scan_kernel(
     offsets = first_group * GROUP + lines[:, None] * GROUP + tokens[None, :]
     if not EDITS:
         following = tl.load(logits + offsets, mask=offsets < vocab_size, other=NEG_INF)
-    for tile in range(NUM_TILES):
+    for tile in range(num_tiles):
         groups = first_group + tile * TILE_GROUPS + lines
         columns = offsets + tile * (TILE_GROUPS * GROUP)
         if EDITS:
@@ -164,7 +164,7 @@ def scan_kernel(
         else:
             x = following.to(tl.float32)
             ahead = columns + TILE_GROUPS * GROUP
-            ahead_mask = (ahead < vocab_size) & (tile + 1 < NUM_TILES)
+            ahead_mask = (ahead < vocab_size) & (tile + 1 < num_tiles)
             following = tl.load(logits + ahead, mask=ahead_mask, other=NEG_INF)
         hashed = hash31(columns, factor, offset)  # not computed where it is not used
         if is_random:
