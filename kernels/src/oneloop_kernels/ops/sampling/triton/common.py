@@ -34,7 +34,6 @@ MIN_TEMPERATURE: Final = tl.constexpr(1e-5)
 """Below it a slot is greedy."""
 NO_TOKEN: Final = tl.constexpr(2**31 - 1)
 NEG_INF: Final = tl.constexpr(float("-inf"))
-NAN: Final = tl.constexpr(float("nan"))
 HASH_RANGE: Final = tl.constexpr(2.0**31)
 _LARGEST_UNIFORM: Final = tl.constexpr(LARGEST_UNIFORM)
 _SERIES_BELOW: Final = tl.constexpr(0.125)
@@ -134,7 +133,7 @@ def group_maximum(x):
     if _INTERPRETED:  # where reductions by a function of one's own run element by element
         is_nan = x != x
         maximum = tl.max(tl.where(is_nan, NEG_INF, x), 1)
-        return tl.where(tl.max(is_nan.to(tl.int32), 1) > 0, NAN, maximum)
+        return tl.where(tl.max(is_nan.to(tl.int32), 1) > 0, float("nan"), maximum)
     return tl.reduce(x, 1, _larger_or_nan)
 
 

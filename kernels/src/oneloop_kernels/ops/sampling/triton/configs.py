@@ -13,6 +13,8 @@ LARGEST_WARPS: Final = 8
 SMALLEST_TILE: Final = 1024
 GREEDY_TOKENS_PER_THREAD: Final = 16
 """Two loads of 16 bytes of a 16-bit type in flight, two more behind them."""
+GREEDY_REGISTERS: Final = 64
+"""Per thread: four programs of 8 warps on a multiprocessor."""
 SCAN_TOKENS_PER_THREAD: Final = 8
 """Twice as many would need twice the registers."""
 FINISH_TILE: Final = 2048
@@ -32,7 +34,7 @@ class Division:
 
     @property
     def scan_registers(self) -> int:
-        """Per thread, for the scan: 64 allow four programs of 8 warps on a multiprocessor. Without spills on sm_90."""
+        """Per thread, for the scan: as for the greedy kernel if they are enough. Without spills on sm_90."""
         return 64 if self.tile <= 32 * self.num_warps * SCAN_TOKENS_PER_THREAD else 128
 
 

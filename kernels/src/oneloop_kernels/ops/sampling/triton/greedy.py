@@ -8,7 +8,6 @@ import triton.language as tl
 from oneloop_kernels.ops.sampling.triton.common import (
     COLUMNS,
     MAX_SPLITS,
-    NAN,
     NEG_INF,
     NO_TOKEN,
     PARTIAL_COLUMNS,
@@ -87,7 +86,7 @@ def greedy_kernel(
     token = tl.min(tl.where(best == maximum, columns + best_tile * BLOCK, NO_TOKEN), 0)
     partials = partial_ptr + row * (PARTIAL_COLUMNS * MAX_SPLITS)
     tokens = partial_token_ptr + row * MAX_SPLITS
-    tl.store(partials + split, tl.where(is_nan, NAN, maximum))
+    tl.store(partials + split, tl.where(is_nan, float("nan"), maximum))
     tl.store(tokens + split, token)
     tl.debug_barrier()
     if tl.atomic_add(ticket_ptr + row, 1, sem="acq_rel") != splits - 1:

@@ -19,6 +19,7 @@ from oneloop_kernels.ops.sampling.triton.configs import (
     FINISH_REGISTERS,
     FINISH_TILE,
     FINISH_WARPS,
+    GREEDY_REGISTERS,
     GREEDY_TOKENS_PER_THREAD,
     SCAN_TOKENS_PER_THREAD,
     Division,
@@ -183,6 +184,7 @@ def launch_sample(
             division.num_tiles,
             BLOCK=division.tile,
             num_warps=division.num_warps,
+            maxnreg=GREEDY_REGISTERS,
             **common,
         )
         return

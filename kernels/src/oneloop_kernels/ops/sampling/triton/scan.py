@@ -16,7 +16,6 @@ from oneloop_kernels.ops.sampling.triton.common import (
     MAX_SPLITS,
     MIN_P,
     MIN_TEMPERATURE,
-    NAN,
     NEG_INF,
     NO_TOKEN,
     NUM_LOGPROBS,
@@ -207,7 +206,7 @@ def scan_kernel(
     partials = partial_ptr + row * (PARTIAL_COLUMNS * MAX_SPLITS) + split
     tl.store(partials + PART_LOGIT * MAX_SPLITS, best_logit)
     tl.store(partials + PART_NOISE * MAX_SPLITS, best_noise)
-    tl.store(partials + PART_MAXIMUM * MAX_SPLITS, tl.where(tl.max(has_nan, 0) > 0, NAN, maximum))
+    tl.store(partials + PART_MAXIMUM * MAX_SPLITS, tl.where(tl.max(has_nan, 0) > 0, float("nan"), maximum))
     tl.store(partial_token_ptr + row * MAX_SPLITS + split, best_token)
     if whole_mass:
         tl.store(partials + PART_SUM * MAX_SPLITS, _merge_exponentials(line_maximum, line_sum, inverse))
