@@ -148,11 +148,15 @@ def test_more_candidates_than_are_gathered_at_once(inputs, kernel_device, spread
     assert samples.run(RANDOM) == expected_tokens(samples)
 
 
-def test_flat_and_steep_rows_with_top_p(inputs):
-    """Nuclei from one token to nearly all; small top_p takes several rounds."""
-    spreads = torch.tensor([0.01, 0.5, 2.0, 8.0, 0.1, 1.0], device=inputs.device)
+def test_flat_and_steep_rows(inputs, kernel_device, kernel_dtype):
+    """Nuclei from one token to nearly all; small top_p takes several rounds. On a GPU a vocabulary of real size."""
+    vocab_size = 151_936 if kernel_device.type == "cuda" else 900
+    spreads = torch.tensor([0.01, 0.5, 2.0, 8.0, 0.1, 1.0, 2.0, 2.0], device=inputs.device)
     samples = Samples(
-        inputs.normal(6, 900) * spreads[:, None], top_p=[0.9, 0.5, 0.9, 0.9, 0.001, 0.02], temperature=0.9
+        (inputs.normal(8, vocab_size) * spreads[:, None]).to(kernel_dtype),
+        top_p=[0.9, 0.5, 0.9, 0.9, 0.001, 0.02, 1.0, 0.9],
+        top_k=[0, 0, 0, 0, 0, 0, 50, 700],
+        temperature=0.9,
     )
     assert samples.run(RANDOM) == expected_tokens(samples)
 

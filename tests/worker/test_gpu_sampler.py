@@ -22,7 +22,9 @@ from oneloop_kernels.testing import assert_close
 ON_GPU = torch.cuda.is_available() and not INTERPRETED
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 VOCAB = 151_936 if ON_GPU else 700
-DTYPE = torch.bfloat16 if ON_GPU else torch.float32
+DTYPE = (
+    torch.float32
+)  # without ties, of which the CPU's top_k and top_p keep any; tests/kernels has the short types
 NUM_SLOTS = 8
 POISON = -77
 
@@ -323,7 +325,7 @@ def test_the_same_step_twice_gives_the_same(pair, make_sampling):
 
 def test_draws_follow_the_distribution(pair, make_sampling):
     """Chi-square over draws of five tokens."""
-    num_steps = 250 if ON_GPU else 12
+    num_steps = 250 if ON_GPU else 9
     probabilities = torch.tensor([0.4, 0.25, 0.15, 0.12, 0.08])
     logits = torch.full((8, VOCAB), -40.0)
     logits[:, :5] = probabilities.log()

@@ -94,11 +94,10 @@ class DeviceSampler:
     def sample(self, logits: torch.Tensor, num_samples_bucket: int, variant: SampleVariant) -> None:
         """Launch the sampling of all the step's samples, at most num_samples_bucket; row i of logits is sample i's.
 
-        logits: [≥ num_samples_bucket, vocab_size] in the model's dtype, left as they are.
+        logits: [≥ num_samples_bucket, ≥ vocab_size] in the model's dtype, left as they are.
         """
-        self._ops.sample(
-            logits[:num_samples_bucket], self._step, self._slots, self._scratch, self._edits, variant
-        )
+        rows = logits[:num_samples_bucket, : self._vocab_size]
+        self._ops.sample(rows, self._step, self._slots, self._scratch, self._edits, variant)
 
     def _history(self) -> torch.Tensor:
         """[max_num_seqs, vocab_size] int32, made at the first use of penalties."""
