@@ -307,6 +307,23 @@ def test_long_contexts(inputs, kernel_device, kernel_dtype, heads, kv_heads, hea
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("by_head", [False, True])
+def test_blocks_beyond_two_to_the_31(inputs, kernel_device, by_head):
+    dtype, size = torch.bfloat16, 600_000
+    shape = make_shape(2, 1, head_dim=128)
+    case = make_case(inputs, shape, [(1, 500), (1, 0), (40, 90)], dtype, by_head=by_head)
+    wide = torch.empty(
+        (size, 2, 16, 128) if by_head else (size, 16, 2, 128), dtype=dtype, device=kernel_device
+    )
+    wide = wide.transpose(1, 2) if by_head else wide
+    wide[-len(case.cache) :] = case.cache
+    tables = case.step.block_tables
+    tables[tables != GARBAGE] += size - len(case.cache)
+    case.cache = wide
+    check(case, make_attention(shape, dtype, kernel_device), dtype)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize(("num_rows", "shared"), [(9, 4096), (64, 1024), (200, 1472)])
 @pytest.mark.parametrize("num_multi", [0, 2])
 def test_large_shared_prefixes(inputs, kernel_device, kernel_dtype, num_rows, shared, num_multi):

@@ -190,7 +190,7 @@ class TritonAttention:
             cache.stride(0), cache.stride(1), cache.stride(2), self._scale,
             **self._layer_constants, BLOCK_N=config.block_n, GROUP_ROWS=self._group_rows, MERGE=merge,
             HAS_SINKS=sinks is not None, SHARED=self.config.max_chunks if shares else 0,
-            BESIDE=beside, STAGES=config.stages, num_warps=config.warps,
+            BESIDE=beside or shares, WAIT_SHARED=shares and not beside, STAGES=config.stages, num_warps=config.warps,
             **_registers(config.max_registers), **self._pdl,
         )  # fmt: skip
 

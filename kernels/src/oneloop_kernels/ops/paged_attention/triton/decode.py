@@ -32,7 +32,7 @@ def decode_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_ROWS: tl.constexpr, MERGE: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, SHARED: tl.constexpr,
-    STAGES: tl.constexpr, BESIDE: tl.constexpr, USE_PDL: tl.constexpr,
+    STAGES: tl.constexpr, BESIDE: tl.constexpr, WAIT_SHARED: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """One program of a fixed grid. DIM: HEAD_DIM rounded up to a power of two, GROUP_ROWS: query heads of a key head.
 
@@ -40,9 +40,9 @@ def decode_kernel(
     fp32: partial_acc [2 · programs, GROUP_ROWS, HEAD_DIM], partial_norm [2, 2 · programs, GROUP_ROWS]: maxima, sums.
     tickets: [programs] int32, 0 before and after. SHARED: most chunks of what a row shares, or 0; shared_…: see
     planning.py and tiles.py.
-    BESIDE: the kernel before is tiles.py on other rows of the step. It lets this one start once all that it waited for
-    has ended, which is all that this one needs; so this one fills the multiprocessors that it leaves, and waits for it
-    only at the end, so that whoever waits for this one has waited for both.
+    BESIDE: the kernel before is tiles.py. It lets this one start once all that it waited for has ended; so this one
+    fills what it leaves of the multiprocessors, and waits for it only at the end (whoever waits for this one has then
+    waited for both), or with WAIT_SHARED before it takes up that kernel's results.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     ROWS: tl.constexpr = max(GROUP_ROWS, 16)
@@ -101,7 +101,7 @@ def decode_kernel(
         if end - begin == tiles:
             _write(
                 acc, maximum, total, group, dims, row, head, out, sinks, shared_chunks, shared_acc, shared_norm,
-                max_rows, HEADS, GROUP, HEAD_DIM, HAS_SINKS, SHARED,
+                max_rows, HEADS, GROUP, HEAD_DIM, HAS_SINKS, SHARED, WAIT_SHARED and USE_PDL,
             )  # fmt: skip
         else:
             own = 2 * program + (number != start_of_range).to(tl.int32)
@@ -121,7 +121,7 @@ def decode_kernel(
                 _merge(
                     first, last, first_slot, partial_acc, partial_norm, norm_sums, dims, row, head, out, sinks,
                     shared_chunks, shared_acc, shared_norm, max_rows,
-                    HEADS, GROUP, GROUP_ROWS, HEAD_DIM, DIM, MERGE, HAS_SINKS, SHARED,
+                    HEADS, GROUP, GROUP_ROWS, HEAD_DIM, DIM, MERGE, HAS_SINKS, SHARED, WAIT_SHARED and USE_PDL,
                 )  # fmt: skip
         number += end - begin
         left -= end - begin
@@ -150,7 +150,7 @@ def _merge(
     first, last, first_slot, partial_acc, partial_norm, norm_sums, dims, row, head, out, sinks,
     shared_chunks, shared_acc, shared_norm, max_rows,
     HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
-    MERGE: tl.constexpr, HAS_SINKS: tl.constexpr, SHARED: tl.constexpr,
+    MERGE: tl.constexpr, HAS_SINKS: tl.constexpr, SHARED: tl.constexpr, WAIT: tl.constexpr,
 ):  # fmt: skip
     """Add up the partial results of the programs first … last, MERGE at a time, and write the pair's result.
 
@@ -181,7 +181,7 @@ def _merge(
         maximum = new_maximum
     _write(
         acc, maximum, total, group, dims, row, head, out, sinks, shared_chunks, shared_acc, shared_norm, max_rows,
-        HEADS, GROUP, HEAD_DIM, HAS_SINKS, SHARED,
+        HEADS, GROUP, HEAD_DIM, HAS_SINKS, SHARED, WAIT,
     )  # fmt: skip
 
 
@@ -189,23 +189,26 @@ def _merge(
 def _write(
     acc, maximum, total, group, dims, row, head, out, sinks, shared_chunks, shared_acc, shared_norm, max_rows,
     HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    HAS_SINKS: tl.constexpr, SHARED: tl.constexpr,
+    HAS_SINKS: tl.constexpr, SHARED: tl.constexpr, WAIT: tl.constexpr,
 ):  # fmt: skip
     """Add what the row shares with others, and the sinks; normalise; store. acc: [group, dims]."""
     heads = head * GROUP + group
     mine = group < GROUP
     inside = mine[:, None] & (dims < HEAD_DIM)[None, :]
     if SHARED > 0:
+        if WAIT:
+            tl.extra.cuda.gdc_wait()
         chunks = tl.load(shared_chunks + row)
         for chunk in tl.static_range(SHARED):
             there = mine & (chunk < chunks)
             places = (chunk * max_rows + row).to(tl.int64) * HEADS + heads
-            other_maximum = tl.load(shared_norm + 2 * places, mask=there, other=HIDDEN)
-            other_total = tl.load(shared_norm + 2 * places + 1, mask=there, other=0.0)
+            other_maximum = tl.load(shared_norm + 2 * places, mask=there, other=HIDDEN, cache_modifier=".cg")
+            other_total = tl.load(shared_norm + 2 * places + 1, mask=there, other=0.0, cache_modifier=".cg")
             part = tl.load(
                 shared_acc + places[:, None] * HEAD_DIM + dims[None, :],
                 mask=there[:, None] & inside,
                 other=0.0,
+                cache_modifier=".cg",
             )
             new_maximum = tl.maximum(maximum, other_maximum)
             weight = tl.exp2(other_maximum - new_maximum)
