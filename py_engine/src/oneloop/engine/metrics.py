@@ -57,10 +57,10 @@ class Histogram:
         self.total = 0.0
         """Sum of all observations."""
 
-    def observe(self, value: float) -> None:
-        """Count one observation. O(log buckets)."""
-        self._counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def observe(self, value: float, count: int = 1) -> None:
+        """Count an observation, `count` times. O(log buckets)."""
+        self._counts[bisect_left(self.bounds, value)] += count
+        self.total += value * count
 
     @property
     def count(self) -> int:

@@ -123,13 +123,17 @@ class RequestStream:
     async def __anext__(self) -> list[SequenceDelta]:
         """As next_deltas(), but being cancelled here aborts the request: its reader is gone."""
         try:
-            deltas = await self.next_deltas()
+            while not self._pending and self._last_token_at:  # next_deltas() without a coroutine of its own
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
         except asyncio.CancelledError:
             self.abort()
             raise
-        if not deltas:
+        finally:
+            self._waiter = None
+        if not self._pending:
             raise StopAsyncIteration
-        return deltas
+        return self._take()
 
     async def __aenter__(self) -> RequestStream:
         return self
@@ -156,13 +160,11 @@ class RequestStream:
         if self.times.queue_s is None and delta.queue_s is not None:
             self.times.queue_s = delta.queue_s
             self.num_cached_tokens = delta.num_cached_tokens
-        reason = delta.finish_reason
-        self._add(
-            SequenceDelta(
-                index, delta.text, token_ids, delta.logprobs, reason, delta.stop_reason, delta.error
-            )
-        )
-        if reason is not None:
+        text, logprobs, reason = delta.text, delta.logprobs, delta.finish_reason
+        if reason is None:
+            self._add(SequenceDelta(index, text, token_ids, logprobs, None, None, None))
+        else:
+            self._add(SequenceDelta(index, text, token_ids, logprobs, reason, delta.stop_reason, delta.error))
             self._close(index, reason, now)
 
     def end(self, reason: FinishReason, error: str | None = None) -> None:
@@ -181,8 +183,7 @@ class RequestStream:
             times.first_token = now
             self._metrics.time_to_first_token_seconds.observe(now - times.arrived)
         if before is not None:
-            for _ in range(num_tokens):
-                self._metrics.inter_token_latency_seconds.observe((now - before) / num_tokens)
+            self._metrics.inter_token_latency_seconds.observe((now - before) / num_tokens, num_tokens)
         times.last_token = self._last_token_at[index] = now
 
     def _close(self, index: int, reason: FinishReason, now: float) -> None:
@@ -201,8 +202,9 @@ class RequestStream:
             self._pending[added.index] = added
         else:
             waiting.merge(added)
-        if not self._wakes_at_end:
-            self._wake()
+        waiter = self._waiter
+        if waiter is not None and not self._wakes_at_end and not waiter.done():
+            waiter.set_result(None)
 
     def _take(self) -> list[SequenceDelta]:
         deltas = list(self._pending.values())

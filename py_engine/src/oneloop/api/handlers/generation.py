@@ -51,6 +51,17 @@ async def steps(
     state: ApiState, streams: Sequence[RequestStream], n: int, usage: Usage
 ) -> AsyncGenerator[Step]:
     """What every step brings, as (choice, delta); counts it into `usage`. ApiError when a sequence failed."""
+    if len(streams) == 1:
+        # The usual case, at every token of every client: nothing stands between it and the stream.
+        stream = streams[0]
+        async for deltas in stream:
+            usage.cached_tokens = stream.num_cached_tokens
+            for delta in deltas:
+                if delta.finish_reason is not None:
+                    _check_delta(state, delta)
+                usage.completion_tokens += len(delta.token_ids)
+            yield [(delta.index, delta) for delta in deltas]
+        return
     async with aclosing(_merged(streams)) as batches:
         async for batch in batches:
             usage.cached_tokens = sum(stream.num_cached_tokens for stream in streams)
@@ -91,7 +102,10 @@ async def stream_reply(
     started = False
     try:
         async for step in source:
-            events = b"".join(encoder.encode(choice, delta) for choice, delta in step)
+            if len(step) == 1:
+                events = encoder.encode(*step[0])
+            else:
+                events = b"".join([encoder.encode(choice, delta) for choice, delta in step])
             if events and not started:
                 await writer.start()
                 started = True
@@ -119,10 +133,6 @@ def _check_delta(state: ApiState, delta: SequenceDelta) -> None:
 
 async def _merged(streams: Sequence[RequestStream]) -> AsyncGenerator[Step]:
     """What is new in any of the streams, as (position of the stream, delta); ends when all have."""
-    if len(streams) == 1:
-        async for deltas in streams[0]:
-            yield [(0, delta) for delta in deltas]
-        return
     waits = {asyncio.create_task(stream.next_deltas()): index for index, stream in enumerate(streams)}
     try:
         while waits:
