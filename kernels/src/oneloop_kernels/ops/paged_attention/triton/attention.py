@@ -90,15 +90,7 @@ class TritonAttention:
             self._can_share,
             device,
         )
-        self._layer_constants = {
-            "HEADS": shape.num_heads,
-            "KV_HEADS": shape.num_kv_heads,
-            "HEAD_DIM": shape.head_dim,
-            "DIM": dim,
-            "BLOCK_SIZE": shape.block_size,
-            "WINDOW": shape.sliding_window or 0,
-            "SOFT_CAP": shape.soft_cap or 0.0,
-        }
+        self._layer_constants = _layer_constants(shape, dim)
         cap = shape.soft_cap
         self._scale = shape.scale * _LOG2_E if cap is None else 2.0 * _LOG2_E * shape.scale / cap
 
@@ -284,6 +276,19 @@ class _Workspace:
             shared_acc=floats(*shared, shape.head_dim) if sharing else None,
             shared_norm=floats(*shared, 2) if sharing else None,
         )
+
+
+def _layer_constants(shape: AttentionShape, dim: int) -> dict[str, int | float]:
+    """Compile-time constants of both kernels. dim: head_dim rounded up."""
+    return {
+        "HEADS": shape.num_heads,
+        "KV_HEADS": shape.num_kv_heads,
+        "HEAD_DIM": shape.head_dim,
+        "DIM": dim,
+        "BLOCK_SIZE": shape.block_size,
+        "WINDOW": shape.sliding_window or 0,
+        "SOFT_CAP": shape.soft_cap or 0.0,
+    }
 
 
 def _registers(limit: int | None) -> dict[str, int]:

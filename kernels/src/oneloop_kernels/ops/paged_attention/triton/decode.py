@@ -58,71 +58,36 @@ def decode_kernel(
     pairs = tl.load(mine + 2)
     length = tl.load(mine + 3)
     slot = tl.load(mine + 4)
+    shared = tl.load(mine + 5)
     left = base + (program < extra).to(tl.int32)
-    group = tl.arange(0, ROWS)
-    dims = tl.arange(0, DIM)
     start_of_range = program * base + tl.minimum(program, extra)
     number = start_of_range
     for _ in range(pairs):
         first_key = 0
         if WINDOW > 0:
             first_key = tl.maximum(length - WINDOW, 0)
-        first_tile = first_key // BLOCK_N
-        if SHARED > 0:
-            first_tile = tl.load(shared_lens + row) // BLOCK_N
+        first_tile = tl.maximum(first_key, shared) // BLOCK_N
         tiles = tl.cdiv(length, BLOCK_N) - first_tile
         head = tile // tiles
         begin = tile % tiles
         end = tl.minimum(tiles, begin + left)
-        table = block_tables + slot.to(tl.int64) * table_stride
-        blocks = table_entries(table, (first_tile + begin) * BLOCK_N, length, BLOCK_SIZE, BLOCK_N)
-        query = (row.to(tl.int64) * (HEADS + 2 * KV_HEADS) + head * GROUP) * HEAD_DIM
-        here = (group < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
-        q = tl.load(qkv + query + group[:, None] * HEAD_DIM + dims[None, :], mask=here, other=0.0)
-        keys = cache + head.to(tl.int64) * stride_head
-        values = keys + KV_HEADS * stride_head
-        acc = tl.zeros([ROWS, DIM], tl.float32)
-        maximum = tl.full([ROWS], HIDDEN, tl.float32)
-        sums = tl.zeros([ROWS, BLOCK_N], tl.float32)
-        for index in tl.range(first_tile + begin, first_tile + end, num_stages=STAGES):
-            start = index * BLOCK_N
-            positions = start + tl.arange(0, BLOCK_N)
-            valid = (positions < length) & (positions >= first_key)
-            offsets = key_offsets(blocks, start, stride_block, stride_token, BLOCK_SIZE, BLOCK_N)
-            blocks = table_entries(table, start + BLOCK_N, length, BLOCK_SIZE, BLOCK_N)
-            inside = valid[:, None] & (dims < HEAD_DIM)[None, :]
-            k = tl.load(keys + offsets[:, None] + dims[None, :], mask=inside, other=0.0)
-            v = tl.load(values + offsets[:, None] + dims[None, :], mask=inside, other=0.0)
-            products = tl.dot(q, tl.trans(k), input_precision="ieee")
-            acc, maximum, sums = absorb(
-                products, valid[None, :], scale_log2, v, acc, maximum, sums, True, SOFT_CAP, True
-            )
-        total = tl.sum(sums, 1)
+        acc, maximum, total = _attend(
+            first_tile + begin, first_tile + end, first_key, length, row, head, qkv, cache,
+            block_tables + slot.to(tl.int64) * table_stride, stride_block, stride_token, stride_head, scale_log2,
+            HEADS, KV_HEADS, HEAD_DIM, DIM, BLOCK_SIZE, BLOCK_N, ROWS, SOFT_CAP, STAGES,
+        )  # fmt: skip
         if end - begin == tiles:
             _write(
-                acc, maximum, total, group, dims, row, head, out, sinks, shared_chunks, shared_acc, shared_norm,
-                max_rows, HEADS, GROUP, HEAD_DIM, HAS_SINKS, SHARED, WAIT_SHARED and USE_PDL,
+                acc, maximum, total, row, head, out, sinks, shared_chunks, shared_acc, shared_norm, max_rows,
+                HEADS, GROUP, ROWS, HEAD_DIM, DIM, HAS_SINKS, SHARED, WAIT_SHARED and USE_PDL,
             )  # fmt: skip
         else:
             own = 2 * program + (number != start_of_range).to(tl.int32)
-            place = own.to(tl.int64) * GROUP_ROWS + group
-            tl.store(partial_acc + place[:, None] * HEAD_DIM + dims[None, :], acc, mask=here)
-            tl.store(partial_norm + place, maximum, mask=group < GROUP)
-            norm_sums = partial_norm + 2 * tl.num_programs(0) * GROUP_ROWS
-            tl.store(norm_sums + place, total, mask=group < GROUP)
-            pair_start = number - begin
-            first = _program_of(pair_start, base, extra)
-            last = _program_of(pair_start + tiles - 1, base, extra)
-            tl.debug_barrier()
-            arrived = tl.atomic_add(tickets + first, 1, sem="acq_rel", scope="gpu")
-            if arrived == last - first:
-                tl.atomic_xchg(tickets + first, 0, sem="relaxed", scope="gpu")
-                first_slot = 2 * first + (first * base + tl.minimum(first, extra) < pair_start).to(tl.int32)
-                _merge(
-                    first, last, first_slot, partial_acc, partial_norm, norm_sums, dims, row, head, out, sinks,
-                    shared_chunks, shared_acc, shared_norm, max_rows,
-                    HEADS, GROUP, GROUP_ROWS, HEAD_DIM, DIM, MERGE, HAS_SINKS, SHARED, WAIT_SHARED and USE_PDL,
-                )  # fmt: skip
+            _leave(
+                acc, maximum, total, own, number - begin, tiles, base, extra, partial_acc, partial_norm, tickets,
+                row, head, out, sinks, shared_chunks, shared_acc, shared_norm, max_rows,
+                HEADS, GROUP, GROUP_ROWS, ROWS, HEAD_DIM, DIM, MERGE, HAS_SINKS, SHARED, WAIT_SHARED and USE_PDL,
+            )  # fmt: skip
         number += end - begin
         left -= end - begin
         tile += end - begin
@@ -132,9 +97,81 @@ def decode_kernel(
         more = row_ends & (left > 0)
         length = tl.load(seq_lens + row, mask=more, other=length)
         slot = tl.load(row_slot + row, mask=more, other=slot)
+        if SHARED > 0:
+            shared = tl.load(shared_lens + row, mask=more, other=shared)
     if USE_PDL and BESIDE:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def _attend(
+    begin, end, first_key, length, row, head, qkv, cache, table, stride_block, stride_token, stride_head, scale_log2,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr, SOFT_CAP: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """A row's query heads of one key head over the tiles begin … end − 1 → [ROWS, DIM], maxima and sums [ROWS]."""
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    blocks = table_entries(table, begin * BLOCK_N, length, BLOCK_SIZE, BLOCK_N)
+    group = tl.arange(0, ROWS)
+    dims = tl.arange(0, DIM)
+    here = (group < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+    query = (row.to(tl.int64) * (HEADS + 2 * KV_HEADS) + head * GROUP) * HEAD_DIM
+    q = tl.load(qkv + query + group[:, None] * HEAD_DIM + dims[None, :], mask=here, other=0.0)
+    keys = cache + head.to(tl.int64) * stride_head
+    values = keys + KV_HEADS * stride_head
+    acc = tl.zeros([ROWS, DIM], tl.float32)
+    maximum = tl.full([ROWS], HIDDEN, tl.float32)
+    sums = tl.zeros([ROWS, BLOCK_N], tl.float32)
+    for index in tl.range(begin, end, num_stages=STAGES):
+        start = index * BLOCK_N
+        positions = start + tl.arange(0, BLOCK_N)
+        valid = (positions < length) & (positions >= first_key)
+        offsets = key_offsets(blocks, start, stride_block, stride_token, BLOCK_SIZE, BLOCK_N)
+        blocks = table_entries(table, start + BLOCK_N, length, BLOCK_SIZE, BLOCK_N)
+        inside = valid[:, None] & (dims < HEAD_DIM)[None, :]
+        k = tl.load(keys + offsets[:, None] + dims[None, :], mask=inside, other=0.0)
+        v = tl.load(values + offsets[:, None] + dims[None, :], mask=inside, other=0.0)
+        products = tl.dot(q, tl.trans(k), input_precision="ieee")
+        acc, maximum, sums = absorb(
+            products, valid[None, :], scale_log2, v, acc, maximum, sums, True, SOFT_CAP, True
+        )
+    return acc, maximum, tl.sum(sums, 1)
+
+
+@triton.jit
+def _leave(
+    acc, maximum, total, slot, pair_start, tiles, base, extra, partial_acc, partial_norm, tickets,
+    row, head, out, sinks, shared_chunks, shared_acc, shared_norm, max_rows,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr, ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, DIM: tl.constexpr, MERGE: tl.constexpr,
+    HAS_SINKS: tl.constexpr, SHARED: tl.constexpr, WAIT: tl.constexpr,
+):  # fmt: skip
+    """Store a partial result in a slot; if it is the last of its pair, add all of them up.
+
+    pair_start: number of the pair's first tile, of so many tiles.
+    """
+    group = tl.arange(0, ROWS)
+    dims = tl.arange(0, DIM)
+    mine = group < GROUP
+    place = slot.to(tl.int64) * GROUP_ROWS + group
+    inside = mine[:, None] & (dims < HEAD_DIM)[None, :]
+    norm_sums = partial_norm + 2 * tl.num_programs(0) * GROUP_ROWS
+    tl.store(partial_acc + place[:, None] * HEAD_DIM + dims[None, :], acc, mask=inside)
+    tl.store(partial_norm + place, maximum, mask=mine)
+    tl.store(norm_sums + place, total, mask=mine)
+    first = _program_of(pair_start, base, extra)
+    last = _program_of(pair_start + tiles - 1, base, extra)
+    tl.debug_barrier()
+    arrived = tl.atomic_add(tickets + first, 1, sem="acq_rel", scope="gpu")
+    if arrived == last - first:
+        tl.atomic_xchg(tickets + first, 0, sem="relaxed", scope="gpu")
+        first_slot = 2 * first + (first * base + tl.minimum(first, extra) < pair_start).to(tl.int32)
+        _merge(
+            first, last, first_slot, partial_acc, partial_norm, norm_sums, row, head, out, sinks,
+            shared_chunks, shared_acc, shared_norm, max_rows,
+            HEADS, GROUP, GROUP_ROWS, HEAD_DIM, DIM, MERGE, HAS_SINKS, SHARED, WAIT,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -147,7 +184,7 @@ def _program_of(number, base, extra):
 
 @triton.jit
 def _merge(
-    first, last, first_slot, partial_acc, partial_norm, norm_sums, dims, row, head, out, sinks,
+    first, last, first_slot, partial_acc, partial_norm, norm_sums, row, head, out, sinks,
     shared_chunks, shared_acc, shared_norm, max_rows,
     HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
     MERGE: tl.constexpr, HAS_SINKS: tl.constexpr, SHARED: tl.constexpr, WAIT: tl.constexpr,
@@ -157,6 +194,7 @@ def _merge(
     Loads go past the L1 cache: other multiprocessors wrote this memory while the kernel ran.
     """
     group = tl.arange(0, GROUP_ROWS)
+    dims = tl.arange(0, DIM)
     acc = tl.zeros([GROUP_ROWS, DIM], tl.float32)
     maximum = tl.full([GROUP_ROWS], HIDDEN, tl.float32)
     total = tl.zeros([GROUP_ROWS], tl.float32)
@@ -180,18 +218,20 @@ def _merge(
         acc = acc * shrink[:, None] + tl.sum(parts * weights[:, :, None], 0)
         maximum = new_maximum
     _write(
-        acc, maximum, total, group, dims, row, head, out, sinks, shared_chunks, shared_acc, shared_norm, max_rows,
-        HEADS, GROUP, HEAD_DIM, HAS_SINKS, SHARED, WAIT,
+        acc, maximum, total, row, head, out, sinks, shared_chunks, shared_acc, shared_norm, max_rows,
+        HEADS, GROUP, GROUP_ROWS, HEAD_DIM, DIM, HAS_SINKS, SHARED, WAIT,
     )  # fmt: skip
 
 
 @triton.jit
 def _write(
-    acc, maximum, total, group, dims, row, head, out, sinks, shared_chunks, shared_acc, shared_norm, max_rows,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    acc, maximum, total, row, head, out, sinks, shared_chunks, shared_acc, shared_norm, max_rows,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
     HAS_SINKS: tl.constexpr, SHARED: tl.constexpr, WAIT: tl.constexpr,
 ):  # fmt: skip
-    """Add what the row shares with others, and the sinks; normalise; store. acc: [group, dims]."""
+    """Add what the row shares with others, and the sinks; normalise; store. acc: [ROWS, DIM]."""
+    group = tl.arange(0, ROWS)
+    dims = tl.arange(0, DIM)
     heads = head * GROUP + group
     mine = group < GROUP
     inside = mine[:, None] & (dims < HEAD_DIM)[None, :]

@@ -14,7 +14,7 @@ ITEM_FIELDS = tl.constexpr(8)
 token, chunk, (unused)."""
 PROGRAM_FIELDS = tl.constexpr(8)
 """Of a program of decode.py: where its range begins (row, tile of the row), how many pairs it touches, that row's
-length and slot, (unused)."""
+length, slot and shared tokens, (unused)."""
 KEYS = tl.constexpr(128)
 """Shared tokens, and chunks of them, are multiples of this; tiles of keys divide it."""
 COST_CLASSES = tl.constexpr(256)
@@ -120,6 +120,10 @@ def decode_plan_kernel(
     tl.store(fields + 2, tl.where(works, last_pair - pair + 1, 0), mask=there)
     tl.store(fields + 3, tl.load(seq_lens + row, mask=works, other=0), mask=there)
     tl.store(fields + 4, tl.load(row_slot + row, mask=works, other=0), mask=there)
+    if SHARED:
+        tl.store(fields + 5, tl.load(shared_lens + row, mask=works, other=0), mask=there)
+    else:
+        tl.store(fields + 5, tl.zeros_like(row), mask=there)
 
 
 @triton.jit
