@@ -171,6 +171,19 @@ SCALE = 1 if INTERPRETED else 9
 """Contexts are so many times longer on a GPU."""
 
 
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (20, None), (None, 2.0)])
+def test_the_reference(inputs, kernel_device, window, soft_cap, sinks):
+    shape = make_shape(4, 2, head_dim=32, sliding_window=window, soft_cap=soft_cap)
+    logits = inputs.normal(4) if sinks else None
+    case = make_case(inputs, shape, [(1, 99), (1, 0), (33, 0), (9, 50)], torch.float32, sinks=logits)
+    factory = DEVICE_ATTENTION.resolve(kernel_device, torch.float32, name="reference")
+    attention = factory(
+        shape, max_rows=8, max_tokens=64, max_blocks_per_row=9, dtype=torch.float32, device=kernel_device
+    )
+    check(case, attention, torch.float32, logits)
+
+
 @pytest.mark.parametrize(("heads", "kv_heads"), GROUPS)
 def test_mixed_steps(inputs, kernel_device, kernel_dtype, heads, kv_heads):
     shape = make_shape(heads, kv_heads, head_dim=32)

@@ -143,5 +143,8 @@ DEVICE_ATTENTION: Family[DeviceAttentionFactory] = Family(
             device_types=frozenset({"cuda"}),
             dtypes=frozenset({"float32", "float16", "bfloat16"}),
         ),
+        Implementation(
+            "reference", "oneloop_kernels.ops.paged_attention.device_reference", "ReferenceAttention"
+        ),
     ),
 )

@@ -61,16 +61,12 @@ def default_config(element_size: int, head_dim: int) -> AttentionConfig:
 
 
 _WIDE_BLOCK = TilesConfig(128, 64, 8, 3, 1, tma=True)
+"""128 rows a block: with 64 the keys and values would come out of the L2 cache at 7 TB/s for 65 % of the products' rate."""
+_WIDER_HEADS = TilesConfig(128, 64, 8, 2, 1, tma=True)
 _H200 = {
     64: AttentionConfig(DecodeConfig(64, 4, 4, 3), _WIDE_BLOCK, _WIDE_BLOCK),
-    128: AttentionConfig(
-        DecodeConfig(64, 4, 3, 3, max_registers=168), TilesConfig(64, 64, 4, 3, 2, tma=True), _WIDE_BLOCK
-    ),
-    256: AttentionConfig(
-        DecodeConfig(32, 4, 3, 2),
-        TilesConfig(128, 64, 8, 2, 1, tma=True),
-        TilesConfig(128, 64, 8, 2, 1, tma=True),
-    ),
+    128: AttentionConfig(DecodeConfig(64, 4, 3, 3, max_registers=168), _WIDE_BLOCK, _WIDE_BLOCK),
+    256: AttentionConfig(DecodeConfig(32, 4, 3, 2), _WIDER_HEADS, _WIDER_HEADS),
 }
 """By head dimension, rounded up to a power of two; 16-bit types."""
 
