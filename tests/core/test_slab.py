@@ -86,3 +86,18 @@ def test_no_more_steps_than_allowed_are_in_flight(harness) -> None:
     assert harness.launch()
     assert not harness.launch()
     assert harness.core.stats().num_steps_in_flight == 2
+
+
+@pytest.mark.parametrize(("num_requests", "expected"), [(7, 0), (8, 5), (12, 5)])
+def test_header_counts_the_widely_shared_blocks(make_harness, num_requests, expected) -> None:
+    harness = make_harness(num_blocks=200, block_size=4, max_num_seqs=12, max_num_batched_tokens=64)
+    for own in range(num_requests):
+        harness.core.submit([*range(20), 30 + own], max_tokens=8, ignore_eos=True)
+    assert harness.launch()
+    assert harness.in_flight[-1][1].header("num_widely_shared") == expected
+    harness.run()
+    harness.core.submit([*range(20), 30], max_tokens=2, ignore_eos=True)
+    assert harness.launch()
+    assert harness.in_flight[-1][1].header("num_widely_shared") == 0
+    harness.run()
+    harness.assert_empty()

@@ -54,6 +54,7 @@ class StepHeader:
     max_seq_len: int
     max_logprobs: int
     flags: int
+    num_widely_shared: int
 
 
 @dataclass(frozen=True, slots=True)

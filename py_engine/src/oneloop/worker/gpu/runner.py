@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 MAX_CAPTURED_TOKENS: Final = 2048
 """Steps with more tokens take the device longer than the host needs to launch them one kernel at a time."""
+MIN_SHARED_TOKENS: Final = 1024
+"""With fewer tokens in widely shared blocks, looking for shared prefixes costs more than it saves."""
 
 
 class GpuModelRunner:
@@ -138,24 +140,27 @@ class GpuModelRunner:
 
     def _forward(self, header: StepHeader) -> None:
         has_multi = header.num_single < header.num_rows
+        may_share = header.num_widely_shared * self._block_size >= MIN_SHARED_TOKENS
         if has_multi:
             num_tokens = token_bucket(header.num_tokens)
         else:
             num_tokens = bucket_of(header.num_tokens, self._row_buckets)
         self.graphs.launch(
-            ("forward", num_tokens, has_multi),
-            partial(self._launch_forward, num_tokens, has_multi),
+            ("forward", num_tokens, has_multi, may_share),
+            partial(self._launch_forward, num_tokens, has_multi, may_share),
             capturable=num_tokens <= MAX_CAPTURED_TOKENS,
         )
 
-    def _launch_forward(self, num_tokens: int, has_multi: bool) -> None:
+    def _launch_forward(self, num_tokens: int, has_multi: bool, may_share: bool) -> None:
         inputs, slab = self._inputs, self._slab
         self._ops.prepare(
             slab.fields, slab.header_index, self._tables, inputs,
             num_tokens=num_tokens, block_size=self._block_size,
         )  # fmt: skip
         num_rows = min(num_tokens, inputs.row_slot.shape[0])
-        plan = self._attention.plan(self._attention_step, num_rows, num_tokens, has_multi)
+        plan = self._attention.plan(
+            self._attention_step, num_rows, num_tokens, has_multi, may_share=may_share
+        )
         metadata = AttentionMetadata(num_tokens, inputs.kv_slots[:num_tokens], plan)
         hidden = self._model.forward(
             inputs.token_ids[:num_tokens], inputs.positions[:num_tokens], self.kv, metadata
@@ -183,7 +188,7 @@ class GpuModelRunner:
         greedy = self._sampler.variant(0, -1)
         for bucket in self._row_buckets[:num_captured]:
             for key, body in (
-                (("forward", bucket, False), partial(self._launch_forward, bucket, False)),
+                (("forward", bucket, False, False), partial(self._launch_forward, bucket, False, False)),
                 (("sample", bucket, greedy), partial(self._launch_sample, bucket, greedy)),
             ):
                 body()

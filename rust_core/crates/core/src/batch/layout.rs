@@ -79,7 +79,7 @@ macro_rules! header {
 header! {
     step_id, num_rows, num_tokens, num_samples, num_admitted, num_block_deltas, num_cow, num_forks, num_freed,
     num_bias, num_banned, num_history, used_bytes, num_single, max_query_len, max_seq_len, max_logprobs, flags,
-    num_preempted, num_finished,
+    num_preempted, num_finished, num_widely_shared,
 }
 
 /// Length of a field in terms of the configuration.

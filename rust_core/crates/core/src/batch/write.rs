@@ -191,6 +191,7 @@ impl<'a> StepWriter<'a> {
         step_id: u64,
         num_preempted: u32,
         num_finished: u32,
+        num_widely_shared: u32,
     ) {
         let used_bytes = self.used_bytes(layout);
         let header = self.view.header;
@@ -215,6 +216,7 @@ impl<'a> StepWriter<'a> {
         set(Header::flags, i64::from(self.flags));
         set(Header::num_preempted, i64::from(num_preempted));
         set(Header::num_finished, i64::from(num_finished));
+        set(Header::num_widely_shared, i64::from(num_widely_shared));
     }
 
     /// End of the last entry of the last list that has any: deltas, bias, banned, history lie in this order, behind

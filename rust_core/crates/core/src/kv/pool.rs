@@ -27,6 +27,9 @@ impl BlockRef {
     }
 }
 
+/// From so many holders on a block counts as widely shared: reading it once for all of them pays.
+pub(crate) const MANY_HOLDERS: u32 = 8;
+
 /// All KV blocks.
 #[derive(Debug)]
 pub(crate) struct BlockPool {
@@ -38,6 +41,7 @@ pub(crate) struct BlockPool {
     cached: List,
     by_key: HashMap<BlockKey, u32, BuildKeyBits>,
     caching: bool,
+    num_widely_shared: u32,
 }
 
 impl BlockPool {
@@ -57,6 +61,7 @@ impl BlockPool {
                 BuildKeyBits::default(),
             ),
             caching,
+            num_widely_shared: 0,
         };
         for id in 0..config.num_blocks {
             pool.free.push_back(&mut pool.blocks, id);
@@ -78,6 +83,11 @@ impl BlockPool {
 
     pub(crate) fn num_used(&self) -> u32 {
         self.num_total() - self.num_available()
+    }
+
+    /// Blocks with at least [`MANY_HOLDERS`] holders.
+    pub(crate) fn num_widely_shared(&self) -> u32 {
+        self.num_widely_shared
     }
 
     /// Blocks that [`allocate`](Self::allocate) can still hand out.
@@ -105,8 +115,7 @@ impl BlockPool {
 
     /// A second table's hold on a block that is held already.
     pub(crate) fn share(&mut self, block: &BlockRef) -> BlockRef {
-        self.blocks[block.id as usize].ref_count += 1;
-        self.hold(block.id)
+        self.add_holder(block.id)
     }
 
     /// Gives a hold back. Cached content becomes the most recently used.
@@ -115,6 +124,9 @@ impl BlockPool {
         let id = held.id;
         let block = &mut self.blocks[id as usize];
         debug_assert_eq!(block.generation, held.generation);
+        if block.ref_count == MANY_HOLDERS {
+            self.num_widely_shared -= 1;
+        }
         block.ref_count -= 1;
         if block.ref_count == 0 {
             let list = if block.findable {
@@ -139,8 +151,7 @@ impl BlockPool {
         if self.blocks[id as usize].ref_count == 0 {
             self.cached.remove(&mut self.blocks, id);
         }
-        self.blocks[id as usize].ref_count += 1;
-        self.hold(id)
+        self.add_holder(id)
     }
 
     /// Makes a full block findable. If another block with this content is findable already, that one stays.
@@ -219,6 +230,15 @@ impl BlockPool {
         true
     }
 
+    fn add_holder(&mut self, id: u32) -> BlockRef {
+        let block = &mut self.blocks[id as usize];
+        block.ref_count += 1;
+        if block.ref_count == MANY_HOLDERS {
+            self.num_widely_shared += 1;
+        }
+        self.hold(id)
+    }
+
     fn hold(&self, id: u32) -> BlockRef {
         BlockRef {
             id,
@@ -286,6 +306,17 @@ impl BlockPool {
         }
         if num_findable != self.by_key.len() {
             return fault("the key map has entries without a block".into());
+        }
+        let widely_shared = self
+            .blocks
+            .iter()
+            .filter(|block| block.ref_count >= MANY_HOLDERS)
+            .count();
+        if widely_shared != self.num_widely_shared as usize {
+            return fault(format!(
+                "{widely_shared} blocks are widely shared, {} were counted",
+                self.num_widely_shared
+            ));
         }
         let used = self
             .blocks

@@ -22,6 +22,7 @@ impl Scheduler {
             step_id,
             since.num_preempted,
             since.num_finished,
+            self.pool.num_widely_shared(),
         );
         self.in_flight.push_back(launched);
     }

@@ -1,0 +1,225 @@
+"""The GPU's runner with the core: texts equal those of the CPU's runner, whatever is batched, chunked or preempted.
+
+Without a GPU its kernels run in Triton's interpreter; with one, the same tests run on it (`-m gpu`), graphs included.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from oneloop.config import EngineConfig
+from oneloop.models.registry import build_model
+from oneloop.worker.gpu.runner import GpuModelRunner
+from oneloop.worker.gpu.slab import HostSlab
+from oneloop.worker.inputs import SlabViews
+from oneloop.worker.memory.ledger import DeviceMemory
+from oneloop.worker.memory.plan import plan_memory
+from oneloop.worker.runner import ModelRunner
+from oneloop_kernels.launch import INTERPRETED
+from oneloop_kernels.registry import TRITON, prefer
+
+ON_GPU = torch.cuda.is_available() and not INTERPRETED
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+BLOCK_SIZE, NUM_BLOCKS, MAX_NUM_SEQS, MAX_TOKENS, VOCAB_SIZE = 16, 40, 8, 64, 97
+if ON_GPU:
+    pytestmark = pytest.mark.gpu
+
+
+def fill(model):
+    generator = torch.Generator().manual_seed(0)
+    for name, target in model.weight_targets().items():
+        weights = torch.empty(target.shape)
+        if "norm" in name:
+            weights.uniform_(0.5, 1.5, generator=generator)
+        else:
+            weights.normal_(0.0, 0.3, generator=generator)
+        target.copy_(weights)
+    return model
+
+
+@pytest.fixture(scope="module")
+def models(make_spec):
+    spec = make_spec(head_dim=64, hidden_size=64)
+    with prefer(TRITON):
+        on_device = fill(build_model(spec, torch.float32, DEVICE))
+    return fill(build_model(spec, torch.float32, torch.device("cpu"))), on_device
+
+
+def memory_plan(spec):
+    settings = {"num_gpu_blocks_override": NUM_BLOCKS, "block_size": BLOCK_SIZE, "device": "cpu"}
+    settings |= {"max_num_seqs": MAX_NUM_SEQS, "max_num_batched_tokens": MAX_TOKENS, "max_model_len": 128}
+    memory = DeviceMemory(total=1 << 30, free=1 << 30)
+    return plan_memory(spec, "float32", EngineConfig.from_flat(settings), memory)
+
+
+@pytest.fixture(autouse=True)
+def _numpy_is_silent():
+    """The interpreter computes masked lanes too, and integers that are meant to overflow."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        yield
+
+
+class CpuSide:
+    """Runs a step at once; its slabs are plain buffers."""
+
+    def __init__(self, model, plan, layout, buffer_factory):
+        self.runner = ModelRunner(model, plan, max_num_seqs=MAX_NUM_SEQS)
+        self.runner.kv.storage.fill_(float("nan"))
+        self.buffers = [buffer_factory(layout.num_bytes) for _ in range(3)]
+        self._views = [SlabViews.over(buffer, layout) for buffer in self.buffers]
+
+    def launch(self, slab_index):
+        self.runner.execute(self._views[slab_index])
+
+    def wait(self):
+        """Nothing runs on."""
+
+
+class DeviceSide:
+    """Launches; waits for the flag."""
+
+    def __init__(self, model, plan, layout, *, enforce_eager):
+        self._slabs = [HostSlab(layout, pinned=ON_GPU) for _ in range(3)]
+        if ON_GPU:
+            torch.cuda.set_stream(torch.cuda.Stream())
+        with prefer(TRITON):
+            self.runner = GpuModelRunner(
+                model, plan, layout, self._slabs,
+                max_num_seqs=MAX_NUM_SEQS, max_num_tokens=MAX_TOKENS, enforce_eager=enforce_eager,
+            )  # fmt: skip
+        self.runner.kv.storage.fill_(float("nan"))
+        if ON_GPU:
+            self.runner.warm_up(3)
+        self.buffers = [slab.buffer for slab in self._slabs]
+        self._launched, self._done = 0, 0
+
+    def launch(self, slab_index):
+        self._launched += 1
+        self.runner.launch(slab_index, self._launched)
+
+    def wait(self):
+        self._done += 1
+        limit = time.monotonic() + 20
+        while int(self.runner.flag) < self._done:
+            assert time.monotonic() < limit, "the step does not end"
+
+
+def drive(side, core, requests, *, lookahead):
+    """Run all requests with up to two steps in flight; per request and sequence its tokens (and log-probabilities)."""
+    handles = [core.submit(prompt, **options) for prompt, options in requests]
+    texts = {(h, n): [] for h, (_, o) in zip(handles, requests, strict=True) for n in range(o.get("n", 1))}
+    logprobs = []
+    in_flight, turn = [], 0
+    while core.has_work():
+        if len(in_flight) < (2 if lookahead else 1):
+            step = core.schedule(side.buffers[turn % 3])
+            if step is not None:
+                side.launch(turn % 3)
+                in_flight.append((step, side.buffers[turn % 3]))
+                turn += 1
+                continue
+        side.wait()
+        for delta in core.commit(*in_flight.pop(0)):
+            texts[delta.request, delta.index] += delta.token_ids
+            logprobs += delta.logprobs or []
+            assert delta.finish_reason != "error"
+        core.audit()
+    return SimpleNamespace(texts=list(texts.values()), logprobs=logprobs, stats=core.stats())
+
+
+@pytest.fixture
+def run(models, core_factory, buffer_factory):
+    """Run requests on a fresh core and a fresh runner: (on the CPU's runner, on the GPU's)."""
+
+    def start(requests, *, lookahead=True, enforce_eager=False, **changes):
+        sizes = {"block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS, "vocab_size": VOCAB_SIZE} | changes
+        plan = memory_plan(models[0].spec)
+        outcomes = []
+        for on_device in (False, True):
+            core = core_factory(**sizes, hash_key=None)
+            if on_device:
+                side = DeviceSide(models[1], plan, core.layout, enforce_eager=enforce_eager)
+            else:
+                side = CpuSide(models[0], plan, core.layout, buffer_factory)
+            outcomes.append(drive(side, core, requests, lookahead=lookahead))
+        return outcomes
+
+    return start
+
+
+def some_requests(count, seed=0, longest=20, **options):
+    rng = random.Random(seed)
+    return [
+        (
+            [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 40))],
+            {"max_tokens": rng.randint(4, longest), "ignore_eos": True, "seed": index} | options,
+        )
+        for index in range(count)
+    ]
+
+
+GREEDY = {"temperature": 0.0}
+RANDOM = {"temperature": 1.0, "top_p": 0.9}
+TRUNCATED = {"temperature": 0.7, "top_k": 9, "min_p": 0.02}
+PENALIZED = {"temperature": 0.8, "repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.2}
+LISTS = {"temperature": 1.0, "logit_bias": [(3, 4.0), (9, -100.0)], "stop_token_ids": [3], "min_tokens": 4}
+KINDS = (GREEDY, RANDOM, TRUNCATED, PENALIZED, LISTS)
+# The interpreter takes about half a second per step.
+EACH, LONGEST = (12, 40) if ON_GPU else (1, 8)
+
+
+def some_of_each(seed=0, longest=LONGEST):
+    return [
+        request
+        for number, options in enumerate(KINDS)
+        for request in some_requests(EACH, seed + number, longest, **options)
+    ]
+
+
+def test_equal_to_the_cpu(run):
+    cpu, gpu = run(some_of_each())
+    assert gpu.texts == cpu.texts
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
+@pytest.mark.parametrize("lookahead", [False, True], ids=["in step", "overlap"])
+def test_graphs_and_overlap_change_nothing(run, enforce_eager, lookahead):
+    cpu, gpu = run(some_of_each(7), enforce_eager=enforce_eager, lookahead=lookahead)
+    assert gpu.texts == cpu.texts
+
+
+def test_chunks_and_preemption(run):
+    requests = some_requests(4 * EACH, 1, 2 * LONGEST, **GREEDY) + some_requests(
+        EACH, 2, LONGEST, **PENALIZED
+    )
+    cpu, gpu = run(requests, num_blocks=14 if ON_GPU else 6, max_num_batched_tokens=11, max_num_seqs=8)
+    assert gpu.stats.num_preemptions > 0
+    assert gpu.texts == cpu.texts
+
+
+def test_prefix_hits_and_forks(run):
+    prefix = list(range(40))
+    requests = [
+        ([*prefix, 50 + i], {"max_tokens": 5, "ignore_eos": True, "n": 1 + i % 3, "seed": i, **RANDOM})
+        for i in range(3 * EACH)
+    ]
+    cpu, gpu = run(requests)
+    assert gpu.stats.num_prefix_hit_tokens > 0
+    assert gpu.texts == cpu.texts
+
+
+def test_logprobs(run):
+    cpu, gpu = run(some_requests(2 * EACH, 5, 6, logprobs=4, **GREEDY))
+    assert [[token for token, _ in entries] for _, entries in gpu.logprobs] == [
+        [token for token, _ in entries] for _, entries in cpu.logprobs
+    ]
+    for (rank, entries), (other_rank, others) in zip(gpu.logprobs, cpu.logprobs, strict=True):
+        assert rank == other_rank
+        assert [value for _, value in entries] == pytest.approx([value for _, value in others], abs=2e-4)
