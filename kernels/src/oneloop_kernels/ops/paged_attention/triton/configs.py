@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,12 @@ def default_config(element_size: int, head_dim: int) -> AttentionConfig:
 
 _WIDE_BLOCK = TilesConfig(128, 64, 8, 3, 1, tma=True)
 """128 rows a block: with 64, keys and values would have to come from the L2 cache at 7 TB/s to reach 490 TFLOP/s."""
+_BESIDE_DECODE = replace(_WIDE_BLOCK, max_registers=168)
+"""Leaves registers and shared memory for one program of the decode kernel, which runs at the same time."""
 _WIDER_HEADS = TilesConfig(128, 64, 8, 2, 1, tma=True)
 _H200 = {
     64: AttentionConfig(DecodeConfig(64, 4, 4, 3), _WIDE_BLOCK, _WIDE_BLOCK),
-    128: AttentionConfig(DecodeConfig(64, 4, 3, 3, max_registers=168), _WIDE_BLOCK, _WIDE_BLOCK),
+    128: AttentionConfig(DecodeConfig(64, 4, 3, 3, max_registers=168), _WIDE_BLOCK, _BESIDE_DECODE),
     256: AttentionConfig(DecodeConfig(32, 4, 3, 2), _WIDER_HEADS, _WIDER_HEADS),
 }
 """By head dimension, rounded up to a power of two; 16-bit types."""
