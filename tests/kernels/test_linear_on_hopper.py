@@ -25,7 +25,12 @@ def few_rows(
     }  # fmt: skip
     options = {"num_warps": 4, "num_stages": stages, "launch_pdl": True}
     return KernelSpec(
-        "oneloop_kernels.ops.linear.triton", "few_rows_kernel", signature, constants, options, ("num_tokens",)
+        "oneloop_kernels.ops.linear.triton.few_rows",
+        "few_rows_kernel",
+        signature,
+        constants,
+        options,
+        ("num_tokens",),
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from oneloop_kernels.launch import pdl_options
-from oneloop_kernels.ops.linear.plans import plan_for
-from oneloop_kernels.ops.linear.triton import few_rows_kernel
+from oneloop_kernels.ops.linear.plans import StreamPlan, plan_for
+from oneloop_kernels.ops.linear.triton.few_rows import few_rows_kernel
 from oneloop_kernels.ops.rms_norm.triton import rms_norm
 from oneloop_kernels.ops.silu_mul.triton import silu_mul
 
@@ -33,6 +34,10 @@ def linear(
     plan = plan_for(x.device, x.dtype, x.shape[0], shape, may_split=tickets is not None)
     if plan is None:
         return many_rows(x, weight, bias, norm=norm, gated=gated, residual=residual)
+    if isinstance(plan, StreamPlan):
+        if norm is not None:
+            x = rms_norm(x, norm.weight, norm.eps)
+        return stream(plan, x, weight, bias, tickets, gated=gated, residual=residual).run()
     if norm is not None and plan.use_dot and x.dtype is torch.float16:
         x, norm = (
             rms_norm(x, norm.weight, norm.eps),
@@ -41,10 +46,15 @@ def linear(
     return few_rows(plan, x, weight, bias, norm=norm, gated=gated, residual=residual, tickets=tickets).run()
 
 
+_MERGED_PER_THREAD = 128
+"""Partial sums that a thread of the streaming kernel fetches at a time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A launch of `triton.few_rows_kernel` with its result."""
+    """A launch of a kernel with its result."""
 
+    kernel: Any
     grid: tuple[int]
     arguments: tuple[object, ...]
     constants: dict[str, object]
@@ -52,12 +62,12 @@ class Launch:
 
     def run(self) -> torch.Tensor:
         """Launch it; returns out."""
-        few_rows_kernel[self.grid](*self.arguments, **self.constants)
+        self.kernel[self.grid](*self.arguments, **self.constants)
         return self.out
 
     def compile(self) -> None:
         """Only compile it, in the background where the caller holds Triton's AsyncCompileMode."""
-        few_rows_kernel.warmup(*self.arguments, grid=self.grid, **self.constants)
+        self.kernel.warmup(*self.arguments, grid=self.grid, **self.constants)
 
 
 def few_rows(
@@ -117,7 +127,81 @@ def few_rows(
         "num_stages": plan.num_stages,
         **pdl_options(x.device),
     }
-    return Launch((num_tiles * plan.split_k,), arguments, constants, out)
+    return Launch(few_rows_kernel, (num_tiles * plan.split_k,), arguments, constants, out)
+
+
+def stream(
+    plan: StreamPlan,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    tickets: torch.Tensor,
+    *,
+    gated: bool = False,
+    residual: torch.Tensor | None = None,
+) -> Launch:
+    """The contract without the norm by one kernel of Hopper. x and weight: as `may_stream` says."""
+    from oneloop_kernels.ops.linear.triton.stream import stream_kernel
+
+    num_tokens, in_size = x.shape
+    out_size = weight.shape[0] // 2 if gated else weight.shape[0]
+    block_m = plan.block_m(num_tokens)
+    num_tiles = plan.num_tiles(out_size) * -(-num_tokens // block_m)
+    if tickets.numel() < num_tiles:
+        raise ValueError(f"tickets: {num_tiles} are needed to split the sums of {num_tiles} tiles")
+    out = residual
+    if out is None:
+        out = torch.empty(num_tokens, out_size, dtype=x.dtype, device=x.device)
+    num_blocks = -(-in_size // plan.block_k)
+    programs = plan.grid(x.device, num_tiles * num_blocks)
+    part_size = plan.block_n * block_m * (2 if gated else 1)
+    arguments = (
+        _tensor_map(x, block_m, plan.block_k),
+        _tensor_map(weight, plan.block_n, plan.block_k),
+        x if bias is None else bias,
+        out,
+        torch.empty(2 * programs * part_size, dtype=torch.float32, device=x.device),
+        tickets,
+        num_tokens,
+        out_size,
+        num_blocks,
+        out.stride(0),
+    )
+    constants: dict[str, object] = {
+        "HAS_BIAS": bias is not None,
+        "GATED": gated,
+        "HAS_RESIDUAL": residual is not None,
+        "BLOCK_M": block_m,
+        "BLOCK_N": plan.block_n,
+        "BLOCK_K": plan.block_k,
+        "STAGES": plan.num_stages,
+        "MERGE": max(1, min(8, _MERGED_PER_THREAD * plan.num_warps * 32 // part_size)),
+        "num_warps": plan.num_warps,
+        **pdl_options(x.device),
+    }
+    return Launch(stream_kernel, (programs,), arguments, constants, out)
+
+
+def may_stream(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether the copy engine can read both: short types, rows at multiples of 16 bytes."""
+    return x.itemsize == 2 and all(
+        one.stride(1) == 1 and one.stride(0) % 8 == 0 and one.data_ptr() % 16 == 0 for one in (x, weight)
+    )
+
+
+def _tensor_map(matrix: torch.Tensor, block_rows: int, block_columns: int) -> object:
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    layout = _box_layout(matrix.dtype, block_rows, block_columns)
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [block_rows, block_columns], layout)
+
+
+@cache
+def _box_layout(dtype: torch.dtype, block_rows: int, block_columns: int) -> Any:
+    from triton.experimental.gluon import language as gl
+
+    kind = gl.bfloat16 if dtype is torch.bfloat16 else gl.float16
+    return gl.NVMMASharedLayout.get_default_for([block_rows, block_columns], kind)
 
 
 def many_rows(

@@ -31,7 +31,7 @@ _MIN_TILE: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class FewRowsPlan:
-    """Constants of `triton.few_rows_kernel`.
+    """Constants of `triton.few_rows.few_rows_kernel`.
 
     use_dot: tensor cores, else registers. block_n, block_k: weights of a tile (twice that when gated). split_k:
     programs that share a sum. num_stages: tiles under way (with use_dot). prefetch: bytes of each weight row asked for
@@ -63,9 +63,38 @@ class FewRowsPlan:
         return max(8 if self.use_dot else 1, 1 << (num_tokens - 1).bit_length())
 
 
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """Constants of `triton.stream.stream_kernel`, for Hopper.
+
+    block_n: results of a tile. block_k: columns of a copy. num_stages: copies under way. programs: in the grid, at
+    most; 0: one for each multiprocessor. most_rows: of x in a tile.
+    """
+
+    block_n: int
+    block_k: int
+    num_stages: int
+    num_warps: int = 4
+    programs: int = 0
+    most_rows: int = 128
+
+    def num_tiles(self, out_size: int) -> int:
+        """out_size: of the result."""
+        return -(-out_size // self.block_n)
+
+    def grid(self, device: torch.device, num_units: int) -> int:
+        """Programs for that many blocks of work."""
+        return min(num_units, self.programs or num_sms(device))
+
+    def block_m(self, num_tokens: int) -> int:
+        """Rows of x of a tile."""
+        return min(self.most_rows, max(8, 1 << (num_tokens - 1).bit_length()))
+
+
+Plan = FewRowsPlan | StreamPlan
 Shape = tuple[int, int, bool]
 """Rows of weight, columns of weight, gated."""
-Choices = tuple[tuple[int, FewRowsPlan | None], ...]
+Choices = tuple[tuple[int, Plan | None], ...]
 """(up to that many rows, the plan; None: cuBLAS), ascending. More rows than the last entry's: cuBLAS."""
 
 TUNED: Final[Mapping[str, Mapping[Shape, Choices]]] = MappingProxyType({})

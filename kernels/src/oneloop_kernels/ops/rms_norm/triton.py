@@ -43,8 +43,8 @@ def rms_norm_kernel(
     mask = (rows < num_rows) & (columns < size)
     weight = tl.load(weight_ptr + columns, mask=columns < size, other=0.0)
     if USE_PDL:
+        tl.extra.cuda.gdc_launch_dependents()  # so that the next kernel asks for its weights while this one runs
         tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     outer_index, inner_index = rows // inner, rows % inner
     x = tl.load(
         x_ptr + outer_index * x_outer_stride + inner_index * x_inner_stride + columns * x_stride,

@@ -30,8 +30,8 @@ def silu_mul_kernel(
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < size
     if USE_PDL:
-        tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     gate_ptr = gate_up_ptr + row * row_stride
     up_ptr = gate_ptr + tl.cast(size, tl.int64) * stride
     gate = tl.load(gate_ptr + columns.to(tl.int64) * stride, mask=mask, other=0.0).to(tl.float32)

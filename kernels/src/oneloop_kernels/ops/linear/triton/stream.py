@@ -1,0 +1,238 @@
+"""A linear map on Hopper: weights stream through shared memory into the tensor cores.
+
+The work, blocks of BLOCK_K columns of tiles of BLOCK_N results, is numbered tile by tile and cut into equal contiguous
+ranges, one per program, so that every multiprocessor reads the same number of bytes whatever the shape. A program's
+copies run STAGES blocks ahead across its tiles. The first of them start before the kernel waits for the one before it:
+weights are constant, and memory stays busy while the rows of x are still being made.
+
+Of a tile that is cut, each program leaves its sums: slot 2 · program for the first tile of its range, + 1 for one that
+goes on in the next range. Who comes last adds them up in the order of their columns, so that results do not depend on
+who that was.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+
+@gluon.constexpr_function
+def _sums_layout(block_m, block_n, num_warps):
+    """Sixteen results to a warp, and where there are more warps than that, the rows of x divided among them."""
+    down = min(num_warps, block_n // 16)
+    return gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[down, num_warps // down], instr_shape=[16, block_m * down // num_warps, 16]
+    )
+
+
+@gluon.jit(do_not_specialize=["num_tokens", "num_blocks"])
+def stream_kernel(
+    x_desc, weight_desc, bias_ptr, out_ptr, partial_ptr, tickets_ptr, num_tokens, out_size, num_blocks, out_stride,
+    HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr, BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, MERGE: gl.constexpr, USE_PDL: gl.constexpr,
+):  # fmt: skip
+    """out (or +=, with HAS_RESIDUAL) = silu(a) · b where [a; b] = W · xᵀ + bias, or that product itself.
+
+    x_desc, weight_desc: tensor maps with boxes [BLOCK_M, BLOCK_K] and [BLOCK_N, BLOCK_K]; what lies outside reads as
+    zero. BLOCK_N ≥ 64. num_blocks: of BLOCK_K columns. out_size: columns of the result.
+    partial: float32 [2 · programs, 2 if GATED else 1, BLOCK_N · BLOCK_M], uninitialised. tickets: int32, one per tile,
+    0 before and after. MERGE: partial sums that are fetched at a time. Grid: any size up to the number of blocks.
+    """
+    halves: gl.constexpr = 2 if GATED else 1
+    EARLY: gl.constexpr = BLOCK_M * BLOCK_N <= 1024 * gl.num_warps()  # registers for more there are not
+    layout: gl.constexpr = _sums_layout(BLOCK_M, BLOCK_N, gl.num_warps())
+    token_tiles = gl.cdiv(num_tokens, BLOCK_M)
+    total = gl.cdiv(out_size, BLOCK_N) * token_tiles * num_blocks
+    base, extra = total // gl.num_programs(0), total % gl.num_programs(0)
+    program = gl.program_id(0)
+    begin = program * base + gl.minimum(program, extra)
+    end = begin + base + (program < extra).to(gl.int32)
+
+    weights = gl.allocate_shared_memory(
+        weight_desc.dtype, [STAGES * halves, BLOCK_N, BLOCK_K], weight_desc.layout
+    )
+    rows = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BLOCK_M, BLOCK_K], x_desc.layout)
+    arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for ahead in gl.static_range(STAGES):
+        mbarrier.init(arrived.index(ahead), count=1)
+    for ahead in gl.static_range(STAGES):
+        _copy_weights(
+            weight_desc, weights, arrived, begin + ahead, end, ahead, num_blocks, token_tiles, out_size,
+            GATED, BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+    if USE_PDL:
+        tl.extra.cuda.gdc_launch_dependents()  # so that the next kernel's copies start while this one runs
+        tl.extra.cuda.gdc_wait()
+    for ahead in gl.static_range(STAGES):
+        _copy_rows(x_desc, rows, arrived, begin + ahead, end, ahead, num_blocks, token_tiles, BLOCK_M, BLOCK_K)
+
+    unit = begin
+    while unit < end:
+        tile = unit // num_blocks
+        first = unit - tile * num_blocks
+        count = gl.minimum(end - unit, num_blocks - first)
+        columns = tile // token_tiles * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout))
+        tokens = tile % token_tiles * BLOCK_M + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
+        places = out_ptr + tokens[None, :].to(gl.int64) * out_stride + columns[:, None]
+        mask = (columns < out_size)[:, None] & (tokens < num_tokens)[None, :]
+        if HAS_RESIDUAL and EARLY:
+            residual = gl.load(places, mask=mask, other=0.0)  # long before it is needed
+        gate = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
+        up = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
+        for done in range(count):
+            here = unit + done
+            stage = (here - begin) % STAGES
+            mbarrier.wait(arrived.index(stage), ((here - begin) // STAGES) & 1)
+            x = rows.index(stage).permute((1, 0))
+            gate = warpgroup_mma(weights.index(stage * halves), x, gate, is_async=True)
+            if GATED:
+                up = warpgroup_mma(weights.index(stage * halves + 1), x, up, is_async=True)
+                gate, up = warpgroup_mma_wait(0, deps=[gate, up])
+            else:
+                gate = warpgroup_mma_wait(0, deps=[gate])
+            gl.thread_barrier()  # every warp has read the stage
+            _copy_weights(
+                weight_desc, weights, arrived, here + STAGES, end, stage, num_blocks, token_tiles, out_size,
+                GATED, BLOCK_M, BLOCK_N, BLOCK_K,
+            )  # fmt: skip
+            _copy_rows(
+                x_desc, rows, arrived, here + STAGES, end, stage, num_blocks, token_tiles, BLOCK_M, BLOCK_K
+            )
+        whole = count == num_blocks
+        if not whole:
+            slot = 2 * program + (unit != begin).to(gl.int32)
+            _leave(partial_ptr, slot, gate, up, GATED, BLOCK_M, BLOCK_N, layout)
+            first_program = _program_of(tile * num_blocks, base, extra)
+            last_program = _program_of(tile * num_blocks + num_blocks - 1, base, extra)
+            gl.thread_barrier()  # all of the sums are written before the ticket is taken
+            ticket = gl.atomic_add(tickets_ptr + tile, 1, sem="acq_rel", scope="gpu")
+            whole = ticket == last_program - first_program
+            if whole:
+                gl.store(tickets_ptr + tile, 0)
+                starts_before = first_program * base + gl.minimum(first_program, extra) < tile * num_blocks
+                gate, up = _merge(
+                    partial_ptr, first_program, last_program, starts_before.to(gl.int32),
+                    GATED, BLOCK_M, BLOCK_N, MERGE, layout,
+                )  # fmt: skip
+        if whole:
+            gate = _activate(gate, up, bias_ptr, columns, out_size, HAS_BIAS, GATED)
+            if HAS_RESIDUAL and EARLY:
+                gate += residual.to(gl.float32)
+            elif HAS_RESIDUAL:
+                gate += gl.load(places, mask=mask, other=0.0).to(gl.float32)
+            gl.store(places, gate.to(out_ptr.dtype.element_ty), mask=mask)
+        unit += count
+
+
+@gluon.jit
+def _copy_weights(
+    weight_desc, weights, arrived, unit, end, stage, num_blocks, token_tiles, out_size,
+    GATED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
+):  # fmt: skip
+    """Ask for a unit's weights; the stage has arrived when they and the unit's rows of x have."""
+    halves: gl.constexpr = 2 if GATED else 1
+    tile = unit // num_blocks
+    column = (unit - tile * num_blocks) * BLOCK_K
+    row = tile // token_tiles * BLOCK_N
+    barrier = arrived.index(stage)
+    mbarrier.expect(barrier, 2 * (halves * BLOCK_N + BLOCK_M) * BLOCK_K, pred=unit < end)
+    tma.async_copy_global_to_shared(
+        weight_desc, [row, column], barrier, weights.index(stage * halves), pred=unit < end
+    )
+    if GATED:
+        tma.async_copy_global_to_shared(
+            weight_desc,
+            [out_size + row, column],
+            barrier,
+            weights.index(stage * halves + 1),
+            pred=unit < end,
+        )
+
+
+@gluon.jit
+def _copy_rows(
+    x_desc, rows, arrived, unit, end, stage, num_blocks, token_tiles,
+    BLOCK_M: gl.constexpr, BLOCK_K: gl.constexpr,
+):  # fmt: skip
+    """Ask for a unit's rows of x."""
+    tile = unit // num_blocks
+    column = (unit - tile * num_blocks) * BLOCK_K
+    tma.async_copy_global_to_shared(
+        x_desc,
+        [(tile % token_tiles) * BLOCK_M, column],
+        arrived.index(stage),
+        rows.index(stage),
+        pred=unit < end,
+    )
+
+
+@gluon.jit
+def _program_of(unit, base, extra):
+    """Whose range has this unit. Every range has one at least."""
+    longer = extra * (base + 1)
+    return gl.where(unit < longer, unit // (base + 1), extra + (unit - longer) // base)
+
+
+@gluon.jit
+def _places(BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, layout: gl.constexpr):
+    """Offsets in a tile of partial sums: eight tokens side by side, so that a warp writes 256 bytes in a row."""
+    columns = gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout))
+    tokens = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
+    return columns[:, None] * 8 + (tokens // 8 * (8 * BLOCK_N) + tokens % 8)[None, :]
+
+
+@gluon.jit
+def _leave(
+    partial_ptr, slot, gate, up,
+    GATED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    halves: gl.constexpr = 2 if GATED else 1
+    places = partial_ptr + slot * (halves * BLOCK_N * BLOCK_M) + _places(BLOCK_M, BLOCK_N, layout)
+    gl.store(places, gate)
+    if GATED:
+        gl.store(places + BLOCK_N * BLOCK_M, up)
+
+
+@gluon.jit
+def _merge(
+    partial_ptr, first, last, first_is_second,
+    GATED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, MERGE: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """Sums of the programs first … last, in that order. Past the first-level cache: others wrote while we ran."""
+    halves: gl.constexpr = 2 if GATED else 1
+    places = partial_ptr + _places(BLOCK_M, BLOCK_N, layout)
+    gate = gl.load(places + (2 * first + first_is_second) * (halves * BLOCK_N * BLOCK_M), cache_modifier=".cg")
+    up = gate
+    if GATED:
+        up = gl.load(
+            places + (2 * first + first_is_second) * (halves * BLOCK_N * BLOCK_M) + BLOCK_N * BLOCK_M,
+            cache_modifier=".cg",
+        )
+    for start in range(first + 1, last + 1, MERGE):
+        for index in gl.static_range(MERGE):
+            part = places + 2 * (start + index) * (halves * BLOCK_N * BLOCK_M)
+            live = start + index <= last
+            gate += gl.load(part, mask=live, other=0.0, cache_modifier=".cg")
+            if GATED:
+                up += gl.load(part + BLOCK_N * BLOCK_M, mask=live, other=0.0, cache_modifier=".cg")
+    return gate, up
+
+
+@gluon.jit
+def _activate(gate, up, bias_ptr, columns, out_size, HAS_BIAS: gl.constexpr, GATED: gl.constexpr):
+    """Bias, then the gate."""
+    if HAS_BIAS:
+        within = columns < out_size
+        gate += gl.load(bias_ptr + columns, mask=within, other=0.0).to(gl.float32)[:, None]
+        if GATED:
+            up += gl.load(bias_ptr + out_size + columns, mask=within, other=0.0).to(gl.float32)[:, None]
+    if GATED:
+        gate = gate / (1.0 + gl.exp(-gate)) * up
+    return gate
