@@ -123,13 +123,14 @@ def test_select_rows(inputs):
     assert out[33:].isnan().all()
 
 
-@pytest.mark.parametrize("num_bytes", [8, 4096, 40_003])
+@pytest.mark.parametrize("num_bytes", [104, 4096, 40_003])
 def test_fetch(inputs, num_bytes):
     source = inputs.integers(0, 256, 65_536, dtype=torch.uint8).cpu()
+    source.view(torch.int64)[12] = num_bytes
     if inputs.device.type == "cuda":
         source = source.pin_memory()
     target = torch.zeros(65_536, dtype=torch.uint8, device=inputs.device)
-    STEP_INPUTS.resolve(inputs.device, torch.float32, name="triton").fetch(source, target, num_bytes)
+    STEP_INPUTS.resolve(inputs.device, torch.float32, name="triton").fetch(source, target, 12)
     rounded = -(-num_bytes // 8) * 8
     assert torch.equal(target[:rounded].cpu(), source[:rounded])
     assert not target[rounded:].any()
@@ -150,11 +151,12 @@ def test_publish(inputs, logprobs):
         flag = flag.pin_memory()
         target = SampleOutput(*(t.pin_memory() for t in dataclasses.astuple(target)))
     ops = STEP_INPUTS.resolve(inputs.device, torch.float32, name="triton")
-    for sequence in (5, 6, 1 << 40):
-        ops.publish(output, target, slab, INDEX, flag, sequence, logprobs=logprobs)
+    counter = torch.full((1,), 1 << 40, dtype=torch.int64, device=inputs.device)
+    for number in (1, 2, 3):
+        ops.publish(output, target, slab, INDEX, counter, flag, logprobs=logprobs)
         if inputs.device.type == "cuda":
             torch.cuda.synchronize()
-        assert int(flag) == sequence
+        assert int(flag) == int(counter) == (1 << 40) + number
     counts = {"token": 60, "rank": 60, "logprob_token": 60 * COLUMNS, "logprob": 60 * COLUMNS}
     for name, count in counts.items():
         sent, kept = getattr(output, name).cpu(), getattr(target, name)
@@ -180,13 +182,13 @@ def test_compiles_for_hopper():
     sizes = {"MAX_ROWS": 512, "BLOCK_SIZE": 16, "SEARCH_STEPS": 10, "BLOCK": 1024}
     results = ("token", "rank", "logprob_token", "logprob")
     publish = {name: "*i32" for stem in results for name in (stem, f"to_{stem}")} | {"header": "*i64"}
-    publish |= {"logprob": "*fp32", "to_logprob": "*fp32", "flag": "*i64", "sequence": "i64"}
+    publish |= {"logprob": "*fp32", "to_logprob": "*fp32", "flag": "*i64", "counter": "*i64"}
     switches = {"NUM_SAMPLES": 3, "COLUMNS": 21, "LOGPROBS": True, "INTERPRETED": False, "BLOCK": 1024}
     module = "oneloop_kernels.ops.step_inputs.triton"
     reports = compile_all_for_hopper(
         [
             KernelSpec(module, "_prepare_kernel", kinds, counts | sizes, {"num_warps": 16}),
-            KernelSpec(module, "_publish_kernel", publish, switches, {"num_warps": 16}, ("sequence",)),
+            KernelSpec(module, "_publish_kernel", publish, switches, {"num_warps": 16}),
         ]
     )
     assert [report.spilled for report in reports] == [0, 0]

@@ -95,13 +95,12 @@ class DeviceSide:
             )  # fmt: skip
         self.runner.kv.storage.fill_(float("nan"))
         if ON_GPU:
-            self.runner.warm_up(3)
+            self.runner.warm_up()
         self.buffers = [slab.buffer for slab in self._slabs]
-        self._launched, self._done = 0, 0
+        self._done = 0
 
     def launch(self, slab_index):
-        self._launched += 1
-        self.runner.launch(slab_index, self._launched)
+        self.runner.launch(slab_index)
 
     def wait(self):
         self._done += 1
@@ -196,10 +195,11 @@ def test_graphs_and_overlap_change_nothing(run, enforce_eager, lookahead):
 
 
 def test_chunks_and_preemption(run):
-    requests = some_requests(4 * EACH, 1, 2 * LONGEST, **GREEDY) + some_requests(
-        EACH, 2, LONGEST, **PENALIZED
-    )
-    cpu, gpu = run(requests, num_blocks=14 if ON_GPU else 6, max_num_batched_tokens=11, max_num_seqs=8)
+    requests = [
+        (list(range(start, start + 14)), {"max_tokens": 24, "ignore_eos": True, "seed": start, **options})
+        for start, options in enumerate((GREEDY, GREEDY, PENALIZED, GREEDY, RANDOM))
+    ]
+    cpu, gpu = run(requests, num_blocks=9, max_num_batched_tokens=11, max_num_seqs=8)
     assert gpu.stats.num_preemptions > 0
     assert gpu.texts == cpu.texts
 

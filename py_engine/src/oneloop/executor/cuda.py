@@ -27,8 +27,6 @@ log = logging.getLogger(__name__)
 
 SHUTDOWN_LIMIT_S = 10.0
 """How long shutdown() waits for the steps in flight."""
-NUM_CAPTURED_AT_START = 64
-"""Decode buckets, the smallest first, that are captured before the engine is ready: all of the usual ones."""
 
 
 class CudaExecutor:
@@ -72,6 +70,7 @@ class CudaExecutor:
 
         from oneloop.worker.gpu.runner import GpuModelRunner
         from oneloop.worker.gpu.slab import HostSlab
+        from oneloop.worker.memory.check import check_peak
 
         assert self._loaded is not None, "start() comes first"
         device = self._loaded.model.device
@@ -79,16 +78,20 @@ class CudaExecutor:
         self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._slabs = [HostSlab(layout, pinned=on_gpu) for _ in range(num_slabs)]
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
-            self._runner = GpuModelRunner(
-                self._loaded.model,
-                self._loaded.plan,
-                layout,
-                self._slabs,
-                max_num_seqs=max_num_seqs,
-                max_num_tokens=self._config.resolved.step_tokens,
-                enforce_eager=self._config.worker.enforce_eager,
-            )
-            self._runner.warm_up(NUM_CAPTURED_AT_START)
+            with self._times.part("KV cache"):
+                self._runner = GpuModelRunner(
+                    self._loaded.model,
+                    self._loaded.plan,
+                    layout,
+                    self._slabs,
+                    max_num_seqs=max_num_seqs,
+                    max_num_tokens=self._config.resolved.step_tokens,
+                    enforce_eager=self._config.worker.enforce_eager,
+                )
+            with self._times.part("kernels and graphs"):
+                self._runner.warm_up()
+        if on_gpu:
+            check_peak(self._loaded.plan, torch.cuda.mem_get_info(device)[0])
         check: Callable[[], object] = _nothing
         if self._stream is not None:
             self._stream.synchronize()
@@ -109,14 +112,14 @@ class CudaExecutor:
         number = completions.next_number(slab_index)
         error = None
         try:
-            runner.launch(slab_index, number)
+            runner.launch(slab_index)
         except Exception as caught:  # whatever it was, the step is over and the loop must hear of it
             log.exception("a step could not be launched")
             error = f"the model's step failed ({type(caught).__name__})"
             try:
                 if isinstance(caught, torch.OutOfMemoryError):
                     torch.cuda.empty_cache()
-                runner.publish(slab_index, number)
+                runner.publish(slab_index)
             except Exception as fatal:
                 raise EngineDeadError(f"the device takes no more work ({type(fatal).__name__})") from fatal
         completions.launched(number, error)

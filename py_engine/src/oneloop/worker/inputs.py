@@ -49,7 +49,6 @@ class StepHeader:
     num_bias: int
     num_banned: int
     num_history: int
-    used_bytes: int
     num_single: int
     max_seq_len: int
     max_logprobs: int

@@ -63,8 +63,11 @@ class SampleOutput:
 class StepOps(Protocol):
     """Launches only. `slab`: the device's copy by field name; `header_index`: where its header's entries stand."""
 
-    def fetch(self, source: torch.Tensor, target: torch.Tensor, num_bytes: int) -> None:
-        """Copy the first num_bytes of a slab (uint8, pinned host memory) to the device (uint8), rounded up to 8."""
+    def fetch(self, source: torch.Tensor, target: torch.Tensor, size_at: int) -> None:
+        """Copy the used part of a slab (uint8, pinned host memory) to the device (uint8), rounded up to 8 bytes.
+
+        size_at: which 8-byte word of the slab says how many bytes are used.
+        """
 
     def prepare(
         self,
@@ -101,15 +104,16 @@ class StepOps(Protocol):
         target: SampleOutput,
         slab: Mapping[str, torch.Tensor],
         header_index: Mapping[str, int],
+        counter: torch.Tensor,
         flag: torch.Tensor,
-        sequence: int,
         *,
         logprobs: bool,
     ) -> None:
-        """Copy the samples' results to the slab's output part, then set the flag.
+        """Copy the samples' results to the slab's output part, count the step, then set the flag to the count.
 
-        target: the output fields of a slab in pinned host memory. flag: [1] int64 in pinned host memory, set to
-        `sequence` once all results are visible to the host. logprobs: whether ranks and log-probabilities go along.
+        target: the output fields of a slab in pinned host memory. counter: [1] int64 on the device, one more for every
+        call. flag: [1] int64 in pinned host memory, set once all results are visible to the host. logprobs: whether
+        ranks and log-probabilities go along.
         """
 
 

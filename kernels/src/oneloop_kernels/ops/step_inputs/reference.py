@@ -17,8 +17,9 @@ class ReferenceStepOps:
 
     __slots__ = ()
 
-    def fetch(self, source: torch.Tensor, target: torch.Tensor, num_bytes: int) -> None:
+    def fetch(self, source: torch.Tensor, target: torch.Tensor, size_at: int) -> None:
         """See the contract."""
+        num_bytes = int(source.view(torch.int64)[size_at])
         rounded = -(-num_bytes // 8) * 8
         target[:rounded].copy_(source[:rounded])
 
@@ -84,8 +85,8 @@ class ReferenceStepOps:
         target: SampleOutput,
         slab: Mapping[str, torch.Tensor],
         header_index: Mapping[str, int],
+        counter: torch.Tensor,
         flag: torch.Tensor,
-        sequence: int,
         *,
         logprobs: bool,
     ) -> None:
@@ -97,7 +98,8 @@ class ReferenceStepOps:
             target.rank[:count].copy_(output.rank[:count])
             target.logprob_token[: count * columns].copy_(output.logprob_token[: count * columns])
             target.logprob[: count * columns].copy_(output.logprob[: count * columns])
-        flag.fill_(sequence)
+        counter += 1
+        flag.copy_(counter)
 
 
 def _apply_deltas(

@@ -24,8 +24,9 @@ _BLOCK: Final = 64 if INTERPRETED else 1024
 _NUM_WARPS: Final = 16
 
 
-@triton.jit(do_not_specialize=["num_words"])
-def _fetch_kernel(source, target, num_words, BLOCK: tl.constexpr, PROGRAMS: tl.constexpr):
+@triton.jit
+def _fetch_kernel(source, target, SIZE_AT: tl.constexpr, BLOCK: tl.constexpr, PROGRAMS: tl.constexpr):
+    num_words = ((tl.load(source + SIZE_AT) + 7) // 8).to(tl.int32)
     for start in range(tl.program_id(0) * BLOCK, num_words, PROGRAMS * BLOCK):
         index = start + tl.arange(0, BLOCK)
         tl.store(target + index, tl.load(source + index, mask=index < num_words), mask=index < num_words)
@@ -168,9 +169,9 @@ def _copy(source, target, count, BLOCK: tl.constexpr):
         tl.store(target + index, tl.load(source + index, mask=index < count), mask=index < count)
 
 
-@triton.jit(do_not_specialize=["sequence"])
+@triton.jit
 def _publish_kernel(
-    header, token, rank, logprob_token, logprob, to_token, to_rank, to_logprob_token, to_logprob, flag, sequence,
+    header, token, rank, logprob_token, logprob, to_token, to_rank, to_logprob_token, to_logprob, counter, flag,
     NUM_SAMPLES: tl.constexpr, COLUMNS: tl.constexpr, LOGPROBS: tl.constexpr, INTERPRETED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -180,7 +181,8 @@ def _publish_kernel(
         _copy(rank, to_rank, count, BLOCK)
         _copy(logprob_token, to_logprob_token, count * COLUMNS, BLOCK)
         _copy(logprob, to_logprob, count * COLUMNS, BLOCK)
-    value = tl.zeros((), tl.int64) + sequence
+    value = tl.load(counter) + 1
+    tl.store(counter, value)
     if INTERPRETED:
         tl.store(flag, value)
     else:
@@ -197,11 +199,11 @@ class TritonStepOps:
 
     __slots__ = ()
 
-    def fetch(self, source: torch.Tensor, target: torch.Tensor, num_bytes: int) -> None:
+    def fetch(self, source: torch.Tensor, target: torch.Tensor, size_at: int) -> None:
         """See the contract."""
         _fetch_kernel[(_FETCH_PROGRAMS,)](
-            source.view(torch.int64), target.view(torch.int64), -(-num_bytes // 8),
-            BLOCK=_FETCH_WORDS, PROGRAMS=_FETCH_PROGRAMS, num_warps=4,
+            source.view(torch.int64), target.view(torch.int64),
+            SIZE_AT=size_at, BLOCK=_FETCH_WORDS, PROGRAMS=_FETCH_PROGRAMS, num_warps=4,
         )  # fmt: skip
 
     def prepare(
@@ -259,15 +261,15 @@ class TritonStepOps:
         target: SampleOutput,
         slab: Mapping[str, torch.Tensor],
         header_index: Mapping[str, int],
+        counter: torch.Tensor,
         flag: torch.Tensor,
-        sequence: int,
         *,
         logprobs: bool,
     ) -> None:
         """See the contract."""
         _publish_kernel[(1,)](
             slab["header"], output.token, output.rank, output.logprob_token, output.logprob,
-            target.token, target.rank, target.logprob_token, target.logprob, flag, sequence,
+            target.token, target.rank, target.logprob_token, target.logprob, counter, flag,
             NUM_SAMPLES=header_index["num_samples"], COLUMNS=output.logprob.shape[0] // output.rank.shape[0],
             LOGPROBS=logprobs, INTERPRETED=INTERPRETED, BLOCK=_BLOCK, num_warps=_NUM_WARPS,
         )  # fmt: skip

@@ -17,7 +17,7 @@ from oneloop_kernels.ops.paged_attention import DEVICE_ATTENTION, AttentionShape
 from oneloop_kernels.ops.step_inputs import STEP_INPUTS, SampleOutput, SlotTables, StepInputs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     from oneloop.models.base import Model
     from oneloop.worker.gpu.sampler import SampleVariant
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 MAX_CAPTURED_TOKENS: Final = 2048
 """Steps with more tokens take the device longer than the host needs to launch them one kernel at a time."""
+MIXED_AT_START: Final = 64
+"""A small step with prefill: its kernels differ from those of the largest step."""
 MIN_SHARED_TOKENS: Final = 1024
 """With fewer tokens in widely shared blocks, looking for shared prefixes costs more than it saves."""
 
@@ -65,7 +67,10 @@ class GpuModelRunner:
         self._views = [SlabViews.over(slab.buffer, layout) for slab in slabs]
         self._targets = [_output_of(slab.fields) for slab in slabs]
         self.flag = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
-        """Number of the last step that is through, written by the device; on the host."""
+        """How many steps are through, written by the device; on the host."""
+        self._counter = torch.zeros(1, dtype=torch.int64, device=device)
+        header = next(field for field in layout.fields if field.name == "header")
+        self._size_at = header.offset // 8 + layout.header["used_bytes"]
         self._tables = SlotTables(
             torch.zeros(max_num_seqs, max_blocks, dtype=torch.int32, device=device),
             torch.zeros(max_num_seqs, dtype=torch.int32, device=device),
@@ -110,11 +115,11 @@ class GpuModelRunner:
         self.graphs = StepGraphs(stream, enabled=not enforce_eager)
 
     @torch.inference_mode()
-    def launch(self, slab_index: int, sequence: int) -> None:
-        """Launch the step in that slab; `flag` becomes `sequence` (larger than any before) when it is through."""
+    def launch(self, slab_index: int) -> None:
+        """Launch the step in that slab; `flag` grows by one when it is through."""
         header = self._views[slab_index].header()
         slab, index = self._slab, self._slab.header_index
-        self._ops.fetch(self._slabs[slab_index].storage, slab.storage, header.used_bytes)
+        self.graphs.launch(("fetch", slab_index), partial(self._launch_fetch, slab_index))
         if header.num_admitted:
             self._sampler.admit(header)
         if header.num_forks:
@@ -127,16 +132,23 @@ class GpuModelRunner:
             self._forward(header)
             if header.num_samples:
                 self._sample(header)
-        logprobs = bool(header.flags & StepFlag.LOGPROBS)
-        self.publish(slab_index, sequence, logprobs=logprobs)
+        self.publish(slab_index, logprobs=bool(header.flags & StepFlag.LOGPROBS))
 
-    def publish(self, slab_index: int, sequence: int, *, logprobs: bool = False) -> None:
-        """Hand over what the last launches left, and set the flag."""
-        slab = self._slab
-        target = self._targets[slab_index]
-        self._ops.publish(
-            self._output, target, slab.fields, slab.header_index, self.flag, sequence, logprobs=logprobs
+    def publish(self, slab_index: int, *, logprobs: bool = False) -> None:
+        """Hand over what the last launches left, and count the step. `launch` does it, unless it has raised."""
+        self.graphs.launch(
+            ("publish", slab_index, logprobs), partial(self._launch_publish, slab_index, logprobs)
         )
+
+    def _launch_fetch(self, slab_index: int) -> None:
+        self._ops.fetch(self._slabs[slab_index].storage, self._slab.storage, self._size_at)
+
+    def _launch_publish(self, slab_index: int, logprobs: bool) -> None:
+        slab = self._slab
+        self._ops.publish(
+            self._output, self._targets[slab_index], slab.fields, slab.header_index, self._counter, self.flag,
+            logprobs=logprobs,
+        )  # fmt: skip
 
     def _forward(self, header: StepHeader) -> None:
         has_multi = header.num_single < header.num_rows
@@ -179,20 +191,38 @@ class GpuModelRunner:
         self._sampler.sample(logits, num_samples, variant)
 
     @torch.inference_mode()
-    def warm_up(self, num_captured: int) -> None:
-        """Compile and load every kernel of a plain step, then capture the first buckets. The slots stay as they are.
+    def warm_up(self) -> None:
+        """Compile and load the kernels of plain steps, run the largest, capture all decode buckets. Before any step.
 
-        The device's slab is empty here, so the kernels find nothing to do and write nothing.
+        The device's slab is empty here: the kernels find nothing to do, and the slots stay as they are.
         """
         self._slab.storage.zero_()
-        greedy = self._sampler.variant(0, -1)
-        for bucket in self._row_buckets[:num_captured]:
-            for key, body in (
-                (("forward", bucket, False, False), partial(self._launch_forward, bucket, False, False)),
-                (("sample", bucket, greedy), partial(self._launch_sample, bucket, greedy)),
-            ):
-                body()
-                self.graphs.capture(key, body)
+        nothing = self._views[0].header()
+        slab, index = self._slab, self._slab.header_index
+        self._sampler.admit(nothing)
+        self._ops.fork(slab.fields, index, self._tables)
+        count = index["num_cow"]
+        self.kv.copy_blocks(slab["cow_src"], slab["cow_dst"], slab["header"][count : count + 1])
+        for num_tokens in {self._inputs.token_ids.shape[0], token_bucket(MIXED_AT_START)}:
+            self._launch_forward(num_tokens, has_multi=True, may_share=False)
+        greedy, random = self._sampler.variant(0, -1), self._sampler.variant(StepFlag.RANDOM, -1)
+        self._launch_sample(self._row_buckets[-1], random)
+        # The largest first: the others find the memory pool as large as they need it.
+        for bucket in reversed(self._row_buckets):
+            self._capture(("forward", bucket, False, False), self._launch_forward, bucket, False, False)
+            self._capture(("sample", bucket, greedy), self._launch_sample, bucket, greedy)
+        for slab_index in range(len(self._slabs)):
+            self._capture(("fetch", slab_index), self._launch_fetch, slab_index)
+            self._capture(("publish", slab_index, False), self._launch_publish, slab_index, False)
+        if self._model.device.type == "cuda":
+            torch.cuda.synchronize(self._model.device)
+        self._counter.zero_()
+        self.flag.zero_()
+
+    def _capture(self, key: Hashable, launch: Callable[..., None], *arguments: object) -> None:
+        body = partial(launch, *arguments)
+        body()
+        self.graphs.capture(key, body)
 
 
 def _make_inputs(max_rows: int, max_tokens: int, device: torch.device) -> StepInputs:
