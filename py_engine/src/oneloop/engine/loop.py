@@ -62,7 +62,8 @@ class StepLoop:
         self._clock = asyncio.get_running_loop()
         self._waiting_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._overdue: EngineDeadError | None = None
+        self._completed: deque[Completion] = deque()
+        self._fault: EngineDeadError | None = None
         # The header's num_tokens of every slab, as a view.
         header = next(field for field in core.layout.fields if field.name == "header")
         start = header.offset + 8 * core.layout.header["num_tokens"]
@@ -81,22 +82,30 @@ class StepLoop:
     async def run(self) -> None:
         """Serve until stop(). Raises what broke: EngineDeadError, an error of the core or of the executor."""
         completion_fd = self._executor.completion_fd()
-        self._clock.add_reader(completion_fd, self._woken.set)
+        self._clock.add_reader(completion_fd, self._take)
         try:
             while not self._stopping:
                 self._launch()
                 await self._woken.wait()
                 self._woken.clear()
-                for completion in self._executor.completions():
-                    deltas = self._commit(completion)
+                while self._completed:
+                    deltas = self._commit(self._completed.popleft())
                     self._launch()
                     self._deliver(deltas)
-                if self._overdue is not None:
-                    raise self._overdue
+                if self._fault is not None:
+                    raise self._fault
         finally:
             self._clock.remove_reader(completion_fd)
             if self._timer is not None:
                 self._timer.cancel()
+
+    def _take(self) -> None:
+        """The descriptor is readable. Read here, not in run(): until then the event loop would call again and again."""
+        try:
+            self._completed.extend(self._executor.completions())
+        except EngineDeadError as error:
+            self._fault = error
+        self._woken.set()
 
     def _launch(self) -> None:
         """Schedule and submit until nothing is due or enough is in flight."""
@@ -144,5 +153,5 @@ class StepLoop:
             self._timer = self._clock.call_at(due, self._check_watch)
             return
         step_id = self._in_flight[0].step_id
-        self._overdue = EngineDeadError(f"step {step_id} did not complete within {self._step_timeout_s:g} s")
+        self._fault = EngineDeadError(f"step {step_id} did not complete within {self._step_timeout_s:g} s")
         self._woken.set()
