@@ -31,7 +31,14 @@ def linear(
 ) -> torch.Tensor:
     """See the contract."""
     shape = (weight.shape[0], weight.shape[1], gated)
-    plan = plan_for(x.device, x.dtype, x.shape[0], shape, may_split=tickets is not None)
+    plan = plan_for(
+        x.device,
+        x.dtype,
+        x.shape[0],
+        shape,
+        may_split=tickets is not None,
+        may_stream=may_stream(x, weight),
+    )
     if plan is None:
         return many_rows(x, weight, bias, norm=norm, gated=gated, residual=residual)
     if isinstance(plan, StreamPlan):
@@ -135,7 +142,7 @@ def stream(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    tickets: torch.Tensor,
+    tickets: torch.Tensor | None,
     *,
     gated: bool = False,
     residual: torch.Tensor | None = None,
@@ -145,9 +152,8 @@ def stream(
 
     num_tokens, in_size = x.shape
     out_size = weight.shape[0] // 2 if gated else weight.shape[0]
-    block_m = plan.block_m(num_tokens)
-    num_tiles = plan.num_tiles(out_size) * -(-num_tokens // block_m)
-    if tickets.numel() < num_tiles:
+    block_m, num_tiles = plan.block_m(num_tokens), plan.num_tiles(num_tokens, out_size)
+    if tickets is None or tickets.numel() < num_tiles:
         raise ValueError(f"tickets: {num_tiles} are needed to split the sums of {num_tiles} tiles")
     out = residual
     if out is None:
@@ -193,7 +199,9 @@ def _tensor_map(matrix: torch.Tensor, block_rows: int, block_columns: int) -> ob
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     layout = _box_layout(matrix.dtype, block_rows, block_columns)
-    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [block_rows, block_columns], layout)
+    return TensorDescriptor(
+        matrix, list(matrix.shape), list(matrix.stride()), [block_rows, block_columns], layout
+    )
 
 
 @cache

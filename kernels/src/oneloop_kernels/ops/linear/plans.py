@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -25,6 +25,12 @@ MAX_FEW_ROWS: Final = 16
 MAX_STREAM_ROWS: Final = 2
 """By the rule: up to here products are taken in registers, beyond by tensor cores."""
 
+MAX_STREAMING_ROWS: Final = 64
+"""By the rule, on Hopper: up to here weights stream through shared memory."""
+
+_STAGES_BYTES: Final = 208 << 10
+_MAX_STAGES: Final = 11
+_HOPPER: Final = 9
 _MIN_TILE: Final = 4096
 """By the rule: weights of a program in registers, at least, even if multiprocessors stay idle."""
 
@@ -78,9 +84,9 @@ class StreamPlan:
     programs: int = 0
     most_rows: int = 128
 
-    def num_tiles(self, out_size: int) -> int:
+    def num_tiles(self, num_tokens: int, out_size: int) -> int:
         """out_size: of the result."""
-        return -(-out_size // self.block_n)
+        return -(-out_size // self.block_n) * -(-num_tokens // self.block_m(num_tokens))
 
     def grid(self, device: torch.device, num_units: int) -> int:
         """Programs for that many blocks of work."""
@@ -102,33 +108,58 @@ TUNED: Final[Mapping[str, Mapping[Shape, Choices]]] = MappingProxyType({})
 
 
 def plan_for(
-    device: torch.device, dtype: torch.dtype, num_tokens: int, shape: Shape, *, may_split: bool
-) -> FewRowsPlan | None:
+    device: torch.device,
+    dtype: torch.dtype,
+    num_tokens: int,
+    shape: Shape,
+    *,
+    may_split: bool,
+    may_stream: bool = False,
+) -> Plan | None:
     """The plan for that many rows of x; None: norm, cuBLAS and activation one after the other.
 
-    may_split: whether there are tickets. Without them a plan that splits is taken without the split.
+    may_split: whether there are tickets. Without them a plan that splits is taken without the split, and none streams.
+    may_stream: whether the tensors are as `gpu.may_stream` asks.
     """
     if 0 < num_tokens <= MAX_PLANNED_ROWS:
-        return _plan_for(device, dtype, num_tokens, shape, may_split)
+        return _plan_for(device, dtype, num_tokens, shape, may_split, may_stream and may_split)
     return None
 
 
 @cache
 def _plan_for(
-    device: torch.device, dtype: torch.dtype, num_tokens: int, shape: Shape, may_split: bool
-) -> FewRowsPlan | None:
+    device: torch.device, dtype: torch.dtype, num_tokens: int, shape: Shape, may_split: bool, may_stream: bool
+) -> Plan | None:
     tuned = TUNED.get(_card(device), {}).get(shape)
     if tuned is None or dtype.itemsize != 2:
-        plan = _by_rule(device, dtype, num_tokens, shape)
+        plan = _streaming_by_rule(device, dtype, num_tokens, shape) or _by_rule(
+            device, dtype, num_tokens, shape
+        )
     else:
         plan = next((plan for most, plan in tuned if num_tokens <= most), None)
-    if plan is None or plan.split_k == 1:
+    if isinstance(plan, StreamPlan):
+        if may_stream and plan.num_tiles(num_tokens, _out_size(shape)) <= NUM_TICKETS:
+            return plan
+        plan = _by_rule(device, dtype, num_tokens, shape)
+    if plan is None or plan.split_k == 1 or (may_split and plan.num_tiles(_out_size(shape)) <= NUM_TICKETS):
         return plan
-    if may_split and plan.num_tiles(_out_size(shape)) <= NUM_TICKETS:
-        return plan
-    return FewRowsPlan(
-        plan.use_dot, plan.block_n, plan.block_k, 1, plan.num_warps, plan.num_stages, plan.prefetch
-    )
+    return replace(plan, split_k=1)
+
+
+def _streaming_by_rule(
+    device: torch.device, dtype: torch.dtype, num_tokens: int, shape: Shape
+) -> StreamPlan | None:
+    """On Hopper, for as many rows as weights are still what takes the time: all of shared memory under way."""
+    if (
+        not can_stream(device)
+        or dtype.itemsize != 2
+        or not MAX_STREAM_ROWS < num_tokens <= MAX_STREAMING_ROWS
+    ):
+        return None
+    halves = 2 if shape[2] else 1
+    plan = StreamPlan(block_n=64, block_k=128, num_stages=2, num_warps=4 if num_tokens <= 32 else 8)
+    stage_bytes = 2 * plan.block_k * (halves * plan.block_n + plan.block_m(num_tokens))
+    return replace(plan, num_stages=min(_MAX_STAGES, _STAGES_BYTES // stage_bytes))
 
 
 def _by_rule(device: torch.device, dtype: torch.dtype, num_tokens: int, shape: Shape) -> FewRowsPlan | None:
@@ -156,6 +187,12 @@ def _by_rule(device: torch.device, dtype: torch.dtype, num_tokens: int, shape: S
 def _out_size(shape: Shape) -> int:
     """Columns of the result."""
     return shape[0] // 2 if shape[2] else shape[0]
+
+
+@cache
+def can_stream(device: torch.device) -> bool:
+    """Whether the device runs `triton.stream`: other generations have other tensor core instructions."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == _HOPPER
 
 
 @cache

@@ -28,7 +28,9 @@ def _sums_layout(block_m, block_n, num_warps):
     """Sixteen results to a warp, and where there are more warps than that, the rows of x divided among them."""
     down = min(num_warps, block_n // 16)
     return gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[down, num_warps // down], instr_shape=[16, block_m * down // num_warps, 16]
+        version=[3, 0],
+        warps_per_cta=[down, num_warps // down],
+        instr_shape=[16, block_m * down // num_warps, 16],
     )
 
 
@@ -46,7 +48,8 @@ def stream_kernel(
     0 before and after. MERGE: partial sums that are fetched at a time. Grid: any size up to the number of blocks.
     """
     halves: gl.constexpr = 2 if GATED else 1
-    EARLY: gl.constexpr = BLOCK_M * BLOCK_N <= 1024 * gl.num_warps()  # registers for more there are not
+    per_thread: gl.constexpr = BLOCK_M * BLOCK_N // (32 * gl.num_warps())
+    EARLY: gl.constexpr = per_thread <= 32  # there are no registers for more
     layout: gl.constexpr = _sums_layout(BLOCK_M, BLOCK_N, gl.num_warps())
     token_tiles = gl.cdiv(num_tokens, BLOCK_M)
     total = gl.cdiv(out_size, BLOCK_N) * token_tiles * num_blocks
@@ -71,7 +74,9 @@ def stream_kernel(
         tl.extra.cuda.gdc_launch_dependents()  # so that the next kernel's copies start while this one runs
         tl.extra.cuda.gdc_wait()
     for ahead in gl.static_range(STAGES):
-        _copy_rows(x_desc, rows, arrived, begin + ahead, end, ahead, num_blocks, token_tiles, BLOCK_M, BLOCK_K)
+        _copy_rows(
+            x_desc, rows, arrived, begin + ahead, end, ahead, num_blocks, token_tiles, BLOCK_M, BLOCK_K
+        )
 
     unit = begin
     while unit < end:
@@ -208,7 +213,9 @@ def _merge(
     """Sums of the programs first … last, in that order. Past the first-level cache: others wrote while we ran."""
     halves: gl.constexpr = 2 if GATED else 1
     places = partial_ptr + _places(BLOCK_M, BLOCK_N, layout)
-    gate = gl.load(places + (2 * first + first_is_second) * (halves * BLOCK_N * BLOCK_M), cache_modifier=".cg")
+    gate = gl.load(
+        places + (2 * first + first_is_second) * (halves * BLOCK_N * BLOCK_M), cache_modifier=".cg"
+    )
     up = gate
     if GATED:
         up = gl.load(
