@@ -8,8 +8,15 @@ import pytest
 import torch
 
 from oneloop_kernels.ops.linear import LINEAR, NUM_TICKETS, Norm
-from oneloop_kernels.ops.linear.gpu import few_rows, many_rows
-from oneloop_kernels.ops.linear.plans import MAX_FEW_ROWS, FewRowsPlan, plan_for
+from oneloop_kernels.ops.linear.gpu import few_rows, many_rows, may_stream, stream
+from oneloop_kernels.ops.linear.plans import (
+    MAX_FEW_ROWS,
+    MAX_PLANNED_ROWS,
+    FewRowsPlan,
+    StreamPlan,
+    can_stream,
+    plan_for,
+)
 from oneloop_kernels.testing import assert_close
 
 EPS = 1e-5
@@ -20,6 +27,15 @@ PLANS = {
     "stream-split": FewRowsPlan(use_dot=False, block_n=16, block_k=32, split_k=3, num_warps=1),
     "dot": DOT,
     "dot-split": FewRowsPlan(use_dot=True, block_n=16, block_k=16, split_k=4, num_stages=2),
+}
+STREAMS = {
+    "one tile a program": StreamPlan(block_n=64, block_k=64, num_stages=4, programs=10),
+    "cut": StreamPlan(block_n=64, block_k=64, num_stages=3, programs=7),
+    "every block apart": StreamPlan(block_n=64, block_k=64, num_stages=2, programs=1000),
+    "several tiles a program": StreamPlan(block_n=64, block_k=64, num_stages=5, programs=3),
+    "wide tiles": StreamPlan(block_n=128, block_k=128, num_stages=3, num_warps=8, programs=4),
+    "more warps": StreamPlan(block_n=64, block_k=64, num_stages=4, num_warps=8, programs=7, most_rows=64),
+    "rows in tiles": StreamPlan(block_n=64, block_k=128, num_stages=3, programs=9, most_rows=16),
 }
 FUSIONS = {
     "plain": {},
@@ -163,6 +179,59 @@ def test_a_split_without_tickets_is_refused(inputs, kernel_dtype):
         few_rows(PLANS["dot-split"], case.x, case.weight, None)
 
 
+@pytest.fixture
+def hopper(kernel_device):
+    """Skips where there is none: the interpreter knows nothing of the copy engine."""
+    if not can_stream(kernel_device):
+        pytest.skip("needs a Hopper GPU")
+
+
+def run_stream(plan):
+    def run(case):
+        options = {key: case.options[key] for key in ("gated", "residual")}
+        return stream(plan, case.x, case.weight, case.bias, case.tickets, **options).run()
+
+    return run
+
+
+@pytest.mark.parametrize("fusion", [name for name, fusion in FUSIONS.items() if "norm" not in fusion])
+@pytest.mark.parametrize("plan", STREAMS)
+def test_every_fusion_of_the_streaming_kernel(inputs, kernel_dtype, hopper, plan, fusion):
+    """Odd sizes: neither rows, columns nor sums are multiples of a tile."""
+    case = make_case(inputs, kernel_dtype, 19, 600, 1000, **FUSIONS[fusion])
+    check(case, run_stream(STREAMS[plan]))
+
+
+@pytest.mark.parametrize("plan", STREAMS)
+@pytest.mark.parametrize("num_tokens", [1, 8, 16, 32, 64, 128, 300])
+def test_any_number_of_rows_of_the_streaming_kernel(inputs, kernel_dtype, hopper, plan, num_tokens):
+    if plan == "more warps" and num_tokens < 16:
+        pytest.skip("two warps side by side want sixteen rows")
+    case = make_case(inputs, kernel_dtype, num_tokens, 600, 520, residual=True)
+    check(case, run_stream(STREAMS[plan]))
+
+
+def test_streamed_sums_have_the_same_bits_every_time(inputs, kernel_dtype, hopper):
+    case = make_case(inputs, kernel_dtype, 40, 640, 2048, gated=True)
+    first, *others = (run_stream(STREAMS["every block apart"])(case) for _ in range(8))
+    assert all(torch.equal(first, other) for other in others)
+
+
+def test_streaming_without_tickets_is_refused(inputs):
+    case = make_case(inputs, torch.float16, 3, 640, 64)
+    with pytest.raises(ValueError, match="tickets: 10 are needed"):
+        stream(STREAMS["cut"], case.x, case.weight, None, None)
+
+
+def test_what_the_copy_engine_cannot_read_is_not_streamed(inputs):
+    weight, x = inputs.normal(64, 64, dtype=torch.float16), inputs.normal(3, 72, dtype=torch.float16)
+    assert may_stream(x[:, :64], weight)
+    assert not may_stream(x[:, 1:65], weight), "not at a multiple of 16 bytes"
+    assert not may_stream(x[:, :64], weight.t())
+    assert not may_stream(inputs.normal(3, 68, dtype=torch.float16)[:, :64], weight)
+    assert not may_stream(x[:, :64].float(), weight.float())
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize(
     "shape",
@@ -173,17 +242,25 @@ def test_a_split_without_tickets_is_refused(inputs, kernel_dtype):
 )  # fmt: skip
 def test_plans_can_be_launched(kernel_device, dtype, shape):
     """Room for all rows, tickets for all tiles, no split where there are no tickets; many rows go to cuBLAS."""
-    for num_tokens in range(1, MAX_FEW_ROWS + 1):
+    result_size = shape[0] // 2 if shape[2] else shape[0]
+    for num_tokens in (*range(1, MAX_FEW_ROWS + 1), 17, 32, 33, 64, 65, 128, 256, 512):
+        streamed = plan_for(kernel_device, dtype, num_tokens, shape, may_split=True, may_stream=True)
+        if isinstance(streamed, StreamPlan):
+            assert dtype.itemsize == 2
+            assert can_stream(kernel_device)
+            assert streamed.num_tiles(num_tokens, result_size) <= NUM_TICKETS
         plan = plan_for(kernel_device, dtype, num_tokens, shape, may_split=True)
-        unsplit = plan_for(kernel_device, dtype, num_tokens, shape, may_split=False)
+        unsplit = plan_for(kernel_device, dtype, num_tokens, shape, may_split=False, may_stream=True)
         if plan is None or unsplit is None:
             assert plan is unsplit
             continue
+        assert isinstance(plan, FewRowsPlan)
+        assert isinstance(unsplit, FewRowsPlan)
         assert plan.block_m(num_tokens) >= num_tokens
-        assert plan.split_k == 1 or plan.num_tiles(shape[0] // 2 if shape[2] else shape[0]) <= NUM_TICKETS
+        assert plan.split_k == 1 or plan.num_tiles(result_size) <= NUM_TICKETS
         assert unsplit.split_k == 1
-    assert plan_for(kernel_device, dtype, 4096, shape, may_split=True) is None
-    assert plan_for(kernel_device, dtype, 0, shape, may_split=True) is None
+    for num_tokens in (0, MAX_PLANNED_ROWS + 1):
+        assert plan_for(kernel_device, dtype, num_tokens, shape, may_split=True, may_stream=True) is None
 
 
 def test_large_inputs_of_a_norm_do_not_overflow(inputs, kernel_dtype, kernel_device):

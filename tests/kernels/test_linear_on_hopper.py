@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from oneloop_kernels.ops.linear.gpu import box_layout
 from oneloop_kernels.testing.hopper import KernelSpec, compile_all_for_hopper
 
 TENSORS = ("x_ptr", "weight_ptr", "bias_ptr", "norm_ptr", "residual_ptr", "out_ptr")
@@ -31,6 +33,30 @@ def few_rows(
         constants,
         options,
         ("num_tokens",),
+    )
+
+
+def stream(
+    *, block_m, block_n=64, block_k=128, stages, warps=4, gated=False, bias=False, residual=False, merge
+):
+    def box(rows):
+        return f"tensordesc<bf16[{rows}, {block_k}],{box_layout(torch.bfloat16, rows, block_k)!r}>"
+
+    signature = {
+        "x_desc": box(block_m), "weight_desc": box(block_n), "bias_ptr": "*bf16", "out_ptr": "*bf16",
+        "partial_ptr": "*fp32", "tickets_ptr": "*i32",
+    } | dict.fromkeys(("num_tokens", "out_size", "num_blocks", "out_stride"), "i32")  # fmt: skip
+    constants = {
+        "HAS_BIAS": bias, "GATED": gated, "HAS_RESIDUAL": residual, "BLOCK_M": block_m, "BLOCK_N": block_n,
+        "BLOCK_K": block_k, "STAGES": stages, "MERGE": merge, "USE_PDL": True,
+    }  # fmt: skip
+    return KernelSpec(
+        "oneloop_kernels.ops.linear.triton.stream",
+        "stream_kernel",
+        signature,
+        constants,
+        {"num_warps": warps, "launch_pdl": True},
+        ("num_tokens", "num_blocks"),
     )
 
 
@@ -81,9 +107,32 @@ SPECS = {
 }
 
 
+STREAMING = {
+    "8 rows": stream(block_m=8, stages=11, merge=8),
+    "8 rows, residual": stream(block_m=8, block_n=128, stages=6, residual=True, merge=8),
+    "8 rows, gated": stream(block_m=8, block_n=128, stages=3, gated=True, bias=True, merge=8),
+    "64 rows": stream(block_m=64, stages=6, residual=True, merge=4),
+    "64 rows, gated": stream(block_m=64, stages=4, gated=True, merge=2),
+    "128 rows, gated": stream(block_m=128, stages=3, gated=True, warps=8, merge=2),
+}
+
+
 @pytest.fixture(scope="module")
 def reports():
-    return dict(zip(SPECS, compile_all_for_hopper(list(SPECS.values())), strict=True))
+    specs = SPECS | STREAMING
+    return dict(zip(specs, compile_all_for_hopper(list(specs.values())), strict=True))
+
+
+@pytest.mark.parametrize("name", STREAMING)
+def test_the_copy_engine_feeds_the_tensor_cores(reports, name):
+    report, options = reports[name], STREAMING[name].constants
+    warps_beside = max(1, STREAMING[name].options["num_warps"] * 16 // options["BLOCK_N"])
+    assert report.spilled == 0
+    assert report.count("ACQBULK") == 1, "no wait for the kernel before"
+    assert report.count("PREEXIT") == 1, "the next kernel is not let in"
+    assert report.count(r"UTMALDG\.2D") >= 2 * options["STAGES"]
+    assert report.count(rf"HGMMA\.64x{options['BLOCK_M'] // warps_beside}x16\.F32\.BF16")
+    assert report.shared <= 227 * 1024
 
 
 @pytest.mark.parametrize("name", SPECS)

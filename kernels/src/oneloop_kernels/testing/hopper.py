@@ -26,9 +26,10 @@ _ASSUMED_DIVISIBLE: Final = 16
 class KernelSpec:
     """One compilation.
 
-    module, name: where the kernel is. signature: argument → Triton type ("*bf16", "i32", "fp32"; "constexpr" is filled
-    in for the names in constants). constants: constexpr arguments. options: num_warps, num_stages, launch_pdl.
-    unaligned: arguments that are no multiple of 16 (bytes for pointers); all other pointers and integers are.
+    module, name: where the kernel is; Triton's or Gluon's. signature: argument → Triton type ("*bf16", "i32", "fp32",
+    "tensordesc<bf16[64, 64],…layout…>"; "constexpr" is filled in for the names in constants). constants: constexpr
+    arguments. options: num_warps, num_stages, launch_pdl. unaligned: arguments that are no multiple of 16 (bytes for
+    pointers); all other pointers and integers are.
     """
 
     module: str
@@ -63,6 +64,7 @@ def compile_for_hopper(spec: KernelSpec) -> KernelReport:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
 
     kernel = getattr(import_module(spec.module), spec.name)
     signature = dict(spec.signature) | dict.fromkeys(spec.constants, "constexpr")
@@ -72,7 +74,8 @@ def compile_for_hopper(spec: KernelSpec) -> KernelReport:
         for index, (name, kind) in enumerate(signature.items())
         if (kind.startswith("*") or kind in ("i32", "i64")) and name not in spec.unaligned
     }
-    source = ASTSource(kernel, signature, spec.constants, divisible)
+    language = GluonASTSource if kernel.is_gluon() else ASTSource
+    source = language(kernel, signature, spec.constants, divisible)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=spec.options)
     return _inspect(spec.name, compiled.asm["cubin"], int(compiled.metadata.shared))
 

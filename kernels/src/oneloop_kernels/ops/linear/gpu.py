@@ -198,14 +198,15 @@ def may_stream(x: torch.Tensor, weight: torch.Tensor) -> bool:
 def _tensor_map(matrix: torch.Tensor, block_rows: int, block_columns: int) -> object:
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    layout = _box_layout(matrix.dtype, block_rows, block_columns)
+    layout = box_layout(matrix.dtype, block_rows, block_columns)
     return TensorDescriptor(
         matrix, list(matrix.shape), list(matrix.stride()), [block_rows, block_columns], layout
     )
 
 
 @cache
-def _box_layout(dtype: torch.dtype, block_rows: int, block_columns: int) -> Any:
+def box_layout(dtype: torch.dtype, block_rows: int, block_columns: int) -> Any:
+    """How a box of a matrix of that type lies in shared memory, as `triton.stream` expects it."""
     from triton.experimental.gluon import language as gl
 
     kind = gl.bfloat16 if dtype is torch.bfloat16 else gl.float16
