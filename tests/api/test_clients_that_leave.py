@@ -9,9 +9,13 @@ import os
 import random
 import socket
 import struct
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -20,6 +24,21 @@ def message(body: Any, path: str = COMPLETIONS) -> bytes:
     data = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
     return head.encode() + data
+
+
+def delta(text: str, token_ids: list[int], finish_reason: str | None = None) -> SimpleNamespace:
+    """As oneloop_core.Delta."""
+    return SimpleNamespace(
+        index=0, text=text, token_ids=token_ids, finish_reason=finish_reason, stop_reason=None, error=None,
+        logprobs=None, queue_s=None, num_cached_tokens=0,
+    )  # fmt: skip
+
+
+async def until(condition: Callable[[], Any], limit_s: float = 5) -> None:
+    """Wait for it."""
+    async with asyncio.timeout(limit_s):
+        while not condition():
+            await asyncio.sleep(0.005)
 
 
 def reset(writer: asyncio.StreamWriter) -> None:
@@ -182,19 +201,16 @@ async def test_a_slow_reader_gets_everything(
 
 
 async def test_steps_that_wait_are_merged(server: Any) -> None:
-    """What a slow reader has not taken goes out as one chunk, not one per token."""
+    """What comes before a reply's turn to send goes out as one chunk, not one per token."""
     engine = server.engine
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     engine.paused.clear()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(message({"prompt": "s", "max_tokens": 100, "ignore_eos": True, "stream": True}))
-    await asyncio.sleep(0.05)
+    await until(lambda: engine.live)
     stream = next(iter(engine.live.values()))
-    waiter, stream._waiter = stream._waiter, None
-    engine.paused.set()
-    async with asyncio.timeout(5):
-        while not stream.finished:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    waiter.set_result(None)
-    received = await asyncio.wait_for(reader.readuntil(b"[DONE]"), 5)
-    assert received.count(b"data: {") == 1
+    for round in range(3):
+        for token in range(10):
+            stream.push(delta(f"{round}", [token]), 0.0)
+        received = await asyncio.wait_for(reader.readuntil(b"\n\n\r\n"), 5)
+        assert (received.count(b"data: {"), received.count(b"%d" % round * 10)) == (1, 1)
     writer.close()

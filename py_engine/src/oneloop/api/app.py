@@ -30,6 +30,7 @@ from oneloop.api.handlers.version import version
 from oneloop.api.limits import Limits
 from oneloop.api.logprobs import TokenTexts
 from oneloop.api.metrics import HttpMetrics
+from oneloop.api.outbox import Outbox
 from oneloop.api.protocol.sampling import safe_request_id
 from oneloop.api.replies import new_request_id
 from oneloop.api.state import REQUEST_ID, STATE, ApiState
@@ -97,6 +98,7 @@ def _make_state(engine: AsyncEngine, config: ServerConfig) -> ApiState:
         bodies=BodyReader(limits),
         metrics=HttpMetrics(dict.fromkeys(path for _, path, _ in ROUTES)),
         token_texts=TokenTexts(tokenizer),
+        outbox=Outbox(),
         started=int(time.time()),
     )
 

@@ -5,7 +5,8 @@ The only place that knows the shape of a chunk, so that it can move into the cor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -27,16 +28,6 @@ def event(value: object) -> bytes:
     return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
-class ChunkEncoder(Protocol):
-    """Turns one choice's deltas into events."""
-
-    def encode(self, choice: int, delta: SequenceDelta) -> bytes:
-        """The events of this delta, in order; empty while text is held back."""
-
-    def usage_event(self) -> bytes:
-        """The chunk with the usage and no choices."""
-
-
 class _Frame:
     """The constant bytes around a choice's payload, and the usage that a chunk carries."""
 
@@ -47,7 +38,8 @@ class _Frame:
         self._start = b"data: " + start[:-1] + b',"choices":['
         self.choice_starts = [self._start + b'{"index":%d,' % index for index in range(num_choices)]
         self._usage = usage
-        self._continuous = options.continuous_usage
+        self.continuous = options.continuous_usage
+        """Whether every chunk ends in the usage so far."""
         without = b',"usage":null}\n\n' if options.include_usage else b"}\n\n"
         self._fingerprint = b',"system_fingerprint":' + orjson.dumps(SYSTEM_FINGERPRINT)
         self._end = b"]" + without
@@ -55,7 +47,7 @@ class _Frame:
 
     def end(self, *, terminal: bool = False) -> bytes:
         """What closes the list of choices and the event."""
-        if not self._continuous:
+        if not self.continuous:
             return self._terminal_end if terminal else self._end
         fingerprint = self._fingerprint if terminal else b""
         return b"]" + fingerprint + b',"usage":' + orjson.dumps(self._usage.wire()) + b"}\n\n"
@@ -66,89 +58,110 @@ class _Frame:
         return self._start + b"]" + self._fingerprint + b',"usage":' + usage + b"}\n\n"
 
 
-def _finish(delta: SequenceDelta) -> bytes:
-    reasons = {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
-    return b"," + orjson.dumps(reasons)[1:]
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """How a protocol writes the text of a choice."""
+
+    kind: str
+    """The `object` of a chunk."""
+    text_start: bytes
+    text_end: bytes
+    no_text: bytes
+    """In a last chunk that brings none."""
 
 
+_CHAT = _Shape("chat.completion.chunk", b'"delta":{"content":', b"}", b'"delta":{}')
+_COMPLETION = _Shape("text_completion", b'"text":', b"", b'"text":""')
+_ROLE = b'"delta":{"role":"assistant","content":""}'
 _OPEN = b',"finish_reason":null}'
 
 
-class ChatChunks:
-    """Chunks of a chat completion."""
+class ChunkEncoder:
+    """Turns each choice's deltas into the events of one reply."""
+
+    __slots__ = ("_frame", "_logprobs", "_openings", "_shape", "_text_affixes", "num_choices")
 
     def __init__(
         self,
-        head: ReplyHead,
-        *,
-        num_choices: int,
-        options: StreamOptions,
-        usage: Usage,
+        frame: _Frame,
+        shape: _Shape,
+        openings: Sequence[bytes],
         logprobs: Sequence[LogprobsEncoder] | None,
     ) -> None:
-        """logprobs: one per choice."""
-        self._frame = _Frame(head, "chat.completion.chunk", num_choices, options, usage)
+        """openings: per choice the payload of a chunk that goes before its text, or b"". logprobs: one per choice."""
+        self._frame = frame
+        self._shape = shape
+        self.num_choices = len(openings)
+        self._openings = list(openings)
         self._logprobs = logprobs
-        self._unopened = set(range(num_choices))
+        # Of an opened choice whose chunks differ in nothing but their text: what goes before the text and after it.
+        self._text_affixes: list[tuple[bytes, bytes] | None] = [None] * len(openings)
 
     def encode(self, choice: int, delta: SequenceDelta) -> bytes:
-        """First the role, once per choice; then text; the last one has the finish reason."""
-        start = self._frame.choice_starts[choice]
-        opening = b""
-        if choice in self._unopened:
-            self._unopened.discard(choice)
-            opening = start + b'"delta":{"role":"assistant","content":""}' + _OPEN + self._frame.end()
-        if self._logprobs is not None:
-            self._logprobs[choice].add(delta.logprobs or ())
-        if delta.finish_reason is None and not delta.text:
-            return opening
-        payload = b'"delta":{"content":%b}' % orjson.dumps(delta.text) if delta.text else b'"delta":{}'
-        if self._logprobs is not None:
-            payload += b',"logprobs":' + self._logprobs[choice].take()
-        if delta.finish_reason is None:
-            return opening + start + payload + _OPEN + self._frame.end()
-        return opening + start + payload + _finish(delta) + self._frame.end(terminal=True)
+        """The events of this delta: the opening, once; its text, empty while it is held back; the finish reason."""
+        affixes = self._text_affixes[choice]
+        if affixes is None or delta.finish_reason is not None:
+            return self._opening(choice) + self._chunk(choice, delta)
+        if delta.text:
+            return affixes[0] + orjson.dumps(delta.text) + affixes[1]
+        return b""
 
     def usage_event(self) -> bytes:
         """The chunk with the usage and no choices."""
         return self._frame.usage_event()
 
+    def _opening(self, choice: int) -> bytes:
+        opening, self._openings[choice] = self._openings[choice], b""
+        start, end = self._frame.choice_starts[choice], self._frame.end()
+        if self._logprobs is None and not self._frame.continuous:
+            self._text_affixes[choice] = (
+                start + self._shape.text_start,
+                self._shape.text_end + _OPEN + end,
+            )
+        return start + opening + _OPEN + end if opening else b""
 
-class CompletionChunks:
-    """Chunks of a completion."""
-
-    def __init__(
-        self,
-        head: ReplyHead,
-        *,
-        options: StreamOptions,
-        usage: Usage,
-        echoes: Sequence[str],
-        logprobs: Sequence[LogprobsEncoder] | None,
-    ) -> None:
-        """echoes: per choice the prompt text to send first ("" without echo). logprobs: one per choice."""
-        self._frame = _Frame(head, "text_completion", len(echoes), options, usage)
-        self._echoes = list(echoes)
-        self._logprobs = logprobs
-
-    def encode(self, choice: int, delta: SequenceDelta) -> bytes:
-        """The echo first, as a chunk of its own; then text; the last one has the finish reason."""
-        start = self._frame.choice_starts[choice]
-        opening = b""
-        if self._echoes[choice]:
-            opening = start + b'"text":' + orjson.dumps(self._echoes[choice]) + _OPEN + self._frame.end()
-            self._echoes[choice] = ""
+    def _chunk(self, choice: int, delta: SequenceDelta) -> bytes:
         if self._logprobs is not None:
             self._logprobs[choice].add(delta.logprobs or ())
         if delta.finish_reason is None and not delta.text:
-            return opening
-        payload = b'"text":' + orjson.dumps(delta.text)
+            return b""
+        shape, payload = self._shape, self._shape.no_text
+        if delta.text:
+            payload = shape.text_start + orjson.dumps(delta.text) + shape.text_end
         if self._logprobs is not None:
             payload += b',"logprobs":' + self._logprobs[choice].take()
+        start = self._frame.choice_starts[choice]
         if delta.finish_reason is None:
-            return opening + start + payload + _OPEN + self._frame.end()
-        return opening + start + payload + _finish(delta) + self._frame.end(terminal=True)
+            return start + payload + _OPEN + self._frame.end()
+        reasons = {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
+        return start + payload + b"," + orjson.dumps(reasons)[1:] + self._frame.end(terminal=True)
 
-    def usage_event(self) -> bytes:
-        """The chunk with the usage and no choices."""
-        return self._frame.usage_event()
+
+def chat_chunks(
+    head: ReplyHead,
+    *,
+    num_choices: int,
+    options: StreamOptions,
+    usage: Usage,
+    logprobs: Sequence[LogprobsEncoder] | None,
+) -> ChunkEncoder:
+    """Chunks of a chat completion; each choice's first one has the role. logprobs: one per choice."""
+    frame = _Frame(head, _CHAT.kind, num_choices, options, usage)
+    return ChunkEncoder(frame, _CHAT, [_ROLE] * num_choices, logprobs)
+
+
+def completion_chunks(
+    head: ReplyHead,
+    *,
+    options: StreamOptions,
+    usage: Usage,
+    echoes: Sequence[str],
+    logprobs: Sequence[LogprobsEncoder] | None,
+) -> ChunkEncoder:
+    """Chunks of a completion.
+
+    echoes: per choice the prompt text to send first ("" without echo). logprobs: one per choice.
+    """
+    frame = _Frame(head, _COMPLETION.kind, len(echoes), options, usage)
+    openings = [_COMPLETION.text_start + orjson.dumps(echo) if echo else b"" for echo in echoes]
+    return ChunkEncoder(frame, _COMPLETION, openings, logprobs)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from oneloop.api.limits import Limits
     from oneloop.api.logprobs import TokenTexts
     from oneloop.api.metrics import HttpMetrics
+    from oneloop.api.outbox import Outbox
     from oneloop.config import ServerConfig
     from oneloop.engine.async_engine import AsyncEngine
 
@@ -29,6 +30,7 @@ class ApiState:
     bodies: BodyReader
     metrics: HttpMetrics
     token_texts: TokenTexts
+    outbox: Outbox
     started: int
     """Unix time at which the model became available."""
 

@@ -1,7 +1,7 @@
-"""The SSE side of a reply: one write per step, memory bounded by the socket's buffer, a clock on stalled readers.
+"""The connection's side of a streamed reply: headers, events, the end; memory bounded by the socket's buffer.
 
-A client that reads slower than the engine finds later chunks larger (the request's stream merges what waits); one that
-reads nothing for `write_timeout_s` is cut off.
+Headers and the end go through aiohttp; in between an event is framed here and handed to the transport in one call. A
+client that reads nothing for `write_timeout_s` is cut off.
 """
 
 from __future__ import annotations
@@ -34,39 +34,54 @@ class StalledReaderError(ConnectionError):
 class SseWriter:
     """Writes events to one client. Every method raises ConnectionError once the client is gone."""
 
-    __slots__ = ("_request", "_response", "_write_timeout_s", "_writer")
+    __slots__ = ("_chunked", "_protocol", "_request", "_response", "_write_timeout_s", "_writer")
 
     def __init__(self, request: web.Request, headers: Mapping[str, str], write_timeout_s: float) -> None:
         self._request = request
+        self._protocol = request.protocol
         self._response = web.StreamResponse(headers={**_HEADERS, **headers})
         self._write_timeout_s = write_timeout_s
         self._writer: StreamWriter | None = None
+        self._chunked = False
+
+    @property
+    def started(self) -> bool:
+        """Whether the status is decided."""
+        return self._writer is not None
 
     async def start(self) -> None:
-        """Send the headers."""
+        """Decide the status. The headers leave with the first events."""
         writer = await self._response.prepare(self._request)
         assert isinstance(writer, StreamWriter)
         self._writer = writer
+        self._chunked = writer.chunked  # not for a client of HTTP/1.0, whose body ends with the connection
 
     async def send(self, events: bytes) -> None:
-        """One write. Returns at once unless the socket's buffer is above its high-water mark."""
+        """One write. Returns at once unless the socket's buffer is above its high-water mark; else when it is not."""
         assert self._writer is not None
         if events:
             await self._writer.write(events, drain=False)
-        if self._request.protocol.writing_paused:
+        if self._protocol.writing_paused:
             await self._wait_writable(self._writer)
 
-    async def done(self) -> web.StreamResponse:
-        """The end mark and the end of the body."""
-        await self.send(DONE)
-        return await self._end()
+    def write(self, events: bytes) -> bool:
+        """One write without waiting, after the first send(). False: `await send(b"")` before the next one."""
+        transport = self._protocol.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client is gone")
+        transport.write(b"%x\r\n%b\r\n" % (len(events), events) if self._chunked else events)
+        return not self._protocol.writing_paused
+
+    async def done(self, events: bytes) -> web.StreamResponse:
+        """The last events, the end mark and the end of the body."""
+        return await self._end(events + DONE)
 
     async def fail(self, error: ApiError) -> web.StreamResponse:
         """One error event, then the end of the body; no end mark: a reader must not take the text for whole."""
-        await self.send(event(error_body(error)))
-        return await self._end()
+        return await self._end(event(error_body(error)))
 
-    async def _end(self) -> web.StreamResponse:
+    async def _end(self, events: bytes) -> web.StreamResponse:
+        await self.send(events)
         try:
             async with asyncio.timeout(self._write_timeout_s):
                 await self._response.write_eof()

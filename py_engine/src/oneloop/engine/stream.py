@@ -42,7 +42,7 @@ class RequestStream:
     """
 
     __slots__ = (
-        "_final_only", "_last_token_at", "_metrics", "_on_end", "_pending", "_waiter", "_wakes_at_end",
+        "_final_only", "_last_token_at", "_metrics", "_on_end", "_on_news", "_pending", "_waiter", "_wakes_at_end",
         "finish_reason", "handle", "num_cached_tokens", "num_generated_tokens", "num_sequences", "prompt",
         "prompt_token_ids", "request_id", "times",
     )  # fmt: skip
@@ -80,6 +80,7 @@ class RequestStream:
         self._pending: dict[int, SequenceDelta] = {}
         self._waiter: asyncio.Future[None] | None = None
         self._wakes_at_end = False
+        self._on_news: Callable[[], None] | None = None
         self._metrics = metrics
         self._on_end = on_end
         self._final_only = final_only
@@ -100,7 +101,7 @@ class RequestStream:
                 await self._waiter
             finally:
                 self._waiter = None
-        return self._take()
+        return self.take()
 
     async def all_deltas(self) -> list[SequenceDelta]:
         """Everything, one merged delta per sequence, once all have ended: the reader wakes once, not at every step.
@@ -115,7 +116,22 @@ class RequestStream:
             finally:
                 self._waiter = None
                 self._wakes_at_end = False
-        return self._take()
+        return self.take()
+
+    def call_on_news(self, on_news: Callable[[], None]) -> None:
+        """For a reader that is called instead of waiting: `on_news()` whenever something can be taken, at once if now.
+
+        It is called again only after a take(). It runs amid a step's delivery: it may do little and must not raise.
+        """
+        self._on_news = on_news
+        if self._pending:
+            on_news()
+
+    def take(self) -> list[SequenceDelta]:
+        """Everything new, merged per sequence, without waiting. Empty when there is nothing."""
+        deltas = list(self._pending.values())
+        self._pending.clear()
+        return deltas
 
     def __aiter__(self) -> RequestStream:
         return self
@@ -133,7 +149,7 @@ class RequestStream:
             self._waiter = None
         if not self._pending:
             raise StopAsyncIteration
-        return self._take()
+        return self.take()
 
     async def __aenter__(self) -> RequestStream:
         return self
@@ -197,19 +213,16 @@ class RequestStream:
             self._wake()
 
     def _add(self, added: SequenceDelta) -> None:
-        waiting = self._pending.get(added.index)
-        if waiting is None:
-            self._pending[added.index] = added
-        else:
-            waiting.merge(added)
-        waiter = self._waiter
-        if waiter is not None and not self._wakes_at_end and not waiter.done():
-            waiter.set_result(None)
-
-    def _take(self) -> list[SequenceDelta]:
-        deltas = list(self._pending.values())
-        self._pending.clear()
-        return deltas
+        pending = self._pending
+        if added.index in pending:
+            pending[added.index].merge(added)
+            return
+        pending[added.index] = added
+        if len(pending) == 1:
+            if self._on_news is not None:
+                self._on_news()
+            elif not self._wakes_at_end:
+                self._wake()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

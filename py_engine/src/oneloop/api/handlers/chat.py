@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from oneloop.api.chunks import ChatChunks
-from oneloop.api.handlers.generation import collect, steps, stream_reply, submit_all
+from oneloop.api.chunks import chat_chunks
+from oneloop.api.handlers.generation import collect, submit_all
 from oneloop.api.handlers.json_reply import ignored_header, json_reply
 from oneloop.api.handlers.prompt import check_context, check_text_len, render
+from oneloop.api.handlers.streaming import stream_reply
 from oneloop.api.logprobs import ChatLogprobs
 from oneloop.api.protocol.chat import read_chat
 from oneloop.api.replies import ReplyHead, Usage, chat_reply, encode_logprobs
@@ -50,9 +51,8 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
             choices = await collect(state, streams, params.n, usage)
             encoded = await encode_logprobs(choices, logprobs)
             return json_reply(chat_reply(head, choices, usage, encoded), headers)
-        chunks = ChatChunks(head, num_choices=params.n, options=chat.stream, usage=usage, logprobs=logprobs)
-        source = await stack.enter_async_context(aclosing(steps(state, streams, params.n, usage)))
-        return await stream_reply(request, source, chunks, chat.stream, headers)
+        encoder = chat_chunks(head, num_choices=params.n, options=chat.stream, usage=usage, logprobs=logprobs)
+        return await stream_reply(request, streams, encoder, usage, chat.stream, headers)
 
 
 def _logprobs(state: ApiState, chat: ChatRequest) -> list[ChatLogprobs] | None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from oneloop.api.chunks import CompletionChunks
+from oneloop.api.chunks import completion_chunks
 from oneloop.api.errors import bad_request
-from oneloop.api.handlers.generation import collect, nothing_to_generate, steps, stream_reply, submit_all
+from oneloop.api.handlers.generation import collect, submit_all
 from oneloop.api.handlers.json_reply import ignored_header, json_reply
 from oneloop.api.handlers.prompt import check_context, check_text_len, context_error
+from oneloop.api.handlers.streaming import stream_reply
 from oneloop.api.logprobs import CompletionLogprobs
 from oneloop.api.protocol.completions import read_completion
 from oneloop.api.replies import Choice, ReplyHead, Usage, completion_reply, encode_logprobs
@@ -65,10 +66,8 @@ async def _answer(
             encoded = await encode_logprobs(choices, logprobs)
             reply = completion_reply(head, choices, usage, echoes=echoes, logprobs=encoded)
             return json_reply(reply, headers)
-        source = steps(state, streams, n, usage) if streams else nothing_to_generate(len(echoes))
-        await stack.enter_async_context(aclosing(source))
-        chunks = CompletionChunks(head, options=asked.stream, usage=usage, echoes=echoes, logprobs=logprobs)
-        return await stream_reply(request, source, chunks, asked.stream, headers)
+        encoder = completion_chunks(head, options=asked.stream, usage=usage, echoes=echoes, logprobs=logprobs)
+        return await stream_reply(request, streams, encoder, usage, asked.stream, headers)
 
 
 async def _prepare(state: ApiState, asked: CompletionRequest, index: int) -> _Prompt:

@@ -1,0 +1,167 @@
+"""A streamed reply. Its task starts it and ends it; in between the outbox sends what comes, without waking the task.
+
+While the client reads slowly the task waits for the socket and nothing is taken: the streams merge what comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+from oneloop.api.errors import INTERNAL_MESSAGE, ApiError, ErrorKind
+from oneloop.api.handlers.generation import check_delta
+from oneloop.api.state import REQUEST_ID, STATE
+from oneloop.api.stream import SseWriter
+from oneloop.engine.outputs import SequenceDelta
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from aiohttp import web
+
+    from oneloop.api.chunks import ChunkEncoder
+    from oneloop.api.protocol.sampling import StreamOptions
+    from oneloop.api.replies import Usage
+    from oneloop.api.state import ApiState
+    from oneloop.engine.stream import RequestStream
+
+log = logging.getLogger(__name__)
+
+
+async def stream_reply(
+    request: web.Request,
+    streams: Sequence[RequestStream],
+    encoder: ChunkEncoder,
+    usage: Usage,
+    options: StreamOptions,
+    headers: Mapping[str, str],
+) -> web.StreamResponse:
+    """Send what the streams bring as it comes. The status is decided with the first of it; a later failure is an event.
+
+    streams: one per prompt; none means a request for no tokens. usage: counted on with what is sent.
+    """
+    state = request.app[STATE]
+    writer = SseWriter(request, headers, state.config.write_timeout_s)
+    try:
+        if streams:
+            last = await _Reply(state, writer, streams, encoder, usage).until_last()
+        else:
+            last = _nothing_generated(encoder)
+        if not writer.started:
+            await writer.start()
+    except ConnectionError:
+        raise
+    except Exception as error:
+        if not writer.started:
+            raise
+        if isinstance(error, ApiError):
+            return await writer.fail(error)
+        log.error("request %s failed while it was streamed", request[REQUEST_ID], exc_info=error)
+        return await writer.fail(ApiError(ErrorKind.INTERNAL, INTERNAL_MESSAGE))
+    return await writer.done(last + encoder.usage_event() if options.include_usage else last)
+
+
+def _nothing_generated(encoder: ChunkEncoder) -> bytes:
+    """The events of a request for no tokens."""
+    choices = range(encoder.num_choices)
+    ends = [SequenceDelta(choice, "", [], None, "length", None, None) for choice in choices]
+    return b"".join([encoder.encode(delta.index, delta) for delta in ends])
+
+
+class _Reply:
+    """Stands between a request's streams, the outbox and the reply's task.
+
+    The turn is the outbox's while the task waits in `_hand_over`, and the task's otherwise: then nothing is taken.
+    """
+
+    __slots__ = (
+        "_encoder", "_handed", "_news", "_num_open", "_outbox", "_per_stream", "_state", "_streams", "_uncounted",
+        "_usage", "_writer",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        state: ApiState,
+        writer: SseWriter,
+        streams: Sequence[RequestStream],
+        encoder: ChunkEncoder,
+        usage: Usage,
+    ) -> None:
+        self._state = state
+        self._outbox = state.outbox
+        self._writer = writer
+        self._streams = streams
+        self._encoder = encoder
+        self._usage = usage
+        self._num_open = encoder.num_choices
+        self._per_stream = encoder.num_choices // len(streams)
+        self._uncounted = set(range(len(streams)))
+        """Streams whose cached tokens are not in the usage yet."""
+        self._news: list[int] = []
+        """Positions of the streams that have something to take."""
+        self._handed: asyncio.Future[bytes] | None = None
+        """While the turn is the outbox's: where it puts what the task is to send."""
+
+    async def until_last(self) -> bytes:
+        """Start the reply, send everything but the last events and return those. ApiError when a sequence failed."""
+        for position, stream in enumerate(self._streams):
+            stream.call_on_news(partial(self._has_news, position))
+        while True:
+            events = await self._hand_over()
+            if not self._num_open:
+                return events
+            if not self._writer.started:
+                await self._writer.start()
+            await self._writer.send(events)
+
+    async def _hand_over(self) -> bytes:
+        """Leave the turn to the outbox until the task is needed: to start, for a slow reader, at the end, on an error."""
+        handed: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._handed = handed
+        if self._news:
+            self._outbox.post(self)
+        try:
+            return await handed
+        finally:
+            self._handed = None
+
+    def _has_news(self, position: int) -> None:
+        """A stream has something again."""
+        self._news.append(position)
+        if len(self._news) == 1 and self._handed is not None:
+            self._outbox.post(self)
+
+    def send_news(self) -> None:
+        """Take, encode and write; or give the turn to the task."""
+        handed = self._handed
+        if handed is None or handed.done():
+            return
+        try:
+            events, left = self._take(), b""
+            if not self._num_open or (events and not self._writer.started):
+                left = events
+            elif not events or self._writer.write(events):
+                return
+            handed.set_result(left)
+        except Exception as error:  # whatever it is, it is this reply's alone
+            handed.set_exception(error)
+        self._handed = None
+
+    def _take(self) -> bytes:
+        """The events of everything new, counted into the usage. ApiError when a sequence failed."""
+        news, self._news = self._news, []
+        parts = []
+        for position in sorted(news):
+            stream, first_choice = self._streams[position], position * self._per_stream
+            if position in self._uncounted:
+                self._uncounted.discard(position)
+                self._usage.cached_tokens += stream.num_cached_tokens
+            for delta in stream.take():
+                if delta.finish_reason is not None:
+                    check_delta(self._state, delta)
+                    self._num_open -= 1
+                self._usage.completion_tokens += len(delta.token_ids)
+                parts.append(self._encoder.encode(first_choice + delta.index, delta))
+        return b"".join(parts)
