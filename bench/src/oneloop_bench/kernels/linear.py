@@ -1,12 +1,13 @@
-"""Linear maps of a decode step: one fused kernel against norm, cuBLAS and activation one after the other.
+"""Linear maps of a decode step: one kernel with all around it against norm, cuBLAS and activation one after the other.
 
-`python -m oneloop_bench.kernels.linear [--only TEXT]`: every map of two models at 1, 2, 4, 8 and 16 rows, then chains
-of whole layers without attention, each layer with weights of its own. Names: "llama8b gate_up 08 rows fused" and
-"… apart"; "llama8b layers 01 rows fused", "… fused, one by one" (without programmatic dependent launch), "… apart".
+`python -m oneloop_bench.kernels.linear [--only TEXT]`: every map of two models at 1, 8, 32 and 128 rows, then chains of
+whole layers without attention, each layer with weights of its own. Names: "llama8b gate_up 08 rows fused" and "… apart";
+"llama8b layers 01 rows fused", "… fused, one by one" (without programmatic dependent launch), "… apart". Where the plan
+streams, the norm is a kernel of its own that counts too. Where the plan is cuBLAS, "fused" is "apart".
 
---sweep: the fused kernel's plans for each map and number of rows (32 and 64 too), and at the end lines of
-`oneloop_kernels.ops.linear.plans.TUNED`. A map takes about 10 s per number of rows: narrow it with --only, by its name
-("llama8b down 04 rows").
+--sweep: plans for each map and number of rows, and at the end lines of `oneloop_kernels.ops.linear.plans.TUNED`. A map
+takes about 5 s per number of rows: narrow it with --only, by its name ("llama8b down 04 rows"). What is best in a chain
+may differ a little: it depends on how much of a multiprocessor the kernels before and after leave.
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ import torch
 
 from oneloop_bench.kernels.timing import KernelBench, bench_arguments
 from oneloop_kernels.ops.linear import NUM_TICKETS, Norm
-from oneloop_kernels.ops.linear.gpu import few_rows, many_rows
-from oneloop_kernels.ops.linear.plans import FewRowsPlan, plan_for
+from oneloop_kernels.ops.linear.gpu import few_rows, many_rows, stream
+from oneloop_kernels.ops.linear.plans import FewRowsPlan, StreamPlan, can_stream, plan_for
+from oneloop_kernels.ops.rms_norm.triton import rms_norm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from oneloop_kernels.ops.linear.gpu import Launch
+    from oneloop_kernels.ops.linear.plans import Plan
 
-ROWS: Final = (1, 2, 4, 8, 16)
-SWEEP_ROWS: Final = (*ROWS, 32, 64)
-CHAIN_ROWS: Final = (1, 4, 8, 16)
+ROWS: Final = (1, 8, 32, 128)
+SWEEP_ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+CHAIN_ROWS: Final = (1, 4, 8, 16, 32, 64, 128, 256)
 COMPILE_THREADS: Final = 12
 SMOKE_DIVISOR: Final = 32
 """Sizes are divided by this where there is no GPU: the interpreter is slow."""
@@ -88,15 +91,21 @@ class Inputs:
     residual: torch.Tensor | None
     tickets: torch.Tensor
 
-    def fused(self, plan: FewRowsPlan, x: torch.Tensor | None = None) -> Launch:
-        """x: instead of the own one."""
+    def fused(self, plan: Plan, x: torch.Tensor | None = None) -> Launch:
+        """x: instead of the own one. Where the plan streams, the norm is applied at once."""
+        x = self.x if x is None else x
+        gated = self.map.gated
+        if isinstance(plan, StreamPlan):
+            if self.norm is not None:
+                x = rms_norm(x, self.norm.weight, self.norm.eps)
+            return stream(plan, x, self.weight, None, self.tickets, gated=gated, residual=self.residual)
         return few_rows(
             plan,
-            self.x if x is None else x,
+            x,
             self.weight,
             None,
             norm=self.norm,
-            gated=self.map.gated,
+            gated=gated,
             residual=self.residual,
             tickets=self.tickets,
         )
@@ -136,10 +145,10 @@ def make_inputs(one: Map, num_tokens: int, device: torch.device, x: torch.Tensor
     )
 
 
-def plan_of(inputs: Inputs) -> FewRowsPlan | None:
+def plan_of(inputs: Inputs) -> Plan | None:
     """What the family would take."""
-    shape = (inputs.map.out_size, inputs.map.in_size, inputs.map.gated)
-    return plan_for(inputs.x.device, inputs.x.dtype, inputs.x.shape[0], shape, may_split=True)
+    x, shape = inputs.x, (inputs.map.out_size, inputs.map.in_size, inputs.map.gated)
+    return plan_for(x.device, x.dtype, x.shape[0], shape, may_split=True, may_stream=True)
 
 
 def compile_all(launches: Sequence[Launch]) -> None:
@@ -221,56 +230,99 @@ def chains(bench: KernelBench, model: str, maps: Sequence[Map]) -> None:
             bench.measure(way, launch, layers, num_bytes=num_bytes)
 
 
-def candidates(one: Map, num_tokens: int) -> Iterator[FewRowsPlan]:
-    """Plans worth a try: what a thread holds fits its registers, tiles fit shared memory, programs fill the card."""
-    halves = 2 if one.gated else 1
+def candidates(one: Map, num_tokens: int, *, streaming: bool) -> Iterator[Plan]:
+    """Plans worth a try. streaming: whether the card can."""
     if num_tokens <= 4:
-        for block_n, (block_k, warps), split in itertools.product(
-            (1, 2, 4, 8, 16), ((512, 2), (512, 4), (1024, 4), (2048, 8), (1024, 2)), (1, 2, 4)
-        ):
-            loaded = block_n * halves * block_k // (32 * warps)
-            programs = -(-one.result_size // block_n) * split
-            fits = 16 <= loaded <= 128 and loaded * max(1, num_tokens // 2) <= 128
-            if (
-                fits
-                and block_k * split <= one.in_size
-                and programs >= 260
-                and (split == 1 or programs <= 1100)
-            ):
-                yield FewRowsPlan(
-                    use_dot=False, block_n=block_n, block_k=block_k, split_k=split, num_warps=warps
-                )
-    if num_tokens >= 2:
-        for block_n, (block_k, stages), split in itertools.product(
-            (16, 32, 64, 128), ((64, 6), (128, 4), (128, 6), (256, 3)), (1, 2, 4, 8)
-        ):
-            shared = (block_n * halves + max(8, num_tokens)) * block_k * 2 * stages
-            programs = -(-one.result_size // block_n) * split
-            deep = one.in_size // split >= 2 * block_k
-            few = split == 1 or programs <= 800
-            if shared <= MAX_SHARED_BYTES and deep and programs >= 100 and few:
-                warps = 8 if block_n * max(16, num_tokens) > 4096 else 4
-                yield FewRowsPlan(
-                    use_dot=True,
+        yield from register_plans(one, num_tokens)
+    if streaming:
+        yield from streaming_plans(one, num_tokens)
+    elif num_tokens >= 2:
+        yield from dot_plans(one, num_tokens)
+
+
+def register_plans(one: Map, num_tokens: int) -> Iterator[FewRowsPlan]:
+    """What a thread holds fits its registers, programs fill the card."""
+    halves = 2 if one.gated else 1
+    for block_n, (block_k, warps), split in itertools.product(
+        (1, 2, 4, 8, 16), ((512, 2), (512, 4), (1024, 4), (2048, 8), (1024, 2)), (1, 2, 4)
+    ):
+        loaded = block_n * halves * block_k // (32 * warps)
+        programs = -(-one.result_size // block_n) * split
+        fits = 16 <= loaded <= 128 and loaded * max(1, num_tokens // 2) <= 128
+        few = programs >= 260 and (split == 1 or programs <= 1100)
+        if fits and few and block_k * split <= one.in_size:
+            yield FewRowsPlan(use_dot=False, block_n=block_n, block_k=block_k, split_k=split, num_warps=warps)
+
+
+def dot_plans(one: Map, num_tokens: int) -> Iterator[FewRowsPlan]:
+    """Tiles fit shared memory, programs fill the card."""
+    halves = 2 if one.gated else 1
+    for block_n, (block_k, stages), split in itertools.product(
+        (16, 32, 64, 128), ((64, 6), (128, 4), (128, 6), (256, 3)), (1, 2, 4, 8)
+    ):
+        shared = (block_n * halves + max(8, num_tokens)) * block_k * 2 * stages
+        programs = -(-one.result_size // block_n) * split
+        deep = one.in_size // split >= 2 * block_k
+        few = split == 1 or programs <= 800
+        if shared <= MAX_SHARED_BYTES and deep and programs >= 100 and few:
+            warps = 8 if block_n * max(16, num_tokens) > 4096 else 4
+            yield FewRowsPlan(
+                use_dot=True,
+                block_n=block_n,
+                block_k=block_k,
+                split_k=split,
+                num_stages=stages,
+                num_warps=2 if block_n == 16 else warps,
+                prefetch=512,
+            )
+
+
+def streaming_plans(one: Map, num_tokens: int) -> Iterator[StreamPlan]:
+    """Shared memory is full, or half of it; sums fit the registers; tiles are whole or cut into few pieces."""
+    halves = 2 if one.gated else 1
+    for block_n, shared, warps, rows in itertools.product(
+        (64, 128), (104 << 10, 208 << 10), (4, 8), (8, 16, 32, 64, 128)
+    ):
+        sums = halves * block_n * rows // (32 * warps)
+        stages = shared // ((halves * block_n + rows) * 256)
+        fits = (32 if warps == 8 else 1) <= sums <= 32 * warps // 2 and not (block_n == 128 and rows > 32)
+        if rows > max(8, num_tokens) or rows * 16 < num_tokens or not fits or not 3 <= stages <= 12:
+            continue
+        for programs in grids(-(-one.result_size // block_n) * -(-num_tokens // rows), one.in_size):
+            if programs <= 132 or shared == 104 << 10:
+                yield StreamPlan(
                     block_n=block_n,
-                    block_k=block_k,
-                    split_k=split,
+                    block_k=128,
                     num_stages=stages,
-                    num_warps=2 if block_n == 16 else warps,
-                    prefetch=512,
+                    num_warps=warps,
+                    programs=programs,
+                    most_rows=rows,
                 )
 
 
-def sweep(bench: KernelBench, model: str, one: Map, full: Map) -> list[tuple[int, FewRowsPlan | None]]:
+def grids(num_tiles: int, in_size: int) -> list[int]:
+    """Numbers of programs with so many whole tiles each, or so many programs to a tile."""
+    pieces = {
+        num_tiles * n
+        for n in (1, 2, 3, 4, 6, 8, 9)
+        if num_tiles * n <= 264 and (n == 1 or in_size // n >= 256)
+    }
+    several = {-(-num_tiles // n) for n in range(2, 9)}
+    return sorted(n for n in pieces | several if n >= 40 and (n in pieces or 60 <= n <= 132))
+
+
+def sweep(bench: KernelBench, model: str, one: Map, full: Map) -> list[tuple[int, Plan | None]]:
     """The best plan (None: apart) for each number of rows that --only asks for. full: the map in its real size."""
-    found: list[tuple[int, FewRowsPlan | None]] = []
+    found: list[tuple[int, Plan | None]] = []
+    streaming = can_stream(bench.device)
     for num_tokens in SWEEP_ROWS:
         name = f"{model} {one.name} {num_tokens:02d} rows"
         if not bench.wanted(name):
             continue
         num_bytes = one.num_bytes(num_tokens)
         sets = bench.sets(lambda: make_inputs(one, num_tokens, bench.device), num_bytes=num_bytes)  # noqa: B023
-        plans: dict[str, FewRowsPlan | None] = {short(plan): plan for plan in candidates(full, num_tokens)}
+        tried = candidates(full, num_tokens, streaming=streaming)
+        plans: dict[str, Plan | None] = {short(plan): plan for plan in tried}
         if bench.device.type != "cuda":
             plans = dict(list(plans.items())[:: max(1, len(plans) // 2)])
         compile_all([sets[0].fused(plan) for plan in plans.values() if plan is not None])
@@ -279,24 +331,29 @@ def sweep(bench: KernelBench, model: str, one: Map, full: Map) -> list[tuple[int
         if best is None:
             continue
         winner = plans[best]
-        if winner is not None and winner.use_dot:
-            ahead = {f"{best} prefetch {n}": replace(winner, prefetch=n) for n in (0, 512, 1024, 2048)}
+        if isinstance(winner, FewRowsPlan) and winner.use_dot:
+            ahead: dict[str, Plan] = {
+                f"{best} prefetch {n}": replace(winner, prefetch=n) for n in (0, 512, 1024, 2048)
+            }
             key = bench.best(name, {key: way(plan) for key, plan in ahead.items()}, sets, num_bytes=num_bytes)
             winner = ahead.get(key or "", winner)
         found.append((num_tokens, winner))
     return found
 
 
-def way(plan: FewRowsPlan | None) -> Callable[[Inputs], object]:
+def way(plan: Plan | None) -> Callable[[Inputs], object]:
     """How a set is computed by the plan."""
     if plan is None:
         return lambda one_set: one_set.apart()
     return lambda one_set: one_set.fused(plan).run()
 
 
-def short(plan: FewRowsPlan) -> str:
+def short(plan: Plan) -> str:
     """A name for the table."""
-    body = f"dot/{plan.num_stages}" if plan.use_dot else "stream"
+    if isinstance(plan, StreamPlan):
+        tile = f"{plan.block_n}x{plan.block_k}/{plan.num_stages}"
+        return f"stream {tile} warps {plan.num_warps} programs {plan.programs} rows {plan.most_rows}"
+    body = f"dot/{plan.num_stages}" if plan.use_dot else "registers"
     return f"{body} {plan.block_n}x{plan.block_k} split {plan.split_k} warps {plan.num_warps}"
 
 
