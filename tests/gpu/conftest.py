@@ -11,7 +11,7 @@ import json
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
@@ -23,9 +23,16 @@ GOLDEN = Path(__file__).parents[1] / "e2e" / "data" / "greedy.json"
 TIE = {torch.float32: 1e-3, torch.float16: 0.04, torch.bfloat16: 0.2}
 """Gap, in standard deviations of the position's logits, under which two tokens tie: some times the error seen of
 whole models in that dtype. A wrong block or position is several deviations off, and not once."""
-MAX_TIES = {torch.float32: 0.02, torch.float16: 0.2, torch.bfloat16: 0.6}
-"""Share of the answers that may hold a tie. Of tokens drawn from a flat distribution a few percent tie in bfloat16."""
+MAX_TIES = {torch.float32: 0.002, torch.float16: 0.01, torch.bfloat16: 0.05}
+"""Share of the tokens that may not be the reference's best. Seen: 67 in 19,200 of a tiny model in float16."""
 BATCH = 32
+
+
+class Verdict(NamedTuple):
+    """Of one answer: its worst gap in deviations, and how many of its tokens are not the best."""
+
+    gap: float
+    num_ties: int
 
 
 @dataclass
@@ -37,7 +44,7 @@ class Judge:
 
     model: Any
     dtype: torch.dtype
-    seen: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = field(default_factory=dict)
+    seen: dict[tuple[tuple[int, ...], tuple[int, ...]], Verdict] = field(default_factory=dict)
 
     def check(
         self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, all_may_tie: bool = False
@@ -47,19 +54,23 @@ class Judge:
         new = sorted({key for key in keys if key not in self.seen and key[1]}, key=lambda key: len(key[0]))
         for start in range(0, len(new), BATCH):
             batch = new[start : start + BATCH]
-            self.seen |= dict(zip(batch, self._worst_gaps(batch), strict=True))
-        gaps = [self.seen[key] for key in keys if key[1]]
-        for key, gap in zip((key for key in keys if key[1]), gaps, strict=True):
-            assert gap < TIE[self.dtype], f"{gap:.3f} deviations off: prompt {key[0][:8]}…, answer {key[1]}"
-        ties = sum(gap > 0 for gap in gaps)
-        print(f"{len(gaps)} answers, {ties} with a tie, worst {max(gaps, default=0):.4f} deviations")
-        assert all_may_tie or ties <= max(1, MAX_TIES[self.dtype] * len(gaps)), (
-            f"{ties} of {len(gaps)} answers hold ties"
+            self.seen |= dict(zip(batch, self._verdicts(batch), strict=True))
+        judged = [(key, self.seen[key]) for key in keys if key[1]]
+        for key, verdict in judged:
+            assert verdict.gap < TIE[self.dtype], (
+                f"{verdict.gap:.3f} deviations off: prompt {key[0][:8]}…, answer {key[1]}"
+            )
+        num_tokens = sum(len(answer) for (_, answer), _ in judged)
+        ties = sum(verdict.num_ties for _, verdict in judged)
+        worst = max((verdict.gap for _, verdict in judged), default=0.0)
+        print(f"{len(judged)} answers, {ties} ties in {num_tokens} tokens, worst {worst:.5f} deviations")
+        assert all_may_tie or ties <= max(1, MAX_TIES[self.dtype] * num_tokens), (
+            f"{ties} of {num_tokens} tokens are not the best"
         )
 
     @torch.inference_mode()
-    def _worst_gaps(self, batch: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[float]:
-        """Per answer the largest (best logit − its token's logit) / deviation; 0 where every token is the best.
+    def _verdicts(self, batch: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[Verdict]:
+        """Per answer the largest (best logit − its token's logit) / deviation, 0 where every token is the best.
 
         Padding stands on the right, where causal attention never looks.
         """
@@ -69,13 +80,14 @@ class Judge:
         for row, (prompt, answer) in enumerate(batch):
             token_ids[row, : len(prompt) + len(answer)] = torch.tensor([*prompt, *answer])
         hidden = self.model.model(token_ids.to(device), use_cache=False).last_hidden_state
-        gaps = []
+        verdicts = []
         for row, (prompt, answer) in enumerate(batch):
             places = slice(len(prompt) - 1, len(prompt) + len(answer) - 1)
             logits = self.model.lm_head(hidden[row, places]).float()
             chosen = logits.gather(1, torch.tensor(answer, device=device)[:, None])[:, 0]
-            gaps.append(float(((logits.max(1).values - chosen) / logits.std(1)).max()))
-        return gaps
+            gaps = (logits.max(1).values - chosen) / logits.std(1)
+            verdicts.append(Verdict(float(gaps.max()), int((gaps > 0).sum())))
+        return verdicts
 
 
 @pytest.fixture(autouse=True)
