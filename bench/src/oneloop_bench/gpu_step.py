@@ -1,6 +1,6 @@
 """One decode step on the GPU, taken apart: its time, its kernels, and what the device waits for between two steps.
 
-    python -m oneloop_bench.gpu_step MODEL_DIR [--batch 1,8,32] [--context 1024] [--trace FILE.json] [--eager]
+    python -m oneloop_bench.gpu_step MODEL_DIR [--batch 1,8,32] [--context 1024] [--picture FOLDER] [--eager]
 
 Core and runner alone, without event loop and HTTP; dummy weights. The last line is one JSON object.
 """
@@ -9,22 +9,29 @@ from __future__ import annotations
 
 import argparse
 import json
+import select
 import statistics
 import time
 from collections import defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from xml.sax.saxutils import escape
 
 import numpy as np
 import torch
 
 from oneloop.config import EngineConfig
 from oneloop.executor.cuda import CudaExecutor
+from oneloop.start_times import StartTimes
 from oneloop_core import Core, CoreConfig, Vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 NUM_SLABS = 3
+STEP_BEGINS = "_fetch_kernel"
+Event = tuple[float, float, str]
+"""Begin and end in µs, name."""
 _WARM_STEPS = 8
 
 
@@ -32,9 +39,8 @@ class Stepper:
     """A core and an executor, driven step by step with two in flight, as the engine's loop does."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self.executor = CudaExecutor(config)
-        files = self.executor.locate()
-        del files
+        self.executor = CudaExecutor(config, StartTimes())
+        self.executor.locate()
         self.info = self.executor.start()
         self._config = config
         resolved = config.resolved
@@ -84,7 +90,7 @@ class Stepper:
         if not self._in_flight:
             return False
         while not (done := self.executor.completions()):
-            time.sleep(20e-6)
+            select.select([self.executor.completion_fd()], [], [])
         for completion in done:
             step_id, slab_index = self._in_flight.pop(0)
             if completion.error is not None:
@@ -100,8 +106,10 @@ class Stepper:
             pass
 
 
-def measure(stepper: Stepper, batch: int, context: int, num_steps: int) -> dict[str, Any]:
-    """Median milliseconds of a decode step of `batch` rows, and the kernels of a few of them."""
+def measure(
+    stepper: Stepper, batch: int, context: int, num_steps: int, picture: Path | None
+) -> dict[str, Any]:
+    """Milliseconds of a decode step of `batch` rows, and the kernels of a few of them. picture: folder for an SVG."""
     stepper.submit(batch, context, num_steps + 24 + batch)
     start = time.perf_counter()
     while stepper.core.stats().num_waiting or stepper.core.stats().num_running < batch:
@@ -120,7 +128,11 @@ def measure(stepper: Stepper, batch: int, context: int, num_steps: int) -> dict[
         for _ in range(8):
             stepper.step()
         torch.cuda.synchronize()
-    kernels, gaps = _kernels(profile)
+    events = _device_events(profile)
+    kernels, gaps = _kernels(events)
+    if picture is not None:
+        picture.mkdir(parents=True, exist_ok=True)
+        (picture / f"step_{batch}.svg").write_text(step_picture(events, f"decode, {batch} rows"))
     for handle in stepper.handles:
         stepper.core.abort(handle)
     stepper.finish()
@@ -136,17 +148,25 @@ def measure(stepper: Stepper, batch: int, context: int, num_steps: int) -> dict[
     }
 
 
-def _kernels(profile: Any) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Per kernel name: launches and µs per step; and how long the device idles, per step and at step borders."""
+def _device_events(profile: Any) -> list[Event]:
+    """What ran on the device, from the first step's begin to the last step's."""
     events = sorted(
         (e.time_range.start, e.time_range.end, e.name)
         for e in profile.events()
         if e.device_type.name == "CUDA"
     )
-    borders = [start for start, _, name in events if "_fetch_kernel" in name]
-    num_steps = max(1, len(borders) - 1)
-    if len(borders) >= 2:
-        events = [event for event in events if borders[0] <= event[0] < borders[-1]]
+    borders = [start for start, _, name in events if STEP_BEGINS in name]
+    if len(borders) < 2:
+        return events
+    return [event for event in events if borders[0] <= event[0] < borders[-1]]
+
+
+def _kernels(events: list[Event]) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Per kernel name: launches and µs per step; and how long the device idles, per step and at step borders.
+
+    With programmatic launches a kernel's time includes its wait for the one before.
+    """
+    num_steps = max(1, sum(STEP_BEGINS in name for _, _, name in events))
     totals: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
     idle, at_borders, reached = 0.0, [], 0.0
     for start, end, name in events:
@@ -154,7 +174,7 @@ def _kernels(profile: Any) -> tuple[list[dict[str, Any]], dict[str, float]]:
         totals[name][1] += end - start
         if reached and start > reached:
             idle += start - reached
-            if "_fetch_kernel" in name:
+            if STEP_BEGINS in name:
                 at_borders.append(start - reached)
         reached = max(reached, end)
     table = [
@@ -167,6 +187,36 @@ def _kernels(profile: Any) -> tuple[list[dict[str, Any]], dict[str, float]]:
     return table, gaps
 
 
+def step_picture(events: list[Event], title: str) -> str:
+    """An SVG of the borders between steps: 60 µs around each, a bar per kernel."""
+    borders = [start for start, _, name in events if STEP_BEGINS in name][1:6]
+    scale, height, left = 14.0, 34, 10
+    colours = ("#4878a8", "#e49444", "#6a9f58", "#d1615d", "#85b6b2", "#967662", "#a87c9f", "#e7ca60")
+    names = sorted({name for _, _, name in events})
+    parts = [
+        f'<text x="{left}" y="16" font-size="13">{escape(title)}: 60 µs around the borders of steps</text>'
+    ]
+    for row, border in enumerate(borders):
+        top = 30 + row * (height + 12)
+        first, last = border - 40, border + 20
+        parts.append(f'<rect x="{left}" y="{top}" width="{60 * scale}" height="{height}" fill="#eee"/>')
+        for start, end, name in events:
+            if end < first or start > last:
+                continue
+            x = left + (max(start, first) - first) * scale
+            width = max(0.5, (min(end, last) - max(start, first)) * scale)
+            colour = colours[names.index(name) % len(colours)]
+            parts.append(
+                f'<rect x="{x:.1f}" y="{top}" width="{width:.1f}" height="{height}" fill="{colour}" '
+                f'fill-opacity="0.8"><title>{escape(name[:80])}: {end - start:.2f} µs</title></rect>'
+            )
+    total = 30 + len(borders) * (height + 12)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{60 * scale + 2 * left:.0f}" height="{total}" '
+        f'font-family="sans-serif">{"".join(parts)}</svg>\n'
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -176,6 +226,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--settings", default="{}", help="more settings as JSON")
+    parser.add_argument(
+        "--picture", type=Path, help="folder for an SVG per batch size: kernels around step borders"
+    )
     options = parser.parse_args(arguments)
     batches = [int(size) for size in options.batch.split(",")]
     settings = {"load_format": "dummy", "dtype": "bfloat16", "device": "cuda", "max_model_len": 8192}
@@ -187,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"ready after {time.perf_counter() - start:.1f} s, {stepper.info}")
     results = []
     for batch in batches:
-        result = measure(stepper, batch, options.context, options.steps)
+        result = measure(stepper, batch, options.context, options.steps, options.picture)
         results.append(result)
         print({key: value for key, value in result.items() if key != "kernels"})
         for kernel in result["kernels"][:16]:
