@@ -37,18 +37,28 @@ def few_rows(
 
 
 def stream(
-    *, block_m, block_n=64, block_k=128, stages, warps=4, gated=False, bias=False, residual=False, merge
+    *,
+    block_m,
+    block_n=64,
+    block_k=128,
+    stages,
+    warps=4,
+    gated=False,
+    bias=False,
+    residual=False,
+    norm=False,
+    merge,
 ):
     def box(rows):
         return f"tensordesc<bf16[{rows}, {block_k}],{box_layout(torch.bfloat16, rows, block_k)!r}>"
 
     signature = {
         "x_desc": box(block_m), "weight_desc": box(block_n), "bias_ptr": "*bf16", "out_ptr": "*bf16",
-        "partial_ptr": "*fp32", "tickets_ptr": "*i32",
-    } | dict.fromkeys(("num_tokens", "out_size", "num_blocks", "out_stride"), "i32")  # fmt: skip
+        "norm_ptr": "*bf16", "partial_ptr": "*fp32", "tickets_ptr": "*i32", "eps": "fp32",
+    } | dict.fromkeys(("num_tokens", "in_size", "out_size", "out_stride"), "i32")  # fmt: skip
     constants = {
-        "HAS_BIAS": bias, "GATED": gated, "HAS_RESIDUAL": residual, "BLOCK_M": block_m, "BLOCK_N": block_n,
-        "BLOCK_K": block_k, "STAGES": stages, "MERGE": merge, "USE_PDL": True,
+        "HAS_BIAS": bias, "HAS_NORM": norm, "GATED": gated, "HAS_RESIDUAL": residual,
+        "BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "STAGES": stages, "MERGE": merge, "USE_PDL": True,
     }  # fmt: skip
     return KernelSpec(
         "oneloop_kernels.ops.linear.triton.stream",
@@ -56,7 +66,7 @@ def stream(
         signature,
         constants,
         {"num_warps": warps, "launch_pdl": True},
-        ("num_tokens", "num_blocks"),
+        ("num_tokens", "in_size"),
     )
 
 
@@ -111,6 +121,8 @@ STREAMING = {
     "8 rows": stream(block_m=8, stages=11, merge=8),
     "8 rows, residual": stream(block_m=8, block_n=128, stages=6, residual=True, merge=8),
     "8 rows, gated": stream(block_m=8, block_n=128, stages=3, gated=True, bias=True, merge=8),
+    "8 rows, norm": stream(block_m=8, stages=11, norm=True, merge=8),
+    "16 rows, norm, gated": stream(block_m=16, stages=5, norm=True, gated=True, merge=8),
     "64 rows": stream(block_m=64, stages=6, residual=True, merge=4),
     "64 rows, gated": stream(block_m=64, stages=4, gated=True, merge=2),
     "128 rows, gated": stream(block_m=128, stages=3, gated=True, warps=8, merge=2),

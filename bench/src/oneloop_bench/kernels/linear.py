@@ -1,7 +1,7 @@
 """Linear maps of a decode step: one kernel with all around it against norm, cuBLAS and activation one after the other.
 
 `python -m oneloop_bench.kernels.linear [--only TEXT]`: every map of two models at 1, 8, 32 and 128 rows, then chains of
-whole layers without attention, each layer with weights of its own. Names: "llama8b gate_up 08 rows fused" and "… apart";
+layers without attention, each layer with weights of its own. Names: "llama8b gate_up 08 rows fused" and "… apart";
 "llama8b layers 01 rows fused", "… fused, one by one" (without programmatic dependent launch), "… apart". Where the plan
 streams, the norm is a kernel of its own that counts too. Where the plan is cuBLAS, "fused" is "apart".
 
@@ -21,9 +21,8 @@ import torch
 
 from oneloop_bench.kernels.timing import KernelBench, bench_arguments
 from oneloop_kernels.ops.linear import NUM_TICKETS, Norm
-from oneloop_kernels.ops.linear.gpu import few_rows, many_rows, stream
+from oneloop_kernels.ops.linear.gpu import many_rows, planned
 from oneloop_kernels.ops.linear.plans import FewRowsPlan, StreamPlan, can_stream, plan_for
-from oneloop_kernels.ops.rms_norm.triton import rms_norm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +36,7 @@ CHAIN_ROWS: Final = (1, 4, 8, 16, 32, 64, 128, 256)
 COMPILE_THREADS: Final = 12
 SMOKE_DIVISOR: Final = 32
 """Sizes are divided by this where there is no GPU: the interpreter is slow."""
+MAX_NORM_INSIDE_ROWS: Final = 32
 MAX_SHARED_BYTES: Final = 220 << 10
 
 
@@ -92,20 +92,14 @@ class Inputs:
     tickets: torch.Tensor
 
     def fused(self, plan: Plan, x: torch.Tensor | None = None) -> Launch:
-        """x: instead of the own one. Where the plan streams, the norm is applied at once."""
-        x = self.x if x is None else x
-        gated = self.map.gated
-        if isinstance(plan, StreamPlan):
-            if self.norm is not None:
-                x = rms_norm(x, self.norm.weight, self.norm.eps)
-            return stream(plan, x, self.weight, None, self.tickets, gated=gated, residual=self.residual)
-        return few_rows(
+        """x: instead of the own one. Where the plan streams, the norm may be launched at once."""
+        return planned(
             plan,
-            x,
+            self.x if x is None else x,
             self.weight,
             None,
             norm=self.norm,
-            gated=gated,
+            gated=self.map.gated,
             residual=self.residual,
             tickets=self.tickets,
         )
@@ -290,14 +284,10 @@ def streaming_plans(one: Map, num_tokens: int) -> Iterator[StreamPlan]:
             continue
         for programs in grids(-(-one.result_size // block_n) * -(-num_tokens // rows), one.in_size):
             if programs <= 132 or shared == 104 << 10:
-                yield StreamPlan(
-                    block_n=block_n,
-                    block_k=128,
-                    num_stages=stages,
-                    num_warps=warps,
-                    programs=programs,
-                    most_rows=rows,
-                )
+                plan = StreamPlan(block_n, 128, stages, warps, programs, rows)
+                yield plan
+                if one.norm and rows <= MAX_NORM_INSIDE_ROWS:
+                    yield replace(plan, norm_inside=True)
 
 
 def grids(num_tiles: int, in_size: int) -> list[int]:
@@ -352,7 +342,8 @@ def short(plan: Plan) -> str:
     """A name for the table."""
     if isinstance(plan, StreamPlan):
         tile = f"{plan.block_n}x{plan.block_k}/{plan.num_stages}"
-        return f"stream {tile} warps {plan.num_warps} programs {plan.programs} rows {plan.most_rows}"
+        norm = " norm inside" if plan.norm_inside else ""
+        return f"stream {tile} warps {plan.num_warps} programs {plan.programs} rows {plan.most_rows}{norm}"
     body = f"dot/{plan.num_stages}" if plan.use_dot else "registers"
     return f"{body} {plan.block_n}x{plan.block_k} split {plan.split_k} warps {plan.num_warps}"
 

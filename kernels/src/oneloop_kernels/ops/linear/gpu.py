@@ -16,7 +16,7 @@ from oneloop_kernels.ops.silu_mul.triton import silu_mul
 
 if TYPE_CHECKING:
     from oneloop_kernels.ops.linear import Norm
-    from oneloop_kernels.ops.linear.plans import FewRowsPlan
+    from oneloop_kernels.ops.linear.plans import FewRowsPlan, Plan
 
 
 def linear(
@@ -41,16 +41,7 @@ def linear(
     )
     if plan is None:
         return many_rows(x, weight, bias, norm=norm, gated=gated, residual=residual)
-    if isinstance(plan, StreamPlan):
-        if norm is not None:
-            x = rms_norm(x, norm.weight, norm.eps)
-        return stream(plan, x, weight, bias, tickets, gated=gated, residual=residual).run()
-    if norm is not None and plan.use_dot and x.dtype is torch.float16:
-        x, norm = (
-            rms_norm(x, norm.weight, norm.eps),
-            None,
-        )  # x · weight, before it is divided, can pass its range
-    return few_rows(plan, x, weight, bias, norm=norm, gated=gated, residual=residual, tickets=tickets).run()
+    return planned(plan, x, weight, bias, norm=norm, gated=gated, residual=residual, tickets=tickets).run()
 
 
 _MERGED_PER_THREAD = 128
@@ -77,6 +68,23 @@ class Launch:
         self.kernel.warmup(*self.arguments, grid=self.grid, **self.constants)
 
 
+def planned(
+    plan: Plan,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    norm: Norm | None = None,
+    gated: bool = False,
+    residual: torch.Tensor | None = None,
+    tickets: torch.Tensor | None = None,
+) -> Launch:
+    """The contract by the plan's kernel. Where it cannot take the norm inside, that is launched at once."""
+    if isinstance(plan, StreamPlan):
+        return stream(plan, x, weight, bias, norm=norm, gated=gated, residual=residual, tickets=tickets)
+    return few_rows(plan, x, weight, bias, norm=norm, gated=gated, residual=residual, tickets=tickets)
+
+
 def few_rows(
     plan: FewRowsPlan,
     x: torch.Tensor,
@@ -88,7 +96,13 @@ def few_rows(
     residual: torch.Tensor | None = None,
     tickets: torch.Tensor | None = None,
 ) -> Launch:
-    """The contract by one kernel. With plan.split_k > 1 tickets must be given, one at least per tile (ValueError)."""
+    """The contract by one kernel. With plan.split_k > 1 tickets must be given, one at least per tile (ValueError).
+
+    With tensor cores and float16 the norm is launched at once, a kernel of its own: x · weight, before it is divided by
+    the root of the squares, can pass that type's range.
+    """
+    if norm is not None and plan.use_dot and x.dtype is torch.float16:
+        x, norm = rms_norm(x, norm.weight, norm.eps), None
     num_tokens, in_size = x.shape
     out_size = weight.shape[0] // 2 if gated else weight.shape[0]
     num_tiles, block_m = plan.num_tiles(out_size), plan.block_m(num_tokens)
@@ -142,12 +156,16 @@ def stream(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    tickets: torch.Tensor | None,
     *,
+    norm: Norm | None = None,
     gated: bool = False,
     residual: torch.Tensor | None = None,
+    tickets: torch.Tensor | None = None,
 ) -> Launch:
-    """The contract without the norm by one kernel of Hopper. x and weight: as `may_stream` says."""
+    """The contract by one kernel of Hopper. x and weight: as `may_stream` says. tickets: one at least per tile.
+
+    The norm is launched at once, a kernel of its own, unless the plan takes it inside; with float16 always, see above.
+    """
     from oneloop_kernels.ops.linear.triton.stream import stream_kernel
 
     num_tokens, in_size = x.shape
@@ -159,22 +177,27 @@ def stream(
     if out is None:
         out = torch.empty(num_tokens, out_size, dtype=x.dtype, device=x.device)
     num_blocks = -(-in_size // plan.block_k)
-    programs = plan.grid(x.device, num_tiles * num_blocks)
+    programs = plan.grid(x.device, num_tiles, num_blocks)
+    if norm is not None and (x.dtype is torch.float16 or not plan.norm_inside or num_tiles % programs):
+        x, norm = rms_norm(x, norm.weight, norm.eps), None
     part_size = plan.block_n * block_m * (2 if gated else 1)
     arguments = (
         _tensor_map(x, block_m, plan.block_k),
         _tensor_map(weight, plan.block_n, plan.block_k),
         x if bias is None else bias,
+        x if norm is None else norm.weight,
         out,
         torch.empty(2 * programs * part_size, dtype=torch.float32, device=x.device),
         tickets,
         num_tokens,
+        in_size,
         out_size,
-        num_blocks,
         out.stride(0),
+        0.0 if norm is None else norm.eps,
     )
     constants: dict[str, object] = {
         "HAS_BIAS": bias is not None,
+        "HAS_NORM": norm is not None,
         "GATED": gated,
         "HAS_RESIDUAL": residual is not None,
         "BLOCK_M": block_m,

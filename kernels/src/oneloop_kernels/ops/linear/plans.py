@@ -74,7 +74,8 @@ class StreamPlan:
     """Constants of `triton.stream.stream_kernel`, for Hopper.
 
     block_n: results of a tile. block_k: columns of a copy. num_stages: copies under way. programs: in the grid, at
-    most; 0: one for each multiprocessor. most_rows: of x in a tile.
+    most (0: by a rule). most_rows: of x in a tile. norm_inside: the norm is applied to each copy of x, where every
+    program has whole tiles.
     """
 
     block_n: int
@@ -83,14 +84,28 @@ class StreamPlan:
     num_warps: int = 4
     programs: int = 0
     most_rows: int = 128
+    norm_inside: bool = False
 
     def num_tiles(self, num_tokens: int, out_size: int) -> int:
         """out_size: of the result."""
         return -(-out_size // self.block_n) * -(-num_tokens // self.block_m(num_tokens))
 
-    def grid(self, device: torch.device, num_units: int) -> int:
-        """Programs for that many blocks of work."""
-        return min(num_units, self.programs or num_sms(device))
+    def grid(self, device: torch.device, num_tiles: int, num_blocks: int) -> int:
+        """Programs for so many tiles of so many blocks.
+
+        The rule: whole tiles, or pieces of one tile, unless that leaves more than a fifth of the multiprocessors idle.
+        To put tiles together from pieces of several programs takes longer than a few idle ones cost.
+        """
+        sms = num_sms(device)
+        programs = self.programs
+        if not programs:
+            if num_tiles >= sms:
+                programs = -(-num_tiles // -(-num_tiles // sms))
+            else:
+                programs = num_tiles * (sms // num_tiles)
+            if 5 * programs < 4 * sms and 2 * num_tiles < sms:
+                programs = sms
+        return min(programs, num_tiles * num_blocks)
 
     def block_m(self, num_tokens: int) -> int:
         """Rows of x of a tile."""
