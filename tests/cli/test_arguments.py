@@ -161,7 +161,7 @@ def test_an_empty_key_is_no_key(key):
 
 def test_defaults_follow_the_device():
     """What was given counts on every device."""
-    for device, expected in {"cuda": (512, 8192, 16), "cpu": (256, 512, 16)}.items():
+    for device, expected in {"cuda": (512, 2048, 16), "cpu": (256, 512, 16)}.items():
         resolved = EngineConfig.from_flat({"device": device}).resolved
         assert (resolved.device, resolved.max_num_seqs, resolved.step_tokens, resolved.block_size) == (
             device,

@@ -66,7 +66,7 @@ def test_settings_count(llama8b, capsys):
         capsys, llama8b, "--plan-device", "l40s", "--max-model-len", "auto", "--gpu-memory-utilization", "0.5",
         "--max-num-seqs", "64", "--block-size", "32",
     )  # fmt: skip
-    assert (values["max_num_seqs"], values["block_size"], values["max_num_batched_tokens"]) == (64, 32, 8192)
+    assert (values["max_num_seqs"], values["block_size"], values["max_num_batched_tokens"]) == (64, 32, 2048)
     assert values["usable_bytes"] == values["total_bytes"] // 2
     assert values["max_model_len"] == values["kv_tokens"] < 131_072
 

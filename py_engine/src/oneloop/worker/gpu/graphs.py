@@ -96,3 +96,8 @@ def token_bucket(num_tokens: int) -> int:
     while multiple < 256 and num_tokens > 16 * multiple:
         multiple *= 2
     return -(-num_tokens // multiple) * multiple
+
+
+def token_buckets(largest: int) -> list[int]:
+    """All that token_bucket gives for up to `largest` tokens, the largest first."""
+    return sorted({token_bucket(count) for count in range(1, largest + 1)}, reverse=True)

@@ -9,7 +9,7 @@ import torch
 
 from oneloop.attention.kv_cache import PagedKVCache
 from oneloop.attention.metadata import AttentionMetadata
-from oneloop.worker.gpu.graphs import StepGraphs, bucket_of, row_buckets, token_bucket
+from oneloop.worker.gpu.graphs import StepGraphs, bucket_of, row_buckets, token_bucket, token_buckets
 from oneloop.worker.gpu.sampler import DeviceSampler
 from oneloop.worker.gpu.slab import DeviceSlab
 from oneloop.worker.inputs import LOGPROB_COLUMNS, SlabViews, StepFlag
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 MAX_CAPTURED_TOKENS: Final = 2048
 """Steps with more tokens take the device longer than the host needs to launch them one kernel at a time."""
-MIXED_AT_START: Final = 64
-"""A small step with prefill: its kernels differ from those of the largest step."""
 MIN_SHARED_TOKENS: Final = 1024
 """With fewer tokens in widely shared blocks, looking for shared prefixes costs more than it saves."""
 
@@ -192,7 +190,7 @@ class GpuModelRunner:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Compile and load the kernels of plain steps, run the largest, capture all decode buckets. Before any step.
+        """Compile and load the kernels of plain steps, run the largest, capture every bucket. Before any step.
 
         The device's slab is empty here: the kernels find nothing to do, and the slots stay as they are.
         """
@@ -203,11 +201,13 @@ class GpuModelRunner:
         self._ops.fork(slab.fields, index, self._tables)
         count = index["num_cow"]
         self.kv.copy_blocks(slab["cow_src"], slab["cow_dst"], slab["header"][count : count + 1])
-        for num_tokens in {self._inputs.token_ids.shape[0], token_bucket(MIXED_AT_START)}:
-            self._launch_forward(num_tokens, has_multi=True, may_share=False)
+        largest = self._inputs.token_ids.shape[0]
+        self._launch_forward(largest, has_multi=True, may_share=False)
         greedy, random = self._sampler.variant(0, -1), self._sampler.variant(StepFlag.RANDOM, -1)
         self._launch_sample(self._row_buckets[-1], random)
         # The largest first: the others find the memory pool as large as they need it.
+        for bucket in token_buckets(min(largest, MAX_CAPTURED_TOKENS)):
+            self._capture(("forward", bucket, True, False), self._launch_forward, bucket, True, False)
         for bucket in reversed(self._row_buckets):
             self._capture(("forward", bucket, False, False), self._launch_forward, bucket, False, False)
             self._capture(("sample", bucket, greedy), self._launch_sample, bucket, greedy)
