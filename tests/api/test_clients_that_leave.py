@@ -37,7 +37,7 @@ def delta(text: str, token_ids: list[int], finish_reason: str | None = None) -> 
 async def until(condition: Callable[[], Any], limit_s: float = 5) -> None:
     """Wait for it."""
     async with asyncio.timeout(limit_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 

@@ -127,6 +127,28 @@ async def test_leaving_the_context_aborts_and_later_deltas_are_dropped():
     assert await test.stream.next_deltas() == []
 
 
+async def test_a_reader_that_is_called():
+    """At once where something waits; then once per take, however much comes; at the end too."""
+    test, calls = Stream(n=2), []
+    test.stream.push(delta(0, "a", [1]), 101.0)
+    test.stream.call_on_news(calls.append)
+    assert calls == [test.stream]
+    test.stream.push(delta(1, "b", [2]), 101.0)
+    test.stream.push(delta(0, "c", [3]), 102.0)
+    assert len(calls) == 1
+    assert [(d.index, d.text, d.token_ids) for d in test.stream.take()] == [(0, "ac", [1, 3]), (1, "b", [2])]
+    assert test.stream.take() == []
+    test.stream.push(delta(1, "d", [4], finish="stop"), 103.0)
+    assert len(calls) == 2
+    assert [(d.text, d.finish_reason) for d in test.stream.take()] == [("d", "stop")]
+    test.stream.abort()
+    assert len(calls) == 3
+    assert [(d.index, d.finish_reason) for d in test.stream.take()] == [(0, "abort")]
+    test.stream.push(delta(0, "late", [5]), 104.0)
+    test.stream.abort()
+    assert len(calls) == 3
+
+
 async def test_the_consumer_wakes_when_something_comes():
     test = Stream()
     waiting = asyncio.create_task(test.stream.next_deltas())

@@ -27,10 +27,10 @@ class SequenceDelta:
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None
     """One entry per new token; None when the request asked for none."""
-    finish_reason: FinishReason | None
-    stop_reason: int | str | None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
     """Stop token id or stop string that matched; None for EOS and everything else."""
-    error: str | None
+    error: str | None = None
     """One line, when finish_reason is "error"."""
 
     def merge(self, later: SequenceDelta) -> None:

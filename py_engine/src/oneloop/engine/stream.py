@@ -29,6 +29,7 @@ class RequestTimes:
     arrived: float
     first_token: float | None = None
     last_token: float | None = None
+    """Of the sequences that have ended."""
     finished: float | None = None
     queue_s: float | None = None
     """Length of the wait for admission, from the core."""
@@ -80,7 +81,7 @@ class RequestStream:
         self._pending: dict[int, SequenceDelta] = {}
         self._waiter: asyncio.Future[None] | None = None
         self._wakes_at_end = False
-        self._on_news: Callable[[], None] | None = None
+        self._on_news: Callable[[RequestStream], None] | None = None
         self._metrics = metrics
         self._on_end = on_end
         self._final_only = final_only
@@ -118,14 +119,14 @@ class RequestStream:
                 self._wakes_at_end = False
         return self.take()
 
-    def call_on_news(self, on_news: Callable[[], None]) -> None:
-        """For a reader that is called instead of waiting: `on_news()` whenever something can be taken, at once if now.
+    def call_on_news(self, on_news: Callable[[RequestStream], None]) -> None:
+        """For a reader that is called instead of waiting: `on_news(self)` when something can be taken, maybe now.
 
         It is called again only after a take(). It runs amid a step's delivery: it may do little and must not raise.
         """
         self._on_news = on_news
         if self._pending:
-            on_news()
+            on_news(self)
 
     def take(self) -> list[SequenceDelta]:
         """Everything new, merged per sequence, without waiting. Empty when there is nothing."""
@@ -167,20 +168,22 @@ class RequestStream:
 
     def push(self, delta: Delta, now: float) -> None:
         """Hand over one sequence's delta of one step. now: the event loop's time."""
-        index = delta.index
-        if index not in self._last_token_at:
+        index, last_token_at = delta.index, self._last_token_at
+        if index not in last_token_at:
             return
-        token_ids = delta.token_ids
-        if token_ids:
-            self._count(index, len(token_ids), now)
-        if self.times.queue_s is None and delta.queue_s is not None:
-            self.times.queue_s = delta.queue_s
-            self.num_cached_tokens = delta.num_cached_tokens
-        text, logprobs, reason = delta.text, delta.logprobs, delta.finish_reason
+        token_ids, before = delta.token_ids, last_token_at[index]
+        if before is None:
+            self._begin(index, delta, now)
+        elif token_ids:
+            self._metrics.inter_token_latency_seconds.observe((now - before) / len(token_ids), len(token_ids))
+            last_token_at[index] = now
+        self.num_generated_tokens += len(token_ids)
+        reason = delta.finish_reason
         if reason is None:
-            self._add(SequenceDelta(index, text, token_ids, logprobs, None, None, None))
+            self._add(SequenceDelta(index, delta.text, token_ids, delta.logprobs))
         else:
-            self._add(SequenceDelta(index, text, token_ids, logprobs, reason, delta.stop_reason, delta.error))
+            stop_reason, error = delta.stop_reason, delta.error
+            self._add(SequenceDelta(index, delta.text, token_ids, delta.logprobs, reason, stop_reason, error))
             self._close(index, reason, now)
 
     def end(self, reason: FinishReason, error: str | None = None) -> None:
@@ -190,20 +193,23 @@ class RequestStream:
             self._add(SequenceDelta(index, "", [], None, reason, None, error))
             self._close(index, reason, now)
 
-    def _count(self, index: int, num_tokens: int, now: float) -> None:
-        self.num_generated_tokens += num_tokens
-        if self._final_only:
+    def _begin(self, index: int, delta: Delta, now: float) -> None:
+        """A sequence without a token so far: what is told once."""
+        times = self.times
+        if times.queue_s is None and delta.queue_s is not None:
+            times.queue_s = delta.queue_s
+            self.num_cached_tokens = delta.num_cached_tokens
+        if self._final_only or not delta.token_ids:
             return
-        times, before = self.times, self._last_token_at[index]
         if times.first_token is None:
             times.first_token = now
             self._metrics.time_to_first_token_seconds.observe(now - times.arrived)
-        if before is not None:
-            self._metrics.inter_token_latency_seconds.observe((now - before) / num_tokens, num_tokens)
-        times.last_token = self._last_token_at[index] = now
+        self._last_token_at[index] = now
 
     def _close(self, index: int, reason: FinishReason, now: float) -> None:
-        del self._last_token_at[index]
+        last_token_at = self._last_token_at.pop(index)
+        if last_token_at is not None:
+            self.times.last_token = max(last_token_at, self.times.last_token or last_token_at)
         if self.finish_reason is None or _SEVERITY.index(reason) > _SEVERITY.index(self.finish_reason):
             self.finish_reason = reason
         if not self._last_token_at:
@@ -220,7 +226,7 @@ class RequestStream:
         pending[added.index] = added
         if len(pending) == 1:
             if self._on_news is not None:
-                self._on_news()
+                self._on_news(self)
             elif not self._wakes_at_end:
                 self._wake()
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
 from typing import TYPE_CHECKING
 
 from oneloop.api.errors import INTERNAL_MESSAGE, ApiError, ErrorKind
@@ -66,7 +65,7 @@ async def stream_reply(
 def _nothing_generated(encoder: ChunkEncoder) -> bytes:
     """The events of a request for no tokens."""
     choices = range(encoder.num_choices)
-    ends = [SequenceDelta(choice, "", [], None, "length", None, None) for choice in choices]
+    ends = [SequenceDelta(choice, "", [], None, "length") for choice in choices]
     return b"".join([encoder.encode(delta.index, delta) for delta in ends])
 
 
@@ -77,8 +76,8 @@ class _Reply:
     """
 
     __slots__ = (
-        "_encoder", "_handed", "_news", "_num_open", "_outbox", "_per_stream", "_state", "_streams", "_uncounted",
-        "_usage", "_writer",
+        "_encoder", "_first_choices", "_handed", "_news", "_num_open", "_outbox", "_state", "_uncounted", "_usage",
+        "_writer",
     )  # fmt: skip
 
     def __init__(
@@ -92,22 +91,22 @@ class _Reply:
         self._state = state
         self._outbox = state.outbox
         self._writer = writer
-        self._streams = streams
         self._encoder = encoder
         self._usage = usage
         self._num_open = encoder.num_choices
-        self._per_stream = encoder.num_choices // len(streams)
-        self._uncounted = set(range(len(streams)))
+        n = encoder.num_choices // len(streams)
+        self._first_choices = {stream: position * n for position, stream in enumerate(streams)}
+        self._uncounted = set(streams)
         """Streams whose cached tokens are not in the usage yet."""
-        self._news: list[int] = []
-        """Positions of the streams that have something to take."""
+        self._news: list[RequestStream] = []
+        """Streams that have something to take."""
         self._handed: asyncio.Future[bytes] | None = None
         """While the turn is the outbox's: where it puts what the task is to send."""
 
     async def until_last(self) -> bytes:
         """Start the reply, send everything but the last events and return those. ApiError when a sequence failed."""
-        for position, stream in enumerate(self._streams):
-            stream.call_on_news(partial(self._has_news, position))
+        for stream in self._first_choices:
+            stream.call_on_news(self._has_news)
         while True:
             events = await self._hand_over()
             if not self._num_open:
@@ -117,7 +116,7 @@ class _Reply:
             await self._writer.send(events)
 
     async def _hand_over(self) -> bytes:
-        """Leave the turn to the outbox until the task is needed: to start, for a slow reader, at the end, on an error."""
+        """Leave the turn to the outbox until the task is needed: for the start, a slow reader, the end or an error."""
         handed: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._handed = handed
         if self._news:
@@ -127,9 +126,9 @@ class _Reply:
         finally:
             self._handed = None
 
-    def _has_news(self, position: int) -> None:
+    def _has_news(self, stream: RequestStream) -> None:
         """A stream has something again."""
-        self._news.append(position)
+        self._news.append(stream)
         if len(self._news) == 1 and self._handed is not None:
             self._outbox.post(self)
 
@@ -151,17 +150,19 @@ class _Reply:
 
     def _take(self) -> bytes:
         """The events of everything new, counted into the usage. ApiError when a sequence failed."""
-        news, self._news = self._news, []
+        news, self._news, usage = self._news, [], self._usage
+        if len(news) > 1:
+            news.sort(key=self._first_choices.__getitem__)
         parts = []
-        for position in sorted(news):
-            stream, first_choice = self._streams[position], position * self._per_stream
-            if position in self._uncounted:
-                self._uncounted.discard(position)
-                self._usage.cached_tokens += stream.num_cached_tokens
+        for stream in news:
+            first_choice = self._first_choices[stream]
+            if stream in self._uncounted:
+                self._uncounted.discard(stream)
+                usage.cached_tokens += stream.num_cached_tokens
             for delta in stream.take():
                 if delta.finish_reason is not None:
                     check_delta(self._state, delta)
                     self._num_open -= 1
-                self._usage.completion_tokens += len(delta.token_ids)
+                usage.completion_tokens += len(delta.token_ids)
                 parts.append(self._encoder.encode(first_choice + delta.index, delta))
         return b"".join(parts)
