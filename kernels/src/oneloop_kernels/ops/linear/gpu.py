@@ -162,7 +162,8 @@ def stream(
     residual: torch.Tensor | None = None,
     tickets: torch.Tensor | None = None,
 ) -> Launch:
-    """The contract by one kernel of Hopper. x and weight: as `may_stream` says. tickets: one at least per tile.
+    """The contract by one kernel of Hopper. x and weight: as `may_stream` says. tickets: one at least
+    per tile where programs share one (ValueError).
 
     The norm is launched at once, a kernel of its own, unless the plan takes it inside; with float16 always, see above.
     """
@@ -171,14 +172,15 @@ def stream(
     num_tokens, in_size = x.shape
     out_size = weight.shape[0] // 2 if gated else weight.shape[0]
     block_m, num_tiles = plan.block_m(num_tokens), plan.num_tiles(num_tokens, out_size)
-    if tickets is None or tickets.numel() < num_tiles:
-        raise ValueError(f"tickets: {num_tiles} are needed to split the sums of {num_tiles} tiles")
     out = residual
     if out is None:
         out = torch.empty(num_tokens, out_size, dtype=x.dtype, device=x.device)
     num_blocks = -(-in_size // plan.block_k)
     programs = plan.grid(x.device, num_tiles, num_blocks)
-    if norm is not None and (x.dtype is torch.float16 or not plan.norm_inside or num_tiles % programs):
+    cut = num_tiles % programs != 0
+    if cut and (tickets is None or tickets.numel() < num_tiles):
+        raise ValueError(f"tickets: {num_tiles} are needed to split the sums of {num_tiles} tiles")
+    if norm is not None and (x.dtype is torch.float16 or not plan.norm_inside or cut):
         x, norm = rms_norm(x, norm.weight, norm.eps), None
     part_size = plan.block_n * block_m * (2 if gated else 1)
     arguments = (
@@ -187,8 +189,8 @@ def stream(
         x if bias is None else bias,
         x if norm is None else norm.weight,
         out,
-        torch.empty(2 * programs * part_size, dtype=torch.float32, device=x.device),
-        tickets,
+        torch.empty(2 * programs * part_size if cut else 1, dtype=torch.float32, device=x.device),
+        torch.empty(1, dtype=torch.int32, device=x.device) if tickets is None else tickets,
         num_tokens,
         in_size,
         out_size,

@@ -36,6 +36,14 @@ def _sums_layout(block_m, block_n, num_warps):
 
 
 @gluon.constexpr_function
+def _out_layout(block_m, block_n, num_warps, sums):
+    """Eight results of a row, 16 bytes, to a thread, where that pays the way through shared memory and fits it."""
+    if block_m < 32 or block_m * block_n > 4096:
+        return sums
+    return gl.BlockedLayout([8, 1], [8, 4], [block_n // 64, num_warps * 64 // block_n], [0, 1])
+
+
+@gluon.constexpr_function
 def _rows_layout(block_k, num_warps):
     """Rows of x read from shared memory to be scaled: eight neighbours, 16 bytes, to a thread."""
     beside = min(32, block_k // 8)
@@ -63,6 +71,7 @@ def stream_kernel(
     per_thread: gl.constexpr = BLOCK_M * BLOCK_N // (32 * gl.num_warps())
     EARLY: gl.constexpr = per_thread <= 32  # there are no registers for more
     layout: gl.constexpr = _sums_layout(BLOCK_M, BLOCK_N, gl.num_warps())
+    out_layout: gl.constexpr = _out_layout(BLOCK_M, BLOCK_N, gl.num_warps(), layout)
     scale_layout: gl.constexpr = _rows_layout(BLOCK_K, gl.num_warps())
     num_blocks = gl.cdiv(in_size, BLOCK_K)
     token_tiles = gl.cdiv(num_tokens, BLOCK_M)
@@ -100,8 +109,8 @@ def stream_kernel(
         tile = unit // num_blocks
         first = unit - tile * num_blocks
         count = gl.minimum(end - unit, num_blocks - first)
-        columns = tile // token_tiles * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout))
-        tokens = tile % token_tiles * BLOCK_M + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
+        columns = tile // token_tiles * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(1, out_layout))
+        tokens = tile % token_tiles * BLOCK_M + gl.arange(0, BLOCK_M, gl.SliceLayout(0, out_layout))
         places = out_ptr + tokens[None, :].to(gl.int64) * out_stride + columns[:, None]
         mask = (columns < out_size)[:, None] & (tokens < num_tokens)[None, :]
         if HAS_RESIDUAL and EARLY:
@@ -158,12 +167,14 @@ def stream_kernel(
                 inverse = gl.convert_layout(inverse, gl.SliceLayout(0, layout))
                 gate *= inverse[None, :]
                 up *= inverse[None, :]
-            gate = _activate(gate, up, bias_ptr, columns, out_size, HAS_BIAS, GATED)
+            first_column = tile // token_tiles * BLOCK_N
+            gate = _activate(gate, up, bias_ptr, first_column, out_size, HAS_BIAS, GATED, BLOCK_N, layout)
+            out = gl.convert_layout(gate, out_layout)
             if HAS_RESIDUAL and EARLY:
-                gate += residual.to(gl.float32)
+                out += residual.to(gl.float32)
             elif HAS_RESIDUAL:
-                gate += gl.load(places, mask=mask, other=0.0).to(gl.float32)
-            gl.store(places, gate.to(out_ptr.dtype.element_ty), mask=mask)
+                out += gl.load(places, mask=mask, other=0.0).to(gl.float32)
+            gl.store(places, out.to(out_ptr.dtype.element_ty), mask=mask)
         unit += count
 
 
@@ -271,9 +282,13 @@ def _merge(
 
 
 @gluon.jit
-def _activate(gate, up, bias_ptr, columns, out_size, HAS_BIAS: gl.constexpr, GATED: gl.constexpr):
+def _activate(
+    gate, up, bias_ptr, first_column, out_size,
+    HAS_BIAS: gl.constexpr, GATED: gl.constexpr, BLOCK_N: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
     """Bias, then the gate."""
     if HAS_BIAS:
+        columns = first_column + gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout))
         within = columns < out_size
         gate += gl.load(bias_ptr + columns, mask=within, other=0.0).to(gl.float32)[:, None]
         if GATED:
