@@ -223,3 +223,17 @@ def test_logprobs(run):
     for (rank, entries), (other_rank, others) in zip(gpu.logprobs, cpu.logprobs, strict=True):
         assert rank == other_rank
         assert [value for _, value in entries] == pytest.approx([value for _, value in others], abs=2e-4)
+
+
+def test_warm_up_leaves_no_trace(models, core_factory, buffer_factory, monkeypatch):
+    """Also where the interpreter runs it, on few sizes: the same answers after it."""
+    monkeypatch.setattr("oneloop.worker.gpu.runner.MAX_CAPTURED_TOKENS", 16)
+    core = core_factory(block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS, vocab_size=VOCAB_SIZE)
+    side = DeviceSide(models[1], memory_plan(models[0].spec), core.layout, enforce_eager=False)
+    side.runner.warm_up()
+    assert int(side.runner.flag) == 0
+    request = ([5, 6, 7], {"max_tokens": 3, "ignore_eos": True, **GREEDY})
+    warm = drive(side, core, [request], lookahead=True)
+    cpu = CpuSide(models[0], memory_plan(models[0].spec), core.layout, buffer_factory)
+    core = core_factory(block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS, vocab_size=VOCAB_SIZE)
+    assert warm.texts == drive(cpu, core, [request], lookahead=True).texts

@@ -6,6 +6,8 @@ Imports no Triton, so that the registry may ask whether the interpreter is on.
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 INTERPRETED: Final[bool] = os.environ.get("TRITON_INTERPRET") == "1"
 """Kernels run in Python on CPU tensors. Triton reads the same variable when a kernel is defined."""
@@ -47,7 +49,41 @@ def pdl_options(device: torch.device) -> Mapping[str, bool]:
     `kernel[grid](..., **pdl_options(device))`. With USE_PDL the kernel must call `tl.extra.cuda.gdc_wait()` before its
     first access to anything that a kernel before it reads or writes, and may call `gdc_launch_dependents()` early:
     those that follow then start, and wait in turn until this one has ended.
+
+    A kernel that calls `gdc_launch_dependents()` only after its own `gdc_wait()` promises more: when the next one
+    starts, all before this one has ended. Rotation, decode and tiles of attention do so, because what follows them
+    (decode) reads the step's plan and block tables before it waits.
     """
     if pdl_supported(device):
         return MappingProxyType({"USE_PDL": True, "launch_pdl": True})
     return MappingProxyType({"USE_PDL": False})
+
+
+@contextmanager
+def compiling_ahead(num_threads: int) -> Iterator[None]:
+    """Within, a launch of a Triton kernel compiles it, several at a time in threads, and runs nothing.
+
+    What the kernels would have written is garbage then. For the start, when nothing else launches: a kernel takes a
+    second or more to compile, most of it outside of the interpreter's lock. At the end all are compiled; one that
+    does not compile says so when it is launched.
+    """
+    if INTERPRETED:
+        yield
+        return
+    from triton.runtime._async_compile import AsyncCompileMode
+    from triton.runtime.jit import JITFunction
+
+    run = JITFunction.run
+
+    def compile_only(
+        self: object, *arguments: object, grid: object, warmup: bool, **options: object
+    ) -> object:
+        del warmup
+        return run(self, *arguments, grid=grid, warmup=True, **options)
+
+    JITFunction.run = compile_only
+    try:
+        with ThreadPoolExecutor(num_threads) as threads, AsyncCompileMode(threads, ignore_errors=True):
+            yield
+    finally:
+        JITFunction.run = run

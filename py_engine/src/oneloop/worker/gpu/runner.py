@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -13,11 +15,12 @@ from oneloop.worker.gpu.graphs import StepGraphs, bucket_of, row_buckets, token_
 from oneloop.worker.gpu.sampler import DeviceSampler
 from oneloop.worker.gpu.slab import DeviceSlab
 from oneloop.worker.inputs import LOGPROB_COLUMNS, SlabViews, StepFlag
+from oneloop_kernels.launch import compiling_ahead
 from oneloop_kernels.ops.paged_attention import DEVICE_ATTENTION, AttentionShape, AttentionStep
 from oneloop_kernels.ops.step_inputs import STEP_INPUTS, SampleOutput, SlotTables, StepInputs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from oneloop.models.base import Model
     from oneloop.worker.gpu.sampler import SampleVariant
@@ -192,20 +195,15 @@ class GpuModelRunner:
     def warm_up(self) -> None:
         """Compile and load the kernels of plain steps, run the largest, capture every bucket. Before any step.
 
-        The device's slab is empty here: the kernels find nothing to do, and the slots stay as they are.
+        The device's slab is empty here: the kernels find nothing to do.
         """
         self._slab.storage.zero_()
-        nothing = self._views[0].header()
-        slab, index = self._slab, self._slab.header_index
-        self._sampler.admit(nothing)
-        self._ops.fork(slab.fields, index, self._tables)
-        count = index["num_cow"]
-        self.kv.copy_blocks(slab["cow_src"], slab["cow_dst"], slab["header"][count : count + 1])
+        with compiling_ahead(os.cpu_count() or 1):
+            # Kernels differ by powers of two.
+            self._warm_kernels([bucket for bucket in self._row_buckets if bucket & (bucket - 1) == 0])
+        self._warm_kernels(self._row_buckets[-1:])
+        greedy = self._sampler.variant(0, -1)
         largest = self._inputs.token_ids.shape[0]
-        self._launch_forward(largest, has_multi=True, may_share=False)
-        greedy, random = self._sampler.variant(0, -1), self._sampler.variant(StepFlag.RANDOM, -1)
-        self._launch_sample(self._row_buckets[-1], random)
-        # The largest first: the others find the memory pool as large as they need it.
         for bucket in token_buckets(min(largest, MAX_CAPTURED_TOKENS)):
             self._capture(("forward", bucket, True, False), self._launch_forward, bucket, True, False)
         for bucket in reversed(self._row_buckets):
@@ -218,6 +216,20 @@ class GpuModelRunner:
             torch.cuda.synchronize(self._model.device)
         self._counter.zero_()
         self.flag.zero_()
+
+    def _warm_kernels(self, row_buckets: Iterable[int]) -> None:
+        """Launch what an empty step may launch: the parts outside of graphs, the largest step, and these batches."""
+        slab, index = self._slab, self._slab.header_index
+        self._sampler.admit(replace(self._views[0].header(), num_admitted=1))  # of slot 0, all zero
+        self._ops.fork(slab.fields, index, self._tables)
+        count = index["num_cow"]
+        self.kv.copy_blocks(slab["cow_src"], slab["cow_dst"], slab["header"][count : count + 1])
+        self._launch_forward(self._inputs.token_ids.shape[0], has_multi=True, may_share=False)
+        greedy, random = self._sampler.variant(0, -1), self._sampler.variant(StepFlag.RANDOM, -1)
+        self._launch_sample(self._row_buckets[-1], random)
+        for bucket in row_buckets:
+            self._launch_forward(bucket, has_multi=False, may_share=False)
+            self._launch_sample(bucket, greedy)
 
     def _capture(self, key: Hashable, launch: Callable[..., None], *arguments: object) -> None:
         body = partial(launch, *arguments)
