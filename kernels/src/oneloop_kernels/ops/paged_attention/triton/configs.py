@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """Of decode.py. stages: tiles of keys and values on their way to shared memory, plus one."""
+    """Of either kernel of decode.py. stages: tiles of keys and values on their way to shared memory, plus one."""
 
     block_n: int
     warps: int
@@ -17,6 +17,10 @@ class DecodeConfig:
     """A program is given at least so many tiles: fewer partial results where there is little to do."""
     max_registers: int | None = None
     """Per thread, so that programs_per_sm fit; None: as many as the compiler likes."""
+    prefetch: int = 128
+    """Keys of a pair, after a first tile, that are fetched into the L2 cache ahead of time; a power of two."""
+    merge: int = 16
+    """Partial results that are added up at a time; a power of two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,9 @@ class AttentionConfig:
     """Shared keys of one item, at least."""
     max_chunks: int = 4
     """What a run of rows shares is cut into so many items at most, to fill the card: each leaves partial results."""
+    few: DecodeConfig | None = None
+    """Of piece_kernel, for steps of at most few_rows rows; None: range_kernel for all."""
+    few_rows: int = 8
 
 
 def default_config(element_size: int, head_dim: int) -> AttentionConfig:
