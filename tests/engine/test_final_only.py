@@ -3,6 +3,7 @@
 import asyncio
 
 from oneloop import SamplingParams
+from oneloop.engine.outputs import SequenceDelta
 
 PARAMS = SamplingParams(temperature=1.0, seed=3, n=3, max_tokens=9, logprobs=2, stop=["q"])
 
@@ -17,7 +18,7 @@ async def read(stream):
                 if delta.index in told:
                     told[delta.index].merge(delta)
                 else:
-                    told[delta.index] = delta
+                    told[delta.index] = SequenceDelta.of(delta)
     return told, times
 
 

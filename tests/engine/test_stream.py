@@ -45,6 +45,19 @@ async def test_a_slow_consumer_finds_merged_deltas():
     test.stream.abort()
 
 
+async def test_merging_leaves_what_came_as_it_was():
+    test = Stream()
+    came = [delta(0, text, [token], logprobs=[(1, [(token, -0.5)])]) for token, text in enumerate("abc")]
+    for one in came:
+        test.stream.push(one, 101.0)
+    (merged,) = test.stream.take()
+    assert (merged.text, merged.token_ids, len(merged.logprobs)) == ("abc", [0, 1, 2], 3)
+    assert [(one.text, one.token_ids, len(one.logprobs)) for one in came] == [
+        (text, [token], 1) for token, text in enumerate("abc")
+    ]
+    test.stream.abort()
+
+
 async def test_the_end_comes_with_the_last_text():
     test = Stream(n=2)
     test.stream.push(delta(0, "x", [5], finish="stop", stop_reason="end"), 101.0)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from oneloop.api.logprobs import LogprobsEncoder
     from oneloop.api.protocol.sampling import StreamOptions
     from oneloop.api.replies import ReplyHead, Usage
-    from oneloop.engine.outputs import SequenceDelta
+    from oneloop.engine.outputs import Added
 
 DONE = b"data: [DONE]\n\n"
 
@@ -97,14 +97,13 @@ class ChunkEncoder:
         # Of an opened choice whose chunks differ in nothing but their text: what goes before the text and after it.
         self._text_affixes: list[tuple[bytes, bytes] | None] = [None] * len(openings)
 
-    def encode(self, choice: int, delta: SequenceDelta) -> bytes:
+    def encode(self, choice: int, delta: Added) -> bytes:
         """The events of this delta: the opening, once; its text, empty while it is held back; the finish reason."""
         affixes = self._text_affixes[choice]
         if affixes is None or delta.finish_reason is not None:
             return self._opening(choice) + self._chunk(choice, delta)
-        if delta.text:
-            return affixes[0] + orjson.dumps(delta.text) + affixes[1]
-        return b""
+        text = delta.text
+        return affixes[0] + orjson.dumps(text) + affixes[1] if text else b""
 
     def usage_event(self) -> bytes:
         """The chunk with the usage and no choices."""
@@ -120,20 +119,21 @@ class ChunkEncoder:
             )
         return start + opening + _OPEN + end if opening else b""
 
-    def _chunk(self, choice: int, delta: SequenceDelta) -> bytes:
+    def _chunk(self, choice: int, delta: Added) -> bytes:
         if self._logprobs is not None:
             self._logprobs[choice].add(delta.logprobs or ())
-        if delta.finish_reason is None and not delta.text:
+        text, finish_reason = delta.text, delta.finish_reason
+        if finish_reason is None and not text:
             return b""
         shape, payload = self._shape, self._shape.no_text
-        if delta.text:
-            payload = shape.text_start + orjson.dumps(delta.text) + shape.text_end
+        if text:
+            payload = shape.text_start + orjson.dumps(text) + shape.text_end
         if self._logprobs is not None:
             payload += b',"logprobs":' + self._logprobs[choice].take()
         start = self._frame.choice_starts[choice]
-        if delta.finish_reason is None:
+        if finish_reason is None:
             return start + payload + _OPEN + self._frame.end()
-        reasons = {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
+        reasons = {"finish_reason": finish_reason, "stop_reason": delta.stop_reason}
         return start + payload + b"," + orjson.dumps(reasons)[1:] + self._frame.end(terminal=True)
 
 

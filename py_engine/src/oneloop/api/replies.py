@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from oneloop.api.logprobs import LogprobsEncoder
-    from oneloop.engine.outputs import FinishReason, SequenceDelta, TokenLogprobs
+    from oneloop.engine.outputs import Added, FinishReason, TokenLogprobs
 
 SYSTEM_FINGERPRINT = f"oneloop-{oneloop.__version__}"
 
@@ -68,7 +68,7 @@ class Choice:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
 
-    def add(self, delta: SequenceDelta) -> None:
+    def add(self, delta: Added) -> None:
         """Append what a delta brings."""
         self.text += delta.text
         self.logprobs += delta.logprobs or []

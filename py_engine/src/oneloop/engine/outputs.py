@@ -1,9 +1,9 @@
-"""What a request gives back: SequenceDelta per step, RequestOutput for the Python API (names as vLLM's)."""
+"""What a request gives back: an Added per sequence and step, RequestOutput for the Python API (names as vLLM's)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from oneloop.errors import GenerationError
 
@@ -16,31 +16,78 @@ TokenLogprobs: TypeAlias = "tuple[int, list[tuple[int, float]]]"
 """(rank of the sampled token, [(sampled id, logprob), (top id, logprob), …]); the sampled id always comes first."""
 
 
+class Added(Protocol):
+    """What was added to one sequence since its consumer last looked: the core's Delta of one step, or several merged.
+
+    Take a field once: the core's Delta makes it anew at every look.
+    """
+
+    @property
+    def index(self) -> int:
+        """Which of the request's n sequences."""
+
+    @property
+    def text(self) -> str:
+        """New text; may be empty while a character or a stop string is held back."""
+
+    @property
+    def token_ids(self) -> list[int]:
+        """New tokens."""
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs] | None:
+        """One entry per new token; None when the request asked for none."""
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the sequence ended, if it did."""
+
+    @property
+    def stop_reason(self) -> int | str | None:
+        """Stop token id or stop string that matched; None for EOS and everything else."""
+
+    @property
+    def error(self) -> str | None:
+        """One line, when finish_reason is "error"."""
+
+
 @dataclass(slots=True)
 class SequenceDelta:
-    """What was added to one sequence since its consumer last looked: of one step, or of several merged."""
+    """An Added that can grow: several steps merged, or an end that the core did not tell."""
 
     index: int
-    """Which of the request's n sequences."""
     text: str
-    """New text; may be empty while a character or a stop string is held back."""
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None
-    """One entry per new token; None when the request asked for none."""
-    finish_reason: FinishReason | None = None
+    finish_reason: FinishReason | None
     stop_reason: int | str | None = None
-    """Stop token id or stop string that matched; None for EOS and everything else."""
     error: str | None = None
-    """One line, when finish_reason is "error"."""
 
-    def merge(self, later: SequenceDelta) -> None:
+    @classmethod
+    def of(cls, added: Added) -> SequenceDelta:
+        """The same, to be merged with what comes later."""
+        if isinstance(added, SequenceDelta):
+            return added
+        logprobs = added.logprobs
+        return cls(
+            added.index,
+            added.text,
+            list(added.token_ids),
+            None if logprobs is None else list(logprobs),
+            added.finish_reason,
+            added.stop_reason,
+            added.error,
+        )
+
+    def merge(self, later: Added) -> None:
         """Append what came after this delta."""
         self.text += later.text
         self.token_ids += later.token_ids
+        logprobs = later.logprobs
         if self.logprobs is None:
-            self.logprobs = later.logprobs
-        elif later.logprobs is not None:
-            self.logprobs += later.logprobs
+            self.logprobs = logprobs
+        elif logprobs is not None:
+            self.logprobs += logprobs
         self.finish_reason = later.finish_reason
         self.stop_reason = later.stop_reason
         self.error = later.error
@@ -102,7 +149,7 @@ class OutputBuilder:
         self._token_text = token_text
         self._outputs = [CompletionOutput(index) for index in range(num_sequences)]
 
-    def add(self, deltas: Iterable[SequenceDelta]) -> None:
+    def add(self, deltas: Iterable[Added]) -> None:
         """Take in what was added. GenerationError when a sequence failed."""
         for delta in deltas:
             if delta.finish_reason == "error":
@@ -112,8 +159,9 @@ class OutputBuilder:
             output.token_ids.extend(delta.token_ids)
             output.finish_reason = delta.finish_reason
             output.stop_reason = delta.stop_reason
-            if delta.logprobs is not None:
-                self._add_logprobs(output, delta.logprobs)
+            logprobs = delta.logprobs
+            if logprobs is not None:
+                self._add_logprobs(output, logprobs)
 
     def snapshot(self, num_cached_tokens: int) -> RequestOutput:
         """Everything so far, independent of what is added later."""

@@ -10,13 +10,14 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from oneloop.engine.outputs import FinishReason, SequenceDelta
+from oneloop.engine.outputs import SequenceDelta
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
     from oneloop.engine.metrics import EngineMetrics
+    from oneloop.engine.outputs import Added, FinishReason
     from oneloop_core import Delta
 
 _SEVERITY: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
@@ -36,7 +37,7 @@ class RequestTimes:
 
 
 class RequestStream:
-    """An async iterator over lists of SequenceDelta (one per sequence that has news).
+    """An async iterator over lists of Added (one per sequence that has news).
 
     Use it as an async context manager, or call `abort()` when done early: leaving it unfinished aborts the request.
     It ends after every sequence's finish reason was taken. Belongs to the event loop it was made on.
@@ -78,7 +79,7 @@ class RequestStream:
         self.times = RequestTimes(arrived)
         # The sequences that have not ended, each with the time of its last token (None before the first).
         self._last_token_at: dict[int, float | None] = dict.fromkeys(range(num_sequences))
-        self._pending: dict[int, SequenceDelta] = {}
+        self._pending: dict[int, Added] = {}
         self._waiter: asyncio.Future[None] | None = None
         self._wakes_at_end = False
         self._on_news: Callable[[RequestStream], None] | None = None
@@ -91,7 +92,7 @@ class RequestStream:
         """Whether every sequence has ended; deltas may still wait to be taken."""
         return not self._last_token_at
 
-    async def next_deltas(self) -> list[SequenceDelta]:
+    async def next_deltas(self) -> list[Added]:
         """Everything new, merged per sequence; waits while there is nothing. Empty at the end.
 
         Cancelling the wait loses nothing and aborts nothing (so `asyncio.wait_for` around it is fine). One consumer.
@@ -104,7 +105,7 @@ class RequestStream:
                 self._waiter = None
         return self.take()
 
-    async def all_deltas(self) -> list[SequenceDelta]:
+    async def all_deltas(self) -> list[Added]:
         """Everything, one merged delta per sequence, once all have ended: the reader wakes once, not at every step.
 
         Cancelling the wait loses nothing and aborts nothing. One consumer.
@@ -128,7 +129,7 @@ class RequestStream:
         if self._pending:
             on_news(self)
 
-    def take(self) -> list[SequenceDelta]:
+    def take(self) -> list[Added]:
         """Everything new, merged per sequence, without waiting. Empty when there is nothing."""
         deltas = list(self._pending.values())
         self._pending.clear()
@@ -137,7 +138,7 @@ class RequestStream:
     def __aiter__(self) -> RequestStream:
         return self
 
-    async def __anext__(self) -> list[SequenceDelta]:
+    async def __anext__(self) -> list[Added]:
         """As next_deltas(), but being cancelled here aborts the request: its reader is gone."""
         try:
             while not self._pending and self._last_token_at:  # next_deltas() without a coroutine of its own
@@ -178,19 +179,16 @@ class RequestStream:
             self._metrics.inter_token_latency_seconds.observe((now - before) / len(token_ids), len(token_ids))
             last_token_at[index] = now
         self.num_generated_tokens += len(token_ids)
+        self._add(index, delta)
         reason = delta.finish_reason
-        if reason is None:
-            self._add(SequenceDelta(index, delta.text, token_ids, delta.logprobs))
-        else:
-            stop_reason, error = delta.stop_reason, delta.error
-            self._add(SequenceDelta(index, delta.text, token_ids, delta.logprobs, reason, stop_reason, error))
+        if reason is not None:
             self._close(index, reason, now)
 
     def end(self, reason: FinishReason, error: str | None = None) -> None:
         """End every open sequence with this reason (abort, or the engine's death). Idempotent."""
         now = asyncio.get_running_loop().time()
         for index in list(self._last_token_at):
-            self._add(SequenceDelta(index, "", [], None, reason, None, error))
+            self._add(index, SequenceDelta(index, "", [], None, reason, None, error))
             self._close(index, reason, now)
 
     def _begin(self, index: int, delta: Delta, now: float) -> None:
@@ -218,12 +216,13 @@ class RequestStream:
             self._on_end(self)
             self._wake()
 
-    def _add(self, added: SequenceDelta) -> None:
+    def _add(self, index: int, added: Added) -> None:
         pending = self._pending
-        if added.index in pending:
-            pending[added.index].merge(added)
+        if index in pending:
+            merged = pending[index] = SequenceDelta.of(pending[index])
+            merged.merge(added)
             return
-        pending[added.index] = added
+        pending[index] = added
         if len(pending) == 1:
             if self._on_news is not None:
                 self._on_news(self)

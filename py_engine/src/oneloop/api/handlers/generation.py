@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from oneloop.api.protocol.sampling import Scheduling
     from oneloop.api.replies import Usage
     from oneloop.api.state import ApiState
-    from oneloop.engine.outputs import SequenceDelta
+    from oneloop.engine.outputs import Added
     from oneloop.engine.params import SamplingParams
     from oneloop.engine.stream import RequestStream
 
@@ -50,7 +50,7 @@ async def collect(state: ApiState, streams: Sequence[RequestStream], n: int, usa
     return choices
 
 
-def check_delta(state: ApiState, delta: SequenceDelta) -> None:
+def check_delta(state: ApiState, delta: Added) -> None:
     """Raise what a sequence that did not end by itself means for its client."""
     if delta.finish_reason == "error":
         log.error("generation failed: %s", delta.error)
