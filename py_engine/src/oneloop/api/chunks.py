@@ -79,7 +79,15 @@ _OPEN = b',"finish_reason":null}'
 class ChunkEncoder:
     """Turns each choice's deltas into the events of one reply."""
 
-    __slots__ = ("_frame", "_logprobs", "_openings", "_shape", "_text_affixes", "num_choices")
+    __slots__ = (
+        "_frame",
+        "_logprobs",
+        "_openings",
+        "_shape",
+        "_text_affixes",
+        "continuous_usage",
+        "num_choices",
+    )
 
     def __init__(
         self,
@@ -92,6 +100,8 @@ class ChunkEncoder:
         self._frame = frame
         self._shape = shape
         self.num_choices = len(openings)
+        self.continuous_usage = frame.continuous
+        """Whether chunks show the usage, so that it must be right before each."""
         self._openings = list(openings)
         self._logprobs = logprobs
         # Of an opened choice whose chunks differ in nothing but their text: what goes before the text and after it.

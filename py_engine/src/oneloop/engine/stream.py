@@ -131,6 +131,8 @@ class RequestStream:
 
     def take(self) -> list[Added]:
         """Everything new, merged per sequence, without waiting. Empty when there is nothing."""
+        if not self._pending:
+            return []
         deltas = list(self._pending.values())
         self._pending.clear()
         return deltas
