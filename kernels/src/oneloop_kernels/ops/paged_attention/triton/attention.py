@@ -59,7 +59,7 @@ class TritonAttention:
         dim = triton.next_power_of_2(max(16, shape.head_dim))
         if config is None:
             name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-            config = config_for(name, dtype.itemsize, dim)
+            config = config_for(name, dtype.itemsize, dim, shape.num_heads // shape.num_kv_heads)
         self.config = config
         self._group = shape.num_heads // shape.num_kv_heads
         self._group_rows = triton.next_power_of_2(self._group)

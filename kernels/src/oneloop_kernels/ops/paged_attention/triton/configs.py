@@ -73,20 +73,30 @@ _BESIDE_DECODE = replace(_WIDE_BLOCK, max_registers=168)
 """Leaves registers and shared memory for one program of the decode kernel, which runs at the same time."""
 _WIDER_HEADS = TilesConfig(128, 64, 8, 2, 1, tma=True)
 _H200 = {
-    64: AttentionConfig(DecodeConfig(64, 4, 4, 3), _WIDE_BLOCK, _WIDE_BLOCK),
-    128: AttentionConfig(DecodeConfig(64, 4, 3, 3, max_registers=168), _WIDE_BLOCK, _BESIDE_DECODE),
+    64: AttentionConfig(DecodeConfig(64, 4, 4, 3), _WIDE_BLOCK, _WIDE_BLOCK, few=DecodeConfig(64, 4, 3, 2)),
+    128: AttentionConfig(
+        DecodeConfig(64, 4, 3, 2), _WIDE_BLOCK, _BESIDE_DECODE, few=DecodeConfig(64, 4, 3, 2)
+    ),
     256: AttentionConfig(DecodeConfig(32, 4, 3, 2), _WIDER_HEADS, _WIDER_HEADS),
 }
 """By head dimension, rounded up to a power of two; 16-bit types."""
+_H200_SMALL_GROUPS = _H200 | {
+    128: replace(
+        _H200[128], decode=DecodeConfig(32, 4, 3, 4, max_registers=128), few=DecodeConfig(64, 4, 2, 2)
+    ),
+}
+"""With at most SMALL_GROUP query heads per key head: less to compute for a key, so more, smaller tiles are better."""
+SMALL_GROUP = 2
 
-_BY_CARD = {"NVIDIA H200": _H200, "NVIDIA H100": _H200}
-"""By the beginning of the device's name."""
+_BY_CARD = {"NVIDIA H200": (_H200, _H200_SMALL_GROUPS), "NVIDIA H100": (_H200, _H200_SMALL_GROUPS)}
+"""By the beginning of the device's name: for larger and for small groups."""
 
 
-def config_for(device_name: str, element_size: int, head_dim: int) -> AttentionConfig:
-    """The tuned configuration, or the default. head_dim: rounded up to a power of two."""
+def config_for(device_name: str, element_size: int, head_dim: int, group: int = 4) -> AttentionConfig:
+    """The tuned configuration, or the default. head_dim: rounded up to a power of two; group: heads per key head."""
     if element_size == 2:
-        for card, table in _BY_CARD.items():
+        for card, tables in _BY_CARD.items():
+            table = tables[group <= SMALL_GROUP]
             if device_name.startswith(card) and head_dim in table:
                 return table[head_dim]
     return default_config(element_size, head_dim)
