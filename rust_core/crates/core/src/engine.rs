@@ -172,6 +172,11 @@ impl Core {
         }
     }
 
+    /// Waiting sequences that wait for a prefix which a running one is about to compute.
+    pub fn num_deferred(&self) -> usize {
+        self.scheduler.num_deferred()
+    }
+
     /// Forgets all cached blocks. False (and nothing done) while blocks are referenced.
     pub fn reset_prefix_cache(&mut self) -> bool {
         self.scheduler.reset_prefix_cache()

@@ -65,9 +65,9 @@ impl PrefixHasher {
     }
 }
 
-/// Hasher of the key → block map: a key is a keyed hash already, half of it is a good table index.
+/// Hasher of maps from keys: a key is a keyed hash already, half of it is a good table index.
 #[derive(Debug, Default)]
-pub(super) struct KeyBits(u64);
+pub(crate) struct KeyBits(u64);
 
 impl Hasher for KeyBits {
     fn finish(&self) -> u64 {
@@ -86,7 +86,7 @@ impl Hasher for KeyBits {
     }
 }
 
-pub(super) type BuildKeyBits = BuildHasherDefault<KeyBits>;
+pub(crate) type BuildKeyBits = BuildHasherDefault<KeyBits>;
 
 #[cfg(test)]
 mod tests {

@@ -4,5 +4,5 @@ mod block;
 mod hash;
 mod pool;
 
-pub(crate) use hash::{BlockKey, PrefixHasher};
+pub(crate) use hash::{BlockKey, BuildKeyBits, PrefixHasher};
 pub(crate) use pool::{BlockPool, BlockRef, random_key};

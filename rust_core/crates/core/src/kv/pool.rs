@@ -146,6 +146,11 @@ impl BlockPool {
         matches.then_some(id)
     }
 
+    /// Whether a block with this key can be found.
+    pub(crate) fn is_findable(&self, key: BlockKey) -> bool {
+        self.by_key.contains_key(&key)
+    }
+
     /// Takes hold of a block that [`find`](Self::find) returned.
     pub(crate) fn acquire(&mut self, id: u32) -> BlockRef {
         if self.blocks[id as usize].ref_count == 0 {

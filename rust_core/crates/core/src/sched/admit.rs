@@ -1,5 +1,6 @@
 //! Admission: the longest cached prefix, room for all known tokens, and a margin against thrashing.
 
+use super::front::Deferrals;
 use super::request::NO_SEQUENCE;
 use super::sequence::copy_tokens;
 use super::share::TokenBudget;
@@ -11,7 +12,8 @@ use crate::kv::BlockKey;
 const BLOCKS_PER_MARGIN_BLOCK: u32 = 64;
 
 impl Scheduler {
-    /// Admits waiting sequences in order, until one cannot be.
+    /// Admits waiting sequences in order, until one cannot be. Those that had better wait for a prefix under way step
+    /// aside.
     pub(super) fn admit(
         &mut self,
         step: &mut StepWriter<'_>,
@@ -19,12 +21,19 @@ impl Scheduler {
         budget: &mut TokenBudget,
         step_id: u64,
     ) {
-        while budget.num_left() > 0 {
+        let mut deferrals = Deferrals::default();
+        while budget.num_left() > 0 && deferrals.may_go_on() {
             let Some(id) = self.queue.first() else { break };
             if !self.may_start(id, step) {
                 break;
             }
+            if self.defer_like_last(id, &mut deferrals) {
+                continue;
+            }
             self.find_prefix(id);
+            if self.defer_after_hits(id, &mut deferrals) {
+                continue;
+            }
             let sequence = &self.sequences[id as usize];
             let num_hit_tokens = self.scratch.hits.len() as u32 * self.config.block_size;
             let num_wanted = sequence.num_known() - num_hit_tokens;

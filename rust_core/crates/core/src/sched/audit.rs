@@ -1,7 +1,7 @@
 //! The conservation laws, checked against the whole state.
 
 use super::request::NO_SEQUENCE;
-use super::sequence::{NO_SLOT, Place, copy_tokens};
+use super::sequence::{NO_FRONT, NO_SLOT, Place, copy_tokens};
 use super::state::Scheduler;
 use crate::error::Error;
 
@@ -26,6 +26,7 @@ impl Scheduler {
         }
         self.pool.audit(&holders, &self.hasher)?;
         self.audit_order()?;
+        self.audit_fronts()?;
         self.audit_requests()?;
         self.audit_counts()
     }
@@ -168,6 +169,80 @@ impl Scheduler {
                 .all(|(a, b)| a.step_id < b.step_id),
             "the steps in flight are out of order"
         );
+        Ok(())
+    }
+
+    fn audit_fronts(&self) -> Result<(), Error> {
+        let mut num_fronts = 0;
+        for (id, sequence) in self.sequences.iter().enumerate() {
+            let (id, front) = (id as u32, sequence.front);
+            if front == NO_FRONT {
+                continue;
+            }
+            num_fronts += 1;
+            let end = (front + 1) * self.config.block_size;
+            law!(
+                sequence.place == Place::Running && front == sequence.num_registered,
+                "sequence {id} has a front that it is not about to compute"
+            );
+            law!(
+                sequence.num_computed < end && end <= sequence.num_known(),
+                "the front of sequence {id} is launched already, or not known"
+            );
+            law!(
+                sequence.num_owed() > 0,
+                "sequence {id} has a front and nothing to do"
+            );
+            let key = self.known_key(id, front);
+            law!(
+                key.and_then(|key| self.fronts.get(&key)) == Some(&id),
+                "the front of sequence {id} leads elsewhere"
+            );
+            law!(
+                key.is_none_or(|key| !self.pool.is_findable(key)),
+                "the front of sequence {id} can be found"
+            );
+        }
+        law!(
+            num_fronts == self.fronts.len(),
+            "the map of fronts has entries without a sequence"
+        );
+        self.audit_waiters()
+    }
+
+    /// Who waits out of the queue waits for a front that is its own next missing block.
+    fn audit_waiters(&self) -> Result<(), Error> {
+        law!(self.waiters.is_sound(), "the lists of waiters are broken");
+        for (id, sequence) in self.sequences.iter().enumerate() {
+            let id = id as u32;
+            let awaited = self.waiters.awaited_by(id);
+            law!(
+                awaited.is_some() == (sequence.place == Place::Deferred),
+                "sequence {id} is {:?} but the waiters say otherwise",
+                sequence.place
+            );
+            let Some((awaited, num_blocks)) = awaited else {
+                continue;
+            };
+            let running = &self.sequences[awaited as usize];
+            law!(
+                sequence.num_pending == 0,
+                "sequence {id} waits out of the queue for its results in flight too"
+            );
+            law!(
+                running.front != NO_FRONT
+                    && running.front < num_blocks
+                    && running.rank.priority <= sequence.rank.priority,
+                "sequence {id} waits in vain for sequence {awaited}"
+            );
+            let last = num_blocks - 1;
+            law!(
+                num_blocks * self.config.block_size < sequence.num_known()
+                    && self.known_key(id, last).is_some()
+                    && self.known_key(id, last) == self.known_key(awaited, last),
+                "sequence {id} waits for what it does not share with sequence {awaited}"
+            );
+        }
         Ok(())
     }
 

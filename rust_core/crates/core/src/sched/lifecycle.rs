@@ -95,6 +95,7 @@ impl Scheduler {
             Place::Queued => {
                 self.queue.remove(id);
             }
+            Place::Deferred => self.waiters.remove(id),
             Place::Running => self.leave_slot(id),
             Place::Attached => self.give_back_slot(id),
         }
@@ -156,6 +157,7 @@ impl Scheduler {
     }
 
     fn leave_slot(&mut self, id: u32) {
+        self.drop_front(id);
         let rank = self.sequences[id as usize].rank;
         if let Ok(position) = self
             .running

@@ -1,7 +1,7 @@
 //! Which sequences run, with which tokens, in which blocks.
 //!
 //! [`Scheduler`] holds all state. Its methods are spread by what they do: `schedule` and `admit` plan a step and
-//! `emit` writes it, `commit` and `fail` take its outcome, `lifecycle` moves sequences between queue, slots and the
+//! `emit` writes it, `front` lets sequences wait for a prefix under way, `commit` and `fail` take its outcome, `lifecycle` moves sequences between queue, slots and the
 //! end, `audit` checks the laws.
 
 mod admit;
@@ -9,6 +9,7 @@ mod audit;
 mod commit;
 mod emit;
 mod fail;
+mod front;
 mod lifecycle;
 mod queue;
 mod request;
@@ -17,6 +18,7 @@ mod sequence;
 mod share;
 mod slots;
 mod state;
+mod waiters;
 
 pub(crate) use request::{RequestSpec, Sampling, Stopping};
 pub(crate) use state::Scheduler;

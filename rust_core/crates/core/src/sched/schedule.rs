@@ -56,6 +56,7 @@ impl Scheduler {
                     row: plan.len() as u32,
                     priority: running.rank.priority,
                     num_wanted: num_owed - 1,
+                    is_awaited: self.waiters.is_awaited(running.sequence),
                 });
             }
             plan.push(PlannedRow {
@@ -115,7 +116,8 @@ impl Scheduler {
         }
     }
 
-    /// Makes the full blocks among the sequence's first `num_computed` known tokens findable.
+    /// Makes the full blocks among the sequence's first `num_computed` known tokens findable, and notes what it will
+    /// compute next.
     ///
     /// `launch_step`: the step that computes them, 0 if they are computed.
     pub(super) fn register_blocks(&mut self, id: u32, num_computed: u32, launch_step: u64) {
@@ -131,6 +133,8 @@ impl Scheduler {
             let block = &self.sequences[id as usize].table[index as usize];
             self.pool
                 .register(block, key, parent, &self.scratch.block, launch_step);
+            self.pass_front(id, key);
         }
+        self.note_front(id);
     }
 }

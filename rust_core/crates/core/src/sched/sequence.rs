@@ -22,12 +22,17 @@ pub(crate) enum Place {
     Queued,
     /// In a slot.
     Running,
+    /// Waits, out of the queue, for what a running one is about to compute.
+    Deferred,
     /// Not forked yet: goes where the request's first sequence goes. Has a slot when that one has.
     Attached,
 }
 
 /// No slot.
 pub(crate) const NO_SLOT: u32 = u32::MAX;
+
+/// No front.
+pub(crate) const NO_FRONT: u32 = u32::MAX;
 
 /// State of one sequence.
 ///
@@ -52,6 +57,8 @@ pub(crate) struct Sequence {
     pub(crate) shares_tail: bool,
     /// Blocks of the table that were looked at for making them findable.
     pub(crate) num_registered: u32,
+    /// First full block of known tokens that is not findable, where the map of fronts leads here.
+    pub(crate) front: u32,
     /// Blocks at the start of the table that were found in the cache: written by others.
     pub(crate) num_hit: u32,
     /// Drawn anew when results in flight must not count any more; 0 when vacant.
@@ -86,6 +93,7 @@ impl Sequence {
             num_logprobs: -1,
             shares_tail: false,
             num_registered: 0,
+            front: NO_FRONT,
             num_hit: 0,
             life: 0,
             admission: 0,

@@ -1,11 +1,13 @@
 //! How the tokens of a step are shared.
 //!
 //! 1. Every running sequence that owes tokens gets one: no stream stalls behind a prefill.
-//! 2. Half of the rest goes to those that owe more in order of importance: the oldest prefill always gets on.
-//! 3. The other half goes to those that owe least first (under the priority policy, within the more important priority
+//! 2. Half of the rest goes to those that waiting sequences wait for (`front.rs`), in order of importance: each of
+//!    them counts for several. Under the priority policy only within the most important priority that owes tokens.
+//! 3. Half of the rest goes to those that owe more in order of importance: the oldest prefill always gets on.
+//! 4. The other half goes to those that owe least first (under the priority policy, within the more important priority
 //!    first): a short prompt never waits for a long one to end. New sequences take part, and go before those that run
 //!    and cannot be served in full.
-//! 4. What is left over goes on in the same order.
+//! 5. What is left over goes on in the same order.
 //!
 //! So the first waiting sequence is admitted with every step (if there are slots and blocks) unless shorter ones that
 //! run use up the half, and each waiting long prompt delays what waits behind it by one step.
@@ -19,6 +21,8 @@ pub(super) struct Candidate {
     pub(super) row: u32,
     pub(super) priority: i64,
     pub(super) num_wanted: u32,
+    /// Whether waiting sequences wait for what it computes.
+    pub(super) is_awaited: bool,
 }
 
 /// What is left of the step's tokens, and who wants them.
@@ -61,23 +65,38 @@ impl TokenBudget {
         self.wanting.push(candidate);
     }
 
-    /// Rule 2; then puts those that still want tokens in the order of rule 3.
+    /// Rules 2 and 3; then puts those that still want tokens in the order of rule 4.
     pub(super) fn serve_important(&mut self, plan: &mut [PlannedRow]) {
-        let mut num_to_give = self.num_left / 2;
-        for candidate in &mut self.wanting {
-            let num_given = candidate.num_wanted.min(num_to_give);
-            num_to_give -= num_given;
-            self.num_left -= num_given;
-            candidate.num_wanted -= num_given;
-            plan[candidate.row as usize].num_tokens += num_given;
-        }
+        let Some(&Candidate { priority, .. }) = self.wanting.first() else {
+            return;
+        };
+        self.give_half(plan, |candidate| {
+            candidate.is_awaited && candidate.priority == priority
+        });
+        self.give_half(plan, |_| true);
         self.wanting.retain(|candidate| candidate.num_wanted > 0);
         self.wanting.sort_unstable_by_key(|candidate| {
             (candidate.priority, candidate.num_wanted, candidate.row)
         });
     }
 
-    /// Rule 3 for the running rows that come before a new one of this priority that owes `num_wanted`.
+    /// Gives half of what is left to some rows, in order of importance.
+    fn give_half(&mut self, plan: &mut [PlannedRow], is_meant: impl Fn(&Candidate) -> bool) {
+        let mut num_to_give = self.num_left / 2;
+        for candidate in self
+            .wanting
+            .iter_mut()
+            .filter(|candidate| is_meant(candidate))
+        {
+            let num_given = candidate.num_wanted.min(num_to_give);
+            num_to_give -= num_given;
+            self.num_left -= num_given;
+            candidate.num_wanted -= num_given;
+            plan[candidate.row as usize].num_tokens += num_given;
+        }
+    }
+
+    /// Rule 4 for the running rows that come before a new one of this priority that owes `num_wanted`.
     pub(super) fn serve_before(&mut self, plan: &mut [PlannedRow], priority: i64, num_wanted: u32) {
         while let Some(&candidate) = self.wanting.get(self.num_served) {
             let comes_first = candidate.priority < priority
@@ -90,7 +109,7 @@ impl TokenBudget {
         }
     }
 
-    /// Rule 4.
+    /// Rule 5.
     pub(super) fn serve_rest(&mut self, plan: &mut [PlannedRow]) {
         while self.num_left > 0 && self.num_served < self.wanting.len() {
             self.serve_next(plan);
@@ -110,6 +129,11 @@ mod tests {
 
     /// Shares 100 tokens among running rows that want these numbers; a new row that wants `new` comes along.
     fn share(wanted: &[u32], new: Option<u32>) -> (Vec<u32>, u32) {
+        share_awaited(wanted, None, new)
+    }
+
+    /// The same where somebody waits for what one of the rows computes.
+    fn share_awaited(wanted: &[u32], awaited: Option<usize>, new: Option<u32>) -> (Vec<u32>, u32) {
         let mut plan = vec![
             PlannedRow {
                 sequence: 0,
@@ -123,6 +147,7 @@ mod tests {
                 row: row as u32,
                 priority: 0,
                 num_wanted,
+                is_awaited: Some(row) == awaited,
             });
         }
         budget.serve_important(&mut plan);
@@ -158,5 +183,22 @@ mod tests {
         assert_eq!(share(&[500, 50], Some(900)), (vec![50, 50], 0));
         assert_eq!(share(&[500, 60], Some(900)), (vec![50, 0], 50));
         assert_eq!(share(&[], Some(900)), (vec![], 100));
+    }
+
+    #[test]
+    fn half_goes_to_who_is_waited_for_and_half_of_the_rest_by_importance() {
+        assert_eq!(share_awaited(&[500, 400], Some(1), None), (vec![25, 75], 0));
+        assert_eq!(
+            share_awaited(&[500, 400, 300], Some(1), Some(900)),
+            (vec![25, 50, 0], 25)
+        );
+        assert_eq!(
+            share_awaited(&[500, 400], Some(0), Some(900)),
+            (vec![75, 0], 25)
+        );
+        assert_eq!(
+            share_awaited(&[500, 30], Some(1), Some(900)),
+            (vec![35, 30], 35)
+        );
     }
 }

@@ -8,9 +8,10 @@ use super::request::Request;
 use super::sequence::{Rank, Sequence};
 use super::share::Candidate;
 use super::slots::Slots;
+use super::waiters::Waiters;
 use crate::batch::SlabLayout;
 use crate::config::CoreConfig;
-use crate::kv::{BlockPool, PrefixHasher};
+use crate::kv::{BlockKey, BlockPool, BuildKeyBits, PrefixHasher};
 use crate::text::Vocabulary;
 
 /// A running sequence under its importance.
@@ -104,6 +105,10 @@ pub(crate) struct Scheduler {
     pub(super) pool: BlockPool,
     pub(super) slots: Slots,
     pub(super) queue: WaitQueue,
+    /// Sequences that wait out of the queue.
+    pub(super) waiters: Waiters,
+    /// Key of a block that is about to be computed → the running sequence that will.
+    pub(super) fronts: hashbrown::HashMap<BlockKey, u32, BuildKeyBits>,
     /// In order of importance.
     pub(super) running: Vec<Running>,
     pub(super) sequences: Vec<Sequence>,
@@ -137,6 +142,12 @@ impl Scheduler {
             vocabulary,
             hasher,
             queue: WaitQueue::default(),
+            waiters: Waiters::default(),
+            // Twice the most entries there can be, so that it never grows.
+            fronts: hashbrown::HashMap::with_capacity_and_hasher(
+                2 * max_num_seqs,
+                BuildKeyBits::default(),
+            ),
             running: Vec::with_capacity(max_num_seqs),
             sequences: Vec::with_capacity(max_num_seqs),
             vacant_sequences: Vec::new(),
@@ -187,6 +198,11 @@ impl Scheduler {
             num_running,
             counters.num_submitted - num_ended - num_running,
         )
+    }
+
+    /// Waiting sequences that wait for what a running one is about to compute.
+    pub(crate) fn num_deferred(&self) -> usize {
+        self.waiters.len()
     }
 
     pub(crate) fn num_steps_in_flight(&self) -> usize {

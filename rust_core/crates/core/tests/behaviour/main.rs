@@ -10,6 +10,7 @@ mod forks;
 mod prefix;
 mod property;
 mod requests;
+mod shared;
 mod starvation;
 mod stops;
 mod support;

@@ -94,11 +94,13 @@ fn what_a_running_prefill_computes_in_the_same_step_is_found() {
     let mut bench = Bench::new(config());
     bench.submit(request(tokens(1, 200), 1));
     bench.step();
-    let second = bench.submit(request(tokens(1, 200), 1));
-    bench.step();
-    bench.run_to_end(true);
-    // 64 tokens of the first step and half of the second step's.
+    // 64 tokens of the first step and half of the second step's; the second prompt shares no more of the first.
+    let mut prompt = tokens(1, 96);
+    prompt.extend(tokens(2, 10));
+    let second = bench.submit(request(prompt, 1));
+    assert_eq!(bench.step(), [(second, 0)]);
     assert_eq!(bench.reported(second, 0).num_cached_tokens, 96);
+    bench.run_to_end(true);
 }
 
 #[test]

@@ -13,7 +13,8 @@ pub(crate) fn random_config(rng: &mut Rng) -> CoreConfig {
     let mut config = CoreConfig::new(rng.pick(&[5, 9, 14, 20, 30, 60]), VOCAB_SIZE);
     config.block_size = rng.pick(&[1, 2, 4, 4, 8]);
     config.max_num_seqs = rng.within(1, 10) as u32;
-    config.max_num_batched_tokens = config.max_num_seqs + rng.within(0, 50) as u32;
+    let most_spare = rng.pick(&[4, 50, 50]);
+    config.max_num_batched_tokens = config.max_num_seqs + rng.within(0, most_spare) as u32;
     config.max_model_len = rng.within(8, 90) as u32;
     config.enable_prefix_caching = !rng.once_in(6);
     config.policy = rng.pick(&[Policy::Fcfs, Policy::Priority]);
@@ -205,6 +206,11 @@ fn check_coverage(coverage: &Coverage, num_operations: u64) {
         ("forks", coverage.num_forks, 150),
         ("copies on write", coverage.num_cow, 50),
         ("prefix hits", coverage.num_hit_tokens, 700),
+        (
+            "steps that leave sequences waiting for a prefix",
+            coverage.num_deferring_steps,
+            20,
+        ),
         ("failed steps", coverage.num_failed_steps, 20),
         ("rows built on a failed step", coverage.num_bad_rows, 10),
         (

@@ -81,6 +81,10 @@ pub(crate) struct Coverage {
     pub(crate) num_aborted: u64,
     pub(crate) num_stopped: u64,
     pub(crate) num_full: u64,
+    /// Tokens of all steps.
+    pub(crate) num_scheduled: u64,
+    /// Steps that left a sequence waiting for what a running one is about to compute.
+    pub(crate) num_deferring_steps: u64,
 }
 
 impl Coverage {
@@ -98,6 +102,8 @@ impl Coverage {
         self.num_aborted += stats.num_aborted;
         self.num_stopped += stats.num_finished_stop;
         self.num_full += stats.num_finished_length;
+        self.num_scheduled += seen.num_scheduled;
+        self.num_deferring_steps += seen.num_deferring_steps;
     }
 }
 
@@ -182,6 +188,8 @@ impl Bench {
         self.coverage.num_forks += slab.header("num_forks") as u64;
         self.coverage.num_cow += slab.header("num_cow") as u64;
         self.coverage.num_failed_steps += u64::from(fails);
+        self.coverage.num_scheduled += slab.header("num_tokens") as u64;
+        self.coverage.num_deferring_steps += u64::from(self.core.num_deferred() > 0);
         let may_be_bad = self.in_flight.iter().any(|step| step.fails);
         self.device
             .execute(&mut slab, &mut self.oracle, Fate { fails, may_be_bad });
