@@ -36,7 +36,6 @@ CHAIN_ROWS: Final = (1, 4, 8, 16, 32, 64, 128, 256)
 COMPILE_THREADS: Final = 12
 SMOKE_DIVISOR: Final = 32
 """Sizes are divided by this where there is no GPU: the interpreter is slow."""
-MAX_NORM_INSIDE_ROWS: Final = 32
 MAX_SHARED_BYTES: Final = 220 << 10
 
 
@@ -92,7 +91,7 @@ class Inputs:
     tickets: torch.Tensor
 
     def fused(self, plan: Plan, x: torch.Tensor | None = None) -> Launch:
-        """x: instead of the own one. Where the plan streams, the norm may be launched at once."""
+        """x: instead of the own one. Where the plan streams, the norm is launched at once."""
         return planned(
             plan,
             self.x if x is None else x,
@@ -284,10 +283,7 @@ def streaming_plans(one: Map, num_tokens: int) -> Iterator[StreamPlan]:
             continue
         for programs in grids(-(-one.result_size // block_n) * -(-num_tokens // rows), one.in_size):
             if programs <= 132 or shared == 104 << 10:
-                plan = StreamPlan(block_n, 128, stages, warps, programs, rows)
-                yield plan
-                if one.norm and rows <= MAX_NORM_INSIDE_ROWS:
-                    yield replace(plan, norm_inside=True)
+                yield StreamPlan(block_n, 128, stages, warps, programs, rows)
 
 
 def grids(num_tiles: int, in_size: int) -> list[int]:
@@ -342,8 +338,7 @@ def short(plan: Plan) -> str:
     """A name for the table."""
     if isinstance(plan, StreamPlan):
         tile = f"{plan.block_n}x{plan.block_k}/{plan.num_stages}"
-        norm = " norm inside" if plan.norm_inside else ""
-        return f"stream {tile} warps {plan.num_warps} programs {plan.programs} rows {plan.most_rows}{norm}"
+        return f"stream {tile} warps {plan.num_warps} programs {plan.programs} rows {plan.most_rows}"
     body = f"dot/{plan.num_stages}" if plan.use_dot else "registers"
     return f"{body} {plan.block_n}x{plan.block_k} split {plan.split_k} warps {plan.num_warps}"
 

@@ -10,7 +10,7 @@ from oneloop_kernels.registry import Family, Implementation
 if TYPE_CHECKING:
     import torch
 
-NUM_TICKETS: Final = 1024
+NUM_TICKETS: Final = 2048
 """Elements of `tickets`."""
 
 

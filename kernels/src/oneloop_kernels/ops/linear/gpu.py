@@ -162,10 +162,9 @@ def stream(
     residual: torch.Tensor | None = None,
     tickets: torch.Tensor | None = None,
 ) -> Launch:
-    """The contract by one kernel of Hopper. x and weight: as `may_stream` says. tickets: one at least
-    per tile where programs share one (ValueError).
-
-    The norm is launched at once, a kernel of its own, unless the plan takes it inside; with float16 always, see above.
+    """The contract by one kernel of Hopper, after one for the norm, which is launched at once: its rows are made while
+    the first weights are under way. x and weight: as `may_stream` says. tickets: one at least per tile where programs
+    share one (ValueError).
     """
     from oneloop_kernels.ops.linear.triton.stream import stream_kernel
 
@@ -180,14 +179,13 @@ def stream(
     cut = num_tiles % programs != 0
     if cut and (tickets is None or tickets.numel() < num_tiles):
         raise ValueError(f"tickets: {num_tiles} are needed to split the sums of {num_tiles} tiles")
-    if norm is not None and (x.dtype is torch.float16 or not plan.norm_inside or cut):
-        x, norm = rms_norm(x, norm.weight, norm.eps), None
+    if norm is not None:
+        x = rms_norm(x, norm.weight, norm.eps)
     part_size = plan.block_n * block_m * (2 if gated else 1)
     arguments = (
         _tensor_map(x, block_m, plan.block_k),
         _tensor_map(weight, plan.block_n, plan.block_k),
         x if bias is None else bias,
-        x if norm is None else norm.weight,
         out,
         torch.empty(2 * programs * part_size if cut else 1, dtype=torch.float32, device=x.device),
         torch.empty(1, dtype=torch.int32, device=x.device) if tickets is None else tickets,
@@ -195,11 +193,9 @@ def stream(
         in_size,
         out_size,
         out.stride(0),
-        0.0 if norm is None else norm.eps,
     )
     constants: dict[str, object] = {
         "HAS_BIAS": bias is not None,
-        "HAS_NORM": norm is not None,
         "GATED": gated,
         "HAS_RESIDUAL": residual is not None,
         "BLOCK_M": block_m,

@@ -74,8 +74,7 @@ class StreamPlan:
     """Constants of `triton.stream.stream_kernel`, for Hopper.
 
     block_n: results of a tile. block_k: columns of a copy. num_stages: copies under way. programs: in the grid, at
-    most (0: by a rule). most_rows: of x in a tile. norm_inside: the norm is applied to each copy of x, where every
-    program has whole tiles.
+    most (0: by a rule). most_rows: of x in a tile.
     """
 
     block_n: int
@@ -84,7 +83,6 @@ class StreamPlan:
     num_warps: int = 4
     programs: int = 0
     most_rows: int = 128
-    norm_inside: bool = False
 
     def num_tiles(self, num_tokens: int, out_size: int) -> int:
         """out_size: of the result."""
@@ -127,9 +125,9 @@ _H200: Final[Mapping[Shape, Choices]] = MappingProxyType(
             (64, StreamPlan(64, 128, 6, programs=96)),
         ),
         (4096, 4096, False): (
-            (8, StreamPlan(128, 128, 6, programs=128)),
+            (8, StreamPlan(64, 128, 5, programs=256)),
             (16, StreamPlan(64, 128, 5, programs=128)),
-            (32, StreamPlan(128, 128, 5, programs=128)),
+            (32, StreamPlan(64, 128, 8, programs=128)),
             (64, StreamPlan(64, 128, 6, programs=128)),
         ),
         (28672, 4096, True): (
@@ -145,15 +143,21 @@ _H200: Final[Mapping[Shape, Choices]] = MappingProxyType(
             (32, StreamPlan(64, 128, 8, programs=128)),
             (64, StreamPlan(64, 128, 6, programs=128)),
         ),
+        (128256, 4096, False): (
+            (8, StreamPlan(128, 128, 3, programs=264)),
+            (64, StreamPlan(128, 128, 4, programs=132)),
+        ),
         (4096, 1024, False): (
             (8, StreamPlan(64, 128, 5, programs=64)),
             (16, StreamPlan(128, 128, 6, programs=64, most_rows=8)),
-            (32, StreamPlan(64, 128, 10, programs=128, most_rows=16)),
+            (32, StreamPlan(64, 128, 8, programs=64)),
             (64, StreamPlan(64, 128, 6, programs=64)),
         ),
         (1024, 2048, False): (
             (8, StreamPlan(128, 128, 6, programs=64)),
-            (64, StreamPlan(64, 128, 5, programs=128, most_rows=16)),
+            (16, StreamPlan(64, 128, 5, programs=128, most_rows=16)),
+            (32, StreamPlan(64, 128, 8, programs=64)),
+            (64, StreamPlan(64, 128, 4, programs=128, most_rows=32)),
             (128, StreamPlan(64, 128, 6, programs=128, most_rows=64)),
             (256, StreamPlan(64, 128, 3, programs=128, most_rows=64)),
         ),
@@ -167,8 +171,13 @@ _H200: Final[Mapping[Shape, Choices]] = MappingProxyType(
         (1024, 3072, False): (
             (8, StreamPlan(128, 128, 6, programs=72)),
             (16, StreamPlan(64, 128, 5, programs=128, most_rows=16)),
-            (64, StreamPlan(64, 128, 5, programs=192, most_rows=16)),
+            (32, StreamPlan(64, 128, 8, programs=96)),
+            (64, StreamPlan(64, 128, 4, programs=128, most_rows=32)),
             (128, StreamPlan(64, 128, 3, programs=128, most_rows=64)),
+        ),
+        (151936, 1024, False): (
+            (8, StreamPlan(128, 128, 6, programs=132)),
+            (64, StreamPlan(128, 128, 4, programs=132)),
         ),
     }
 )
@@ -224,7 +233,7 @@ def _streaming_by_rule(
     if not can_stream(device) or dtype.itemsize != 2 or num_tokens > MAX_STREAMING_ROWS:
         return None
     halves = 2 if shape[2] else 1
-    plan = StreamPlan(block_n=64, block_k=128, num_stages=2, num_warps=4 if num_tokens <= 32 else 8)
+    plan = StreamPlan(block_n=64, block_k=128, num_stages=2)
     stage_bytes = 2 * plan.block_k * (halves * plan.block_n + plan.block_m(num_tokens))
     return replace(plan, num_stages=min(_MAX_STAGES, _STAGES_BYTES // stage_bytes))
 

@@ -16,7 +16,6 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
     tma,
     warpgroup_mma,
@@ -43,36 +42,26 @@ def _out_layout(block_m, block_n, num_warps, sums):
     return gl.BlockedLayout([8, 1], [8, 4], [block_n // 64, num_warps * 64 // block_n], [0, 1])
 
 
-@gluon.constexpr_function
-def _rows_layout(block_k, num_warps):
-    """Rows of x read from shared memory to be scaled: eight neighbours, 16 bytes, to a thread."""
-    beside = min(32, block_k // 8)
-    return gl.BlockedLayout([1, 8], [32 // beside, beside], [num_warps, 1], [1, 0])
-
-
 @gluon.jit(do_not_specialize=["num_tokens", "in_size"])
 def stream_kernel(
-    x_desc, weight_desc, bias_ptr, norm_ptr, out_ptr, partial_ptr, tickets_ptr,
-    num_tokens, in_size, out_size, out_stride, eps,
-    HAS_BIAS: gl.constexpr, HAS_NORM: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
+    x_desc, weight_desc, bias_ptr, out_ptr, partial_ptr, tickets_ptr,
+    num_tokens, in_size, out_size, out_stride,
+    HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
     MERGE: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
-    """out (or +=, with HAS_RESIDUAL) = silu(a) · b where [a; b] = W · norm(x)ᵀ + bias, or that product itself.
+    """out (or +=, with HAS_RESIDUAL) = silu(a) · b where [a; b] = W · xᵀ + bias, or that product itself.
 
     x_desc, weight_desc: tensor maps with boxes [BLOCK_M, BLOCK_K] and [BLOCK_N, BLOCK_K]; what lies outside reads as
     zero. BLOCK_N ≥ 64. out_size: columns of the result.
     partial: float32 [2 · programs, 2 if GATED else 1, BLOCK_N · BLOCK_M], uninitialised. tickets: int32, one per tile,
-    0 before and after. MERGE: partial sums that are fetched at a time. Grid: any size up to the number of blocks; with
-    HAS_NORM one that gives every program whole tiles, whose sums of x² it then has: the norm's factor 1 / rms belongs
-    to a row of x, so it is applied to the sums, and what enters the product is x · weight of the norm.
+    0 before and after. MERGE: partial sums that are fetched at a time. Grid: any size up to the number of blocks.
     """
     halves: gl.constexpr = 2 if GATED else 1
     per_thread: gl.constexpr = BLOCK_M * BLOCK_N // (32 * gl.num_warps())
     EARLY: gl.constexpr = per_thread <= 32  # there are no registers for more
     layout: gl.constexpr = _sums_layout(BLOCK_M, BLOCK_N, gl.num_warps())
     out_layout: gl.constexpr = _out_layout(BLOCK_M, BLOCK_N, gl.num_warps(), layout)
-    scale_layout: gl.constexpr = _rows_layout(BLOCK_K, gl.num_warps())
     num_blocks = gl.cdiv(in_size, BLOCK_K)
     token_tiles = gl.cdiv(num_tokens, BLOCK_M)
     total = gl.cdiv(out_size, BLOCK_N) * token_tiles * num_blocks
@@ -93,9 +82,6 @@ def stream_kernel(
             weight_desc, weights, arrived, begin + ahead, end, ahead, num_blocks, token_tiles, out_size,
             GATED, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
-    scale = gl.zeros([BLOCK_K], gl.float32, gl.SliceLayout(0, scale_layout))
-    if HAS_NORM:
-        scale = _scale(norm_ptr, begin, num_blocks, in_size, BLOCK_K, scale_layout)
     if USE_PDL:
         tl.extra.cuda.gdc_launch_dependents()  # so that the next kernel's copies start while this one runs
         tl.extra.cuda.gdc_wait()
@@ -117,19 +103,10 @@ def stream_kernel(
             residual = gl.load(places, mask=mask, other=0.0)  # long before it is needed
         gate = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
         up = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
-        squares = gl.zeros([BLOCK_M, BLOCK_K], gl.float32, scale_layout)
         for done in range(count):
             here = unit + done
             stage = (here - begin) % STAGES
             mbarrier.wait(arrived.index(stage), ((here - begin) // STAGES) & 1)
-            if HAS_NORM:
-                following = _scale(norm_ptr, here + 1, num_blocks, in_size, BLOCK_K, scale_layout)
-                wide = rows.index(stage).load(scale_layout).to(gl.float32)
-                squares += wide * wide
-                rows.index(stage).store((wide * scale[None, :]).to(x_desc.dtype))
-                fence_async_shared()
-                gl.thread_barrier()
-                scale = following
             x = rows.index(stage).permute((1, 0))
             gate = warpgroup_mma(weights.index(stage * halves), x, gate, is_async=True)
             if GATED:
@@ -162,11 +139,6 @@ def stream_kernel(
                     GATED, BLOCK_M, BLOCK_N, MERGE, layout,
                 )  # fmt: skip
         if whole:
-            if HAS_NORM:
-                inverse = gl.rsqrt(gl.sum(squares, 1) / in_size + eps)
-                inverse = gl.convert_layout(inverse, gl.SliceLayout(0, layout))
-                gate *= inverse[None, :]
-                up *= inverse[None, :]
             first_column = tile // token_tiles * BLOCK_N
             gate = _activate(gate, up, bias_ptr, first_column, out_size, HAS_BIAS, GATED, BLOCK_N, layout)
             out = gl.convert_layout(gate, out_layout)
@@ -218,13 +190,6 @@ def _copy_rows(
         rows.index(stage),
         pred=unit < end,
     )
-
-
-@gluon.jit
-def _scale(norm_ptr, unit, num_blocks, in_size, BLOCK_K: gl.constexpr, layout: gl.constexpr):
-    """The norm's weights of a unit's columns."""
-    columns = unit % num_blocks * BLOCK_K + gl.arange(0, BLOCK_K, gl.SliceLayout(0, layout))
-    return gl.load(norm_ptr + columns, mask=columns < in_size, other=0.0).to(gl.float32)
 
 
 @gluon.jit
