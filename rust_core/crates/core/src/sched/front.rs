@@ -133,7 +133,7 @@ impl Scheduler {
     }
 
     /// Notes the front of a running sequence after its `num_registered` has changed, and wakes those who waited for
-    /// that. Of several that are to compute one block the first one noted counts.
+    /// that; all of them if it has none. Of several that are to compute one block the first one noted counts.
     pub(super) fn note_front(&mut self, id: u32) {
         let sequence = &self.sequences[id as usize];
         let index = sequence.num_registered;
@@ -147,7 +147,8 @@ impl Scheduler {
                 self.sequences[id as usize].front = index;
             }
         }
-        self.wake(id, index);
+        let has_front = self.sequences[id as usize].front != NO_FRONT;
+        self.wake(id, if has_front { index } else { u32::MAX });
     }
 
     /// The sequence leaves its slot: nobody waits for it any longer.

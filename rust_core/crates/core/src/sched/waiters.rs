@@ -106,7 +106,7 @@ impl Waiters {
         let Some(&head) = self.nodes.get(awaited as usize) else {
             return;
         };
-        if num_blocks < head.least {
+        if head.first == NONE || num_blocks < head.least {
             return;
         }
         let mut least = NEVER;
