@@ -345,6 +345,46 @@ fn a_more_important_one_does_not_wait_for_a_less_important_one() {
     bench.run_to_end(true);
 }
 
+/// The cache may hold the end of a prefix and not its middle, when the middle was computed twice.
+#[test]
+fn who_fills_a_gap_is_waited_for_up_to_its_end() {
+    let mut config = config();
+    config.policy = Policy::Priority;
+    config.max_model_len = 2_048;
+    let mut bench = Bench::new(config);
+    let submit = |bench: &mut Bench, prompt, max_tokens, priority| {
+        let mut request = request(prompt, max_tokens);
+        request.priority = priority;
+        bench.submit(request)
+    };
+    let keeper = submit(&mut bench, tokens(1, 400), 500, 5);
+    bench.step();
+    // Goes past it from block 24 on, and ends: the findable blocks up to 74 are its own, those after it the keeper's.
+    submit(&mut bench, tokens(1, 301), 1, 1);
+    while bench.reported(keeper, 0).tokens.is_empty() {
+        bench.step();
+    }
+    assert_eq!(bench.core.stats().num_cached_blocks, 51);
+    let filler = submit(&mut bench, tokens(2, 380), 500, 6);
+    while bench.core.stats().num_cached_blocks > 0 {
+        bench.step();
+    }
+    assert!(bench.abort(filler));
+    let [fills, waits] = [0, 1].map(|_| submit(&mut bench, tokens(1, 400), 1, 5));
+    bench.step();
+    bench.step();
+    assert_eq!(bench.core.num_deferred(), 1);
+    while bench.core.num_deferred() > 0 {
+        assert!(bench.reported(fills, 0).tokens.is_empty());
+        bench.step();
+    }
+    assert!(bench.reported(fills, 0).tokens.is_empty());
+    bench.step();
+    assert_eq!(bench.reported(waits, 0).num_cached_tokens, 396);
+    assert!(bench.abort(keeper));
+    bench.run_to_end(true);
+}
+
 /// 8 prompts of 4,000 tokens that run on 256 tokens a step.
 fn with_long_prefills() -> (Bench, u64) {
     let mut config = roomy();
