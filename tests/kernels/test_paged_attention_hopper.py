@@ -20,20 +20,19 @@ def pointers(names, kind="*i32"):
     return dict.fromkeys(names.split(), kind)
 
 
-def decode_spec(kernel, shared, registers=None):
-    signature = (
-        TENSORS | STRIDES | pointers("row_slot seq_lens programs partial_acc partial_norm") | {"out": "*bf16"}
-    )
+def decode_spec(shared):
+    signature = TENSORS | STRIDES | pointers("row_slot seq_lens programs split tickets") | {"out": "*bf16"}
+    signature |= pointers("partial_acc partial_norm", "*fp32")
     constants = LAYER | {
         "BLOCK_SIZE": 16, "BLOCK_N": 64, "GROUP_ROWS": 4, "MERGE": 16, "SHARED": 4 if shared else 0, "STAGES": 3,
-        "PREFETCH": 128, "BESIDE": shared, "WAIT_SHARED": shared,
+        "BESIDE": shared, "WAIT_SHARED": shared,
     }  # fmt: skip
     if shared:
         signature |= pointers("shared_lens shared_chunks") | pointers("shared_acc shared_norm", "*fp32")
     else:
         constants |= dict.fromkeys(("shared_lens", "shared_chunks", "shared_acc", "shared_norm"))
-    options = {"num_warps": 4, "launch_pdl": True} | ({"maxnreg": registers} if registers else {})
-    return KernelSpec(f"{MODULE}.decode", kernel, signature, constants, options, ("max_rows",))
+    options = {"num_warps": 4, "maxnreg": 168, "launch_pdl": True}
+    return KernelSpec(f"{MODULE}.decode", "decode_kernel", signature, constants, options, ("max_rows",))
 
 
 def tiles_spec(*, tma, partial):
@@ -66,13 +65,13 @@ def plan_specs():
     decode = KernelSpec(
         f"{MODULE}.planning", "decode_plan_kernel",
         pointers(
-            "row_slot seq_lens num_single common programs ends shared_lens shared_chunks run_first run_common "
+            "row_slot seq_lens num_single common programs split ends shared_lens shared_chunks run_first run_common "
             "run_rows items num_items"
         ) | pointers("max_items num_programs min_tiles shared_programs", "i32"),
         {
             "KV_HEADS": KV_HEADS, "BLOCK_N": 64, "WINDOW": 0, "PROGRAM_LANES": 512, "ROW_LANES": 1024, "ROW_STEPS": 11,
             "SHARED": True, "MIN_SHARED": 1024, "MIN_SHARERS": 8, "CHUNK": 1024, "MAX_CHUNKS": 4, "TOKENS": 16,
-            "PIECES": True, "USE_PDL": True,
+            "USE_PDL": True,
         },
         {"num_warps": 4, "launch_pdl": True}, ("max_items", "num_programs", "min_tiles", "shared_programs"),
     )  # fmt: skip
@@ -92,9 +91,8 @@ def plan_specs():
 @pytest.fixture(scope="module")
 def reports():
     specs = {
-        "pieces": decode_spec("piece_kernel", False),
-        "ranges": decode_spec("range_kernel", False, 168),
-        "ranges shared": decode_spec("range_kernel", True, 168),
+        "decode": decode_spec(False),
+        "decode shared": decode_spec(True),
         "tiles": tiles_spec(tma=False, partial=False),
         "tiles tma": tiles_spec(tma=True, partial=False),
         "shared tma": tiles_spec(tma=True, partial=True),
@@ -106,21 +104,13 @@ def test_nothing_to_speak_of_is_spilled(reports):
     assert {name: report.spilled for name, report in reports.items() if report.spilled > 64} == {}
 
 
-@pytest.mark.parametrize("name", ["ranges", "ranges shared"])
-def test_ranges_copy_wide_and_fit_three_times(reports, name):
+@pytest.mark.parametrize("name", ["decode", "decode shared"])
+def test_decode_copies_wide_and_fits_three_times(reports, name):
     report = reports[name]
     assert report.count(r"LDGSTS.*\.128") == report.count("LDGSTS") > 0
     assert report.count("HMMA") > 0
     assert report.registers <= 168
     assert 3 * (report.shared + 1024) <= 228 * 1024
-
-
-def test_pieces_load_wide_and_fit_twice(reports):
-    report = reports["pieces"]
-    assert report.count(r"LDGSTS.*\.128") == report.count("LDGSTS") > 0
-    assert report.count(r"LDG.*\.128") >= 16
-    assert report.registers <= 255
-    assert 2 * (report.shared + 1024) <= 228 * 1024
 
 
 @pytest.mark.parametrize("name", ["tiles", "tiles tma", "shared tma"])

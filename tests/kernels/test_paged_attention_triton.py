@@ -122,13 +122,8 @@ def make_step(rows, slots, tables, max_rows, device):
     )
 
 
-def make_attention(
-    shape, dtype, device, *, max_rows=40, max_tokens=512, max_blocks=1 << 10, pieces=False, **config
-):
-    """config: fields of DecodeConfig and TilesConfig as decode_…, tiles_… and shared_…, of AttentionConfig; sms.
-
-    pieces: steps whose pairs have a program each are left to piece_kernel.
-    """
+def make_attention(shape, dtype, device, *, max_rows=40, max_tokens=512, max_blocks=1 << 10, **config):
+    """config: fields of DecodeConfig and TilesConfig as decode_…, tiles_… and shared_…, of AttentionConfig; sms."""
     from oneloop_kernels.ops.paged_attention.triton.configs import default_config
 
     with prefer("triton"):
@@ -140,8 +135,6 @@ def make_attention(
         changes = {name.removeprefix(f"{part}_"): value for name, value in names.items()}
         parts[part] = dataclasses.replace(getattr(tuned, part), **changes)
     sms = config.pop("sms", None)
-    if pieces:
-        config |= {"few": parts["decode"], "few_rows": max_rows}
     return factory(
         shape, max_rows=max_rows, max_tokens=max_tokens, max_blocks_per_row=max_blocks, dtype=dtype, device=device,
         config=dataclasses.replace(tuned, **parts, **config), sms=sms,
@@ -149,7 +142,7 @@ def make_attention(
 
 
 def check(case, attention, dtype, sinks=None, layers=1):
-    """layers: runs of one plan; partial results and counters must be as before after each."""
+    """layers: runs of one plan; tickets and counters must be back at zero after each."""
     has_multi = case.num_tokens > int(case.step.num_single)
     plan = attention.plan(case.step, case.step.row_slot.shape[0], case.qkv.shape[0], has_multi)
     for _ in range(layers):
@@ -191,15 +184,12 @@ def test_the_reference(inputs, kernel_device, window, soft_cap, sinks):
     check(case, attention, torch.float32, logits)
 
 
-@pytest.mark.parametrize("pieces", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads"), GROUPS)
-def test_mixed_steps(inputs, kernel_device, kernel_dtype, heads, kv_heads, pieces):
+def test_mixed_steps(inputs, kernel_device, kernel_dtype, heads, kv_heads):
     shape = make_shape(heads, kv_heads, head_dim=32)
     rng = random.Random(int(inputs.integers(0, 1 << 30, 1)))
     case = make_case(inputs, shape, mixed_rows(rng, 4, 2, longest_query=20, scale=SCALE), kernel_dtype)
-    sms = 11 if pieces else None
-    attention = make_attention(shape, kernel_dtype, kernel_device, max_tokens=1024, pieces=pieces, sms=sms)
-    check(case, attention, kernel_dtype)
+    check(case, make_attention(shape, kernel_dtype, kernel_device, max_tokens=1024), kernel_dtype)
 
 
 @pytest.mark.parametrize("by_head", [False, True], ids=["by_token", "by_head"])
@@ -228,53 +218,27 @@ def test_head_dims(inputs, kernel_device, head_dim):
     check(case, make_attention(shape, dtype, kernel_device), dtype)
 
 
-@pytest.mark.parametrize("pieces", [False, True])
 @pytest.mark.parametrize("window", [1, 16, 33, 300])
-def test_sliding_windows(inputs, kernel_device, window, pieces):
+def test_sliding_windows(inputs, kernel_device, window):
     shape = make_shape(2, 1, head_dim=16, sliding_window=window)
     rows = [(1, 99), (1, 0), (1, 31), (40, 0), (30, 51)]
     case = make_case(inputs, shape, rows, torch.float16)
-    attention = make_attention(
-        shape, torch.float16, kernel_device, decode_block_n=16, tiles_block_n=16, pieces=pieces, sms=6
-    )
+    attention = make_attention(shape, torch.float16, kernel_device, decode_block_n=16, tiles_block_n=16)
     check(case, attention, torch.float16)
 
 
-@pytest.mark.parametrize("pieces", [False, True])
-def test_soft_cap(inputs, kernel_device, kernel_dtype, pieces):
+def test_soft_cap(inputs, kernel_device, kernel_dtype):
     shape = make_shape(4, 2, head_dim=16, soft_cap=2.0)
     case = make_case(inputs, shape, [(1, 99), (1, 0), (33, 0), (9, 50)], kernel_dtype, qk_factor=3.0)
-    sms = 8 if pieces else None
-    check(case, make_attention(shape, kernel_dtype, kernel_device, pieces=pieces, sms=sms), kernel_dtype)
+    check(case, make_attention(shape, kernel_dtype, kernel_device), kernel_dtype)
 
 
-@pytest.mark.parametrize("pieces", [False, True])
 @pytest.mark.parametrize("window", [None, 20])
-def test_sinks(inputs, kernel_device, kernel_dtype, window, pieces):
+def test_sinks(inputs, kernel_device, kernel_dtype, window):
     shape = make_shape(4, 2, head_dim=16, sliding_window=window)
     sinks = torch.tensor([-3.0, 0.0, 2.0, 9.0], dtype=kernel_dtype, device=kernel_device)
     case = make_case(inputs, shape, [(1, 199), (1, 0), (33, 0), (9, 50)], kernel_dtype, sinks=sinks)
-    sms = 8 if pieces else 3
-    check(
-        case, make_attention(shape, kernel_dtype, kernel_device, sms=sms, pieces=pieces), kernel_dtype, sinks
-    )
-
-
-@pytest.mark.parametrize(("programs", "min_tiles"), [(16, 1), (17, 1), (23, 3), (60, 1), (60, 4)])
-def test_rows_cut_into_pieces(inputs, kernel_device, programs, min_tiles):
-    shape = make_shape(4, 2, head_dim=16)
-    case = make_case(inputs, shape, [(1, SCALE * n - 1) for n in (100, 1, 16, 17, 70)], torch.float32)
-    attention = make_attention(
-        shape, torch.float32, kernel_device, sms=programs, decode_block_n=16, decode_programs_per_sm=1,
-        decode_min_tiles=min_tiles, pieces=True,
-    )  # fmt: skip
-    check(case, attention, torch.float32, layers=2)
-    records = attention._space.programs.tolist()
-    sizes = [record[3] for record in records if record[4]]
-    tiles = [-(-int(n) // 16) for n in case.step.seq_lens[:5]]
-    assert sum(sizes) == 2 * sum(tiles)
-    assert len(sizes) <= programs
-    assert max(sizes) <= max(min_tiles, -(-sum(tiles) // (programs // 2 - 5)))
+    check(case, make_attention(shape, kernel_dtype, kernel_device, sms=3), kernel_dtype, sinks)
 
 
 @pytest.mark.parametrize(("programs", "min_tiles"), [(1, 1), (2, 1), (5, 1), (8, 3), (40, 1)])
@@ -308,15 +272,38 @@ def test_prefill_work_is_drawn_by_any_number_of_programs(inputs, kernel_device, 
     check(case, attention, torch.float16, layers=2)
 
 
-@pytest.mark.parametrize("pieces", [False, True])
-def test_one_planner_serves_steps_of_any_size(inputs, kernel_device, pieces):
+def test_one_planner_serves_steps_of_any_size(inputs, kernel_device):
     """What an earlier, larger step left in the workspaces does no harm."""
     shape = make_shape(4, 2, head_dim=16)
-    attention = make_attention(shape, torch.float16, kernel_device, sms=20 if pieces else 7, pieces=pieces)
+    attention = make_attention(shape, torch.float16, kernel_device, sms=7)
     rng = random.Random(int(inputs.integers(0, 1 << 30, 1)))
     for num_single, num_multi in ((7, 3), (1, 0), (0, 2), (9, 0)):
         case = make_case(inputs, shape, mixed_rows(rng, num_single, num_multi), torch.float16, max_rows=20)
         check(case, attention, torch.float16)
+
+
+def test_few_rows_have_a_configuration_of_their_own(inputs, kernel_device):
+    from oneloop_kernels.ops.paged_attention.triton.configs import DecodeConfig
+
+    shape = make_shape(4, 2, head_dim=16)
+    few = DecodeConfig(16, 2, 2, programs_per_sm=5)
+    attention = make_attention(
+        shape,
+        torch.float16,
+        kernel_device,
+        sms=3,
+        few_rows=((4, few),),
+        decode_block_n=32,
+        decode_programs_per_sm=2,
+    )
+    for lengths in ((SCALE * 90,), (70, 33, 1, 150), (40,)):
+        case = make_case(inputs, shape, [(1, n) for n in lengths], torch.float16, max_rows=len(lengths) + 3)
+        check(case, attention, torch.float16, layers=2)
+        chosen = attention.config.decode_for(case.step.row_slot.shape[0])
+        assert chosen is (few if len(lengths) == 1 else attention.config.decode)
+        programs = 3 * chosen.programs_per_sm
+        tiles = sum(-(-(n + 1) // chosen.block_n) for n in lengths)
+        assert int((attention._space.programs[:programs, 2] > 0).sum()) == min(programs, 2 * tiles)
 
 
 def test_an_empty_step_writes_nothing(inputs, kernel_device):
@@ -438,18 +425,17 @@ def test_one_graph_serves_steps_of_all_lengths(inputs, kernel_device, has_multi)
         assert bool(out[case.num_tokens :].isnan().all())
 
 
-@pytest.mark.parametrize("pieces", [False, True])
 @pytest.mark.parametrize("num_multi", [0, 2])
 @pytest.mark.parametrize("block_size", [16, 48])
 @pytest.mark.parametrize("kv_heads", [1, 2])
-def test_shared_prefixes_are_read_once(inputs, kernel_device, kv_heads, block_size, num_multi, pieces):
+def test_shared_prefixes_are_read_once(inputs, kernel_device, kv_heads, block_size, num_multi):
     shape = make_shape(4, kv_heads, head_dim=16, block_size=block_size)
     rows = [(1, n) for n in (400, 385, 480, 384, 399)]
     rows += [(20, 0), (3, 70)][:num_multi]
     case = make_case(inputs, shape, rows, torch.float16, shared=384 // block_size)
     attention = make_attention(
-        shape, torch.float16, kernel_device, sms=9 if pieces else 5, pieces=pieces, min_shared=128, min_sharers=3,
-        chunk=128, max_chunks=2, shared_block_m=16, decode_block_n=64,
+        shape, torch.float16, kernel_device, sms=5, min_shared=128, min_sharers=3, chunk=128, max_chunks=2,
+        shared_block_m=16, decode_block_n=64,
     )  # fmt: skip
     check(case, attention, torch.float16)
     assert attention._space.shared_lens[:5].tolist() == [384] * 5

@@ -197,12 +197,13 @@ def test_the_sampler_allocates_what_is_planned():
     assert sum(tensor.nbytes for tensor in tensors) + tables == sampler_bytes(LLAMA_8B, slots)
 
 
+@pytest.mark.parametrize("num_heads", [16, 32])
 @pytest.mark.parametrize(("num_seqs", "num_tokens"), [(8, 256), (64, 2048)])
-def test_attention_allocates_no_more_than_planned(num_seqs, num_tokens):
+def test_attention_allocates_no_more_than_planned(num_seqs, num_tokens, num_heads):
     """On a card of 132 multiprocessors, every configuration in the tables."""
-    planned = attention_workspace_bytes(LLAMA_8B, num_seqs, num_tokens)
-    shape = AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, block_size=16, scale=0.1)
-    for config in (config_for("NVIDIA H200", 2, 128), config_for("", 2, 128)):
+    planned = attention_workspace_bytes(replace(LLAMA_8B, num_heads=num_heads), num_seqs, num_tokens)
+    shape = AttentionShape(num_heads=num_heads, num_kv_heads=8, head_dim=128, block_size=16, scale=0.1)
+    for config in (config_for("NVIDIA H200", 2, 128, num_heads // 8), config_for("", 2, 128)):
         attention = TritonAttention(
             shape, max_rows=num_seqs, max_tokens=num_tokens, max_blocks_per_row=512, dtype=torch.float16, device=CPU,
             config=config, sms=132,

@@ -49,10 +49,6 @@ def pdl_options(device: torch.device) -> Mapping[str, bool]:
     `kernel[grid](..., **pdl_options(device))`. With USE_PDL the kernel must call `tl.extra.cuda.gdc_wait()` before its
     first access to anything that a kernel before it reads or writes, and may call `gdc_launch_dependents()` early:
     those that follow then start, and wait in turn until this one has ended.
-
-    A kernel that calls `gdc_launch_dependents()` only after its own `gdc_wait()` promises more: when the next one
-    starts, all before this one has ended. Rotation, decode and tiles of attention do so, because what follows them
-    (decode) reads the step's plan and block tables before it waits.
     """
     if pdl_supported(device):
         return MappingProxyType({"USE_PDL": True, "launch_pdl": True})

@@ -251,7 +251,6 @@ def _planned_at_first(
 
 
 def _decode_configs(case: Case) -> dict[str, AttentionConfig]:
-    """With few rows for both kernels of decode.py."""
     base = config_for("", 2, case.heads[2])
     tiles = (
         # block_n, warps, stages, programs per multiprocessor, registers
@@ -262,13 +261,9 @@ def _decode_configs(case: Case) -> dict[str, AttentionConfig]:
     )  # fmt: skip
     most = sum(case.lengths) * case.heads[1]
     return {
-        f"{'pieces ' if pieces else ''}n{n} w{w} s{s} x{x} r{r} m{m}": replace(
-            base, decode=tried, few=tried if pieces else None
-        )
-        for pieces in ((False, True) if len(case.rows) <= base.few_rows else (False,))
+        f"n{n} w{w} s{s} x{x} r{r} m{m}": replace(base, decode=DecodeConfig(n, w, s, x, m, r))
         for n, w, s, x, r in tiles
-        for m in ((1, 2) if most < 64 * 1024 else (1,))
-        for tried in (DecodeConfig(n, w, s, x, m, r),)
+        for m in ((1, 2, 4) if most < 64 * 1024 else (1,))
     }
 
 

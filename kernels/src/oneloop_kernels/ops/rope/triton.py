@@ -89,11 +89,9 @@ def rotate_and_store_kernel(
         weights = norm_weight + tl.where(head < NUM_HEADS, 0, 2 * HALF_DIM)[:, None] + column[None, :]
         first_weight = tl.load(weights, mask=turned, other=1.0).to(tl.float32)
         second_weight = tl.load(weights + HALF_DIM, mask=turned, other=1.0).to(tl.float32)
-    if (
-        USE_PDL
-    ):  # in this order: the attention kernel asks for old keys before it waits, see launch.pdl_options
-        tl.extra.cuda.gdc_wait()
+    if USE_PDL:
         tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     wide_token = token.to(tl.int64)
     place = (
         qkv + (wide_token * (NUM_HEADS + 2 * NUM_KV_HEADS) + head)[:, None] * (2 * HALF_DIM) + column[None, :]

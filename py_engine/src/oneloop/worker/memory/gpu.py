@@ -26,7 +26,7 @@ GEMM_WORKSPACE_BYTES: Final = 64 * MIB
 SLACK_SHARE: Final = 0.05
 """Part of the step's own tensors that the allocator's rounding and splitting may add."""
 
-_MAX_PROGRAMS: Final = 160 * 4
+_MAX_PROGRAMS: Final = 160 * 5
 """Programs of split decode attention: multiprocessors (more than any card of today has) times programs on each."""
 _MAX_CHUNKS: Final = 4
 """Parts that a prefix shared by many sequences is read in."""

@@ -11,7 +11,7 @@ import triton
 
 from oneloop_kernels.launch import INTERPRETED, num_sms, pdl_options
 from oneloop_kernels.ops.paged_attention.triton.configs import config_for
-from oneloop_kernels.ops.paged_attention.triton.decode import piece_kernel, range_kernel
+from oneloop_kernels.ops.paged_attention.triton.decode import decode_kernel
 from oneloop_kernels.ops.paged_attention.triton.planning import (
     COST_CLASSES,
     ITEM_FIELDS,
@@ -21,7 +21,6 @@ from oneloop_kernels.ops.paged_attention.triton.planning import (
     decode_plan_kernel,
     prefill_plan_kernel,
 )
-from oneloop_kernels.ops.paged_attention.triton.results import ABSENT
 from oneloop_kernels.ops.paged_attention.triton.tiles import tiles_kernel
 
 if TYPE_CHECKING:
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
     from oneloop_kernels.ops.paged_attention.triton.configs import AttentionConfig, DecodeConfig
 
 _LOG2_E = math.log2(math.e)
-_MERGED_BY_THREAD = 64
-"""Words of partial results that a thread adds up at a time, at most."""
+_MERGE_ELEMENTS = 8192
+"""Of partial results that are added up at a time."""
 _INTERPRETED_SMS = 2
 """Multiprocessors that the interpreter stands for: it runs programs one after the other, those without work too."""
 
@@ -55,7 +54,6 @@ class TritonAttention:
         self.shape = shape
         self._device = device
         self._pdl = dict(pdl_options(device))
-        self._prefetches = device.type == "cuda" and not INTERPRETED
         dim = triton.next_power_of_2(max(16, shape.head_dim))
         if config is None:
             name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
@@ -65,8 +63,6 @@ class TritonAttention:
         self._group_rows = triton.next_power_of_2(self._group)
         multiprocessors = sms or (_INTERPRETED_SMS if INTERPRETED else num_sms(device))
         self._multiprocessors = multiprocessors
-        kinds = [config.decode] if config.few is None else [config.decode, config.few]
-        programs = multiprocessors * max(kind.programs_per_sm for kind in kinds)
         self._tiles_programs = multiprocessors * config.tiles.programs_per_sm
         self._shared_programs = multiprocessors * config.shared.programs_per_sm
         self._tokens = config.tiles.block_m // self._group
@@ -85,7 +81,7 @@ class TritonAttention:
         self._max_rows = max_rows
         self._max_items = triton.cdiv(max_tokens, self._tokens) + min(max_rows, max_tokens)
         self._space = _Workspace.make(
-            programs,
+            multiprocessors * config.most_programs_per_sm,
             self._group_rows,
             max_rows,
             self._max_items,
@@ -105,16 +101,14 @@ class TritonAttention:
         shares = may_share and self._can_share and num_rows >= self.config.min_sharers
         if shares:
             self._plan_common(step, num_rows)
-        few = self.config.few if num_rows <= self.config.few_rows else None
-        pieces = few is not None and num_rows * self.shape.num_kv_heads <= self._programs(few)
-        decode = few if few is not None and pieces else self.config.decode
-        self._plan_decode(step, decode, pieces, shares)
+        decode = self.config.decode_for(num_rows)
+        self._plan_decode(step, decode, shares)
         if has_multi:
             self._plan_prefill(step)
-        return TritonPlan(self, step, decode, pieces, shares, has_multi)
+        return TritonPlan(self, step, decode, shares, has_multi)
 
-    def _programs(self, config: DecodeConfig) -> int:
-        return self._multiprocessors * config.programs_per_sm
+    def _programs(self, decode: DecodeConfig) -> int:
+        return self._multiprocessors * decode.programs_per_sm
 
     def _plan_common(self, step: AttentionStep, num_rows: int) -> None:
         common_kernel[(num_rows,)](
@@ -123,12 +117,11 @@ class TritonAttention:
             BLOCK_SIZE=self.shape.block_size, UNIT=self._unit, CHUNK=256, num_warps=2, **self._pdl,
         )  # fmt: skip
 
-    def _plan_decode(self, step: AttentionStep, decode: DecodeConfig, pieces: bool, shares: bool) -> None:
-        space, config = self._space, self.config
-        programs = self._programs(decode)
+    def _plan_decode(self, step: AttentionStep, decode: DecodeConfig, shares: bool) -> None:
+        space, config, programs = self._space, self.config, self._programs(decode)
         decode_plan_kernel[(1,)](
             step.row_slot, step.seq_lens, step.num_single, space.common,
-            space.programs, space.ends,
+            space.programs, space.split, space.ends,
             space.shared_lens, space.shared_chunks, space.run_first, space.run_common, space.run_rows,
             space.shared_items, space.num_shared_items, self._max_shared_items,
             programs, decode.min_tiles, self._shared_programs,
@@ -136,7 +129,7 @@ class TritonAttention:
             PROGRAM_LANES=triton.next_power_of_2(programs), ROW_LANES=space.ends.shape[0],
             ROW_STEPS=space.ends.shape[0].bit_length(), SHARED=shares, MIN_SHARED=config.min_shared,
             MIN_SHARERS=config.min_sharers, CHUNK=config.chunk, MAX_CHUNKS=config.max_chunks,
-            TOKENS=self._shared_tokens, PIECES=pieces, num_warps=4, **self._pdl,
+            TOKENS=self._shared_tokens, num_warps=4, **self._pdl,
         )  # fmt: skip
 
     def _plan_prefill(self, step: AttentionStep) -> None:
@@ -180,23 +173,23 @@ class TritonAttention:
 
     def run_decode(
         self, step: AttentionStep, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor,
-        sinks: torch.Tensor | None, config: DecodeConfig, *, pieces: bool, shares: bool, beside: bool,
+        sinks: torch.Tensor | None, config: DecodeConfig, *, shares: bool, beside: bool,
     ) -> None:  # fmt: skip
         """Launch decode.py on one layer. beside: directly after run_tiles for rows with several queries."""
         space = self._space
-        words = self._group_rows * int(self._layer_constants["DIM"])
-        merge = max(2, min(config.merge, _MERGED_BY_THREAD * 32 * config.warps // words))
-        kernel = piece_kernel if pieces else range_kernel
-        kernel[(self._programs(config),)](
+        limits = [config.max_registers, self.config.beside_registers if beside or shares else None]
+        registers = min((limit for limit in limits if limit is not None), default=None)
+        dim = self._layer_constants["DIM"]
+        merge = max(2, min(16, _MERGE_ELEMENTS // (self._group_rows * int(dim))))
+        decode_kernel[(self._programs(config),)](
             qkv, cache, out, sinks, step.row_slot, step.seq_lens, step.block_tables, step.block_tables.stride(0),
-            space.programs, space.shared_lens, space.shared_chunks,
-            space.partial_acc, space.partial_norm, space.shared_acc, space.shared_norm, self._max_rows,
+            space.programs, space.split, space.shared_lens, space.shared_chunks,
+            space.partial_acc, space.partial_norm, space.tickets, space.shared_acc, space.shared_norm, self._max_rows,
             cache.stride(0), cache.stride(1), cache.stride(2), self._scale,
             **self._layer_constants, BLOCK_N=config.block_n, GROUP_ROWS=self._group_rows, MERGE=merge,
             HAS_SINKS=sinks is not None, SHARED=self.config.max_chunks if shares else 0,
-            BESIDE=beside or shares, WAIT_SHARED=shares and not beside, STAGES=config.stages,
-            PREFETCH=config.prefetch if self._prefetches else 0, num_warps=config.warps,
-            **_registers(config.max_registers), **self._pdl,
+            BESIDE=beside or shares, WAIT_SHARED=shares and not beside, STAGES=config.stages, num_warps=config.warps,
+            **_registers(registers), **self._pdl,
         )  # fmt: skip
 
 
@@ -207,8 +200,6 @@ class TritonPlan:
     attention: TritonAttention
     step: AttentionStep
     decode: DecodeConfig
-    pieces: bool
-    """Whether by piece_kernel."""
     shares: bool
     has_multi: bool
 
@@ -221,9 +212,8 @@ class TritonPlan:
         if self.has_multi:
             self.attention.run_tiles(self.step, qkv, cache, out, sinks, shared=False)
         self.attention.run_decode(
-            self.step, qkv, cache, out, sinks, self.decode,
-            pieces=self.pieces, shares=self.shares, beside=self.has_multi,
-        )  # fmt: skip
+            self.step, qkv, cache, out, sinks, self.decode, shares=self.shares, beside=self.has_multi
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,12 +221,14 @@ class _Workspace:
     """What the kernels write for one another; what is int32 and shapes are said where it is used (planning.py)."""
 
     programs: torch.Tensor
+    split: torch.Tensor
     ends: torch.Tensor
     prefill_ends: torch.Tensor
     classes: torch.Tensor
     items: torch.Tensor
     num_items: torch.Tensor
     counters: torch.Tensor
+    tickets: torch.Tensor
     partial_acc: torch.Tensor
     partial_norm: torch.Tensor
     common: torch.Tensor | None
@@ -256,7 +248,7 @@ class _Workspace:
         cls, programs: int, group_rows: int, max_rows: int, max_items: int, shape: AttentionShape,
         config: AttentionConfig, can_share: bool, device: torch.device,
     ) -> _Workspace:  # fmt: skip
-        """Counters start at zero, partial results ABSENT; the rest is written before it is read."""
+        """Counters and tickets start at zero; the rest is written before it is read."""
 
         def ints(*sizes: int) -> torch.Tensor:
             return torch.zeros(*sizes, dtype=torch.int32, device=device)
@@ -264,13 +256,11 @@ class _Workspace:
         def floats(*sizes: int) -> torch.Tensor:
             return torch.empty(*sizes, dtype=torch.float32, device=device)
 
-        def absent(*sizes: int) -> torch.Tensor:
-            return torch.full(sizes, int(ABSENT), dtype=torch.int32, device=device)
-
         lanes = triton.next_power_of_2(max_rows + 1)
         sharing = lanes if can_share else 0
         shared = (config.max_chunks, max_rows, shape.num_heads)
         return cls(
+            split=ints(2),
             programs=ints(programs, int(PROGRAM_FIELDS)),
             ends=ints(lanes),
             prefill_ends=ints(lanes),
@@ -278,8 +268,9 @@ class _Workspace:
             items=ints(max_items, int(ITEM_FIELDS)),
             num_items=ints(1),
             counters=ints(2),
-            partial_acc=absent(2 * programs, group_rows, shape.head_dim),
-            partial_norm=absent(2 * programs, group_rows, 2),
+            tickets=ints(programs),
+            partial_acc=floats(2 * programs, group_rows, shape.head_dim),
+            partial_norm=floats(2, 2 * programs, group_rows),
             common=ints(lanes) if sharing else None,
             shared_lens=ints(lanes) if sharing else None,
             shared_chunks=ints(lanes) if sharing else None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """Of either kernel of decode.py. stages: tiles of keys and values on their way to shared memory, plus one."""
+    """Of decode.py. stages: tiles of keys and values on their way to shared memory, plus one."""
 
     block_n: int
     warps: int
@@ -17,10 +17,6 @@ class DecodeConfig:
     """A program is given at least so many tiles: fewer partial results where there is little to do."""
     max_registers: int | None = None
     """Per thread, so that programs_per_sm fit; None: as many as the compiler likes."""
-    prefetch: int = 128
-    """Keys of a pair, after a first tile, that are fetched into the L2 cache ahead of time; a power of two."""
-    merge: int = 16
-    """Partial results that are added up at a time; a power of two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +48,19 @@ class AttentionConfig:
     """Shared keys of one item, at least."""
     max_chunks: int = 4
     """What a run of rows shares is cut into so many items at most, to fill the card: each leaves partial results."""
-    few: DecodeConfig | None = None
-    """Of piece_kernel, for steps of at most few_rows rows; None: range_kernel for all."""
-    few_rows: int = 8
+    few_rows: tuple[tuple[int, DecodeConfig], ...] = ()
+    """Of decode.py in steps of at most so many rows, ascending; `decode` is for those with more."""
+    beside_registers: int | None = None
+    """Most registers per thread of decode.py where it runs beside tiles.py and has to fit there."""
+
+    def decode_for(self, num_rows: int) -> DecodeConfig:
+        """Of a step with at most so many rows."""
+        return next((config for most, config in self.few_rows if num_rows <= most), self.decode)
+
+    @property
+    def most_programs_per_sm(self) -> int:
+        """Of decode.py, in any step."""
+        return max(config.programs_per_sm for config in (self.decode, *(few for _, few in self.few_rows)))
 
 
 def default_config(element_size: int, head_dim: int) -> AttentionConfig:
@@ -73,16 +79,18 @@ _BESIDE_DECODE = replace(_WIDE_BLOCK, max_registers=168)
 """Leaves registers and shared memory for one program of the decode kernel, which runs at the same time."""
 _WIDER_HEADS = TilesConfig(128, 64, 8, 2, 1, tma=True)
 _H200 = {
-    64: AttentionConfig(DecodeConfig(64, 4, 4, 3), _WIDE_BLOCK, _WIDE_BLOCK, few=DecodeConfig(64, 4, 3, 2)),
+    64: AttentionConfig(DecodeConfig(64, 4, 4, 3), _WIDE_BLOCK, _WIDE_BLOCK),
     128: AttentionConfig(
-        DecodeConfig(64, 4, 3, 2), _WIDE_BLOCK, _BESIDE_DECODE, few=DecodeConfig(64, 4, 3, 2)
+        DecodeConfig(64, 4, 3, 2, min_tiles=2), _WIDE_BLOCK, _BESIDE_DECODE, beside_registers=168
     ),
     256: AttentionConfig(DecodeConfig(32, 4, 3, 2), _WIDER_HEADS, _WIDER_HEADS),
 }
 """By head dimension, rounded up to a power of two; 16-bit types."""
 _H200_SMALL_GROUPS = _H200 | {
     128: replace(
-        _H200[128], decode=DecodeConfig(32, 4, 3, 4, max_registers=128), few=DecodeConfig(64, 4, 2, 2)
+        _H200[128],
+        decode=DecodeConfig(32, 4, 3, 4, max_registers=128),
+        few_rows=((1, DecodeConfig(32, 2, 4, 4)), (8, DecodeConfig(16, 2, 5, 6))),
     ),
 }
 """With at most SMALL_GROUP query heads per key head: less to compute for a key, so more, smaller tiles are better."""

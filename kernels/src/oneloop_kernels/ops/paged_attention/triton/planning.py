@@ -12,10 +12,9 @@ import triton.language as tl
 ITEM_FIELDS = tl.constexpr(8)
 """Of an item of tiles.py: first token, number of tokens, slot, first key, key after the last, position of the first
 token, chunk, (unused)."""
-PROGRAM_FIELDS = tl.constexpr(16)
-"""Of a program of decode.py: where its part begins (row, key head, tile of that pair), how many tiles it has, how many
-pairs it touches; that row's length, slot and shared tokens; if it ends a pair that others began, the first of those
-programs, else −1, and in which slot that one leaves its result; (6 unused)."""
+PROGRAM_FIELDS = tl.constexpr(8)
+"""Of a program of decode.py: where its range begins (row, tile of the row), how many pairs it touches, that row's
+length, slot and shared tokens, (unused)."""
 KEYS = tl.constexpr(128)
 """Shared tokens, and chunks of them, are multiples of this; tiles of keys divide it."""
 COST_CLASSES = tl.constexpr(256)
@@ -71,17 +70,17 @@ def _rows_at(ends, targets, count, STEPS: tl.constexpr):
 @triton.jit
 def decode_plan_kernel(
     row_slot, seq_lens, num_single, common,
-    programs, ends, shared_lens, shared_chunks,
+    programs, split, ends, shared_lens, shared_chunks,
     run_first, run_common, run_rows, items, num_items, max_items, num_programs, min_tiles, shared_programs,
     KV_HEADS: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, PROGRAM_LANES: tl.constexpr,
     ROW_LANES: tl.constexpr, ROW_STEPS: tl.constexpr,
     SHARED: tl.constexpr, MIN_SHARED: tl.constexpr, MIN_SHARERS: tl.constexpr, CHUNK: tl.constexpr,
-    MAX_CHUNKS: tl.constexpr, TOKENS: tl.constexpr, PIECES: tl.constexpr, USE_PDL: tl.constexpr,
+    MAX_CHUNKS: tl.constexpr, TOKENS: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """Plan of decode.py for num_programs programs; with SHARED also the items of the shared parts. One program.
 
-    PIECES: for piece_kernel, else for range_kernel; needs a program for each row and key head.
-    ends: [ROW_LANES] scratch, prefix sums of the rows' pieces or tiles. run_…: [ROW_LANES] scratch.
+    split: [2] tiles per program, and how many programs, the first, have one more. ends: [ROW_LANES] scratch,
+    prefix sums of the rows' tiles. run_…: [ROW_LANES] scratch.
     """
     if USE_PDL:
         tl.extra.cuda.gdc_wait()
@@ -99,99 +98,42 @@ def decode_plan_kernel(
             MIN_SHARED, MIN_SHARERS, CHUNK, MAX_CHUNKS, TOKENS, KV_HEADS,
         )  # fmt: skip
         first_tile = shared // BLOCK_N
-    tiles = (lengths + BLOCK_N - 1) // BLOCK_N - first_tile
+    sums = tl.cumsum((lengths + BLOCK_N - 1) // BLOCK_N - first_tile)
+    tl.store(ends + rows, sums)
+    total = tl.max(sums) * KV_HEADS
+    busy = tl.minimum(tl.maximum(total // min_tiles, 1), num_programs)
+    base = total // busy
+    extra = total % busy
+    tl.store(split, base)
+    tl.store(split + 1, extra)
+    tl.debug_barrier()
     program = tl.arange(0, PROGRAM_LANES)
-    if PIECES:
-        pieces = _pieces(tiles, count, num_programs // KV_HEADS, min_tiles)
-        sums = tl.cumsum(pieces)
-        tl.store(ends + rows, sums)
-        tl.debug_barrier()
-        works = program < tl.max(sums) * KV_HEADS
-        row, head, piece, of = _place_of(ends, tl.where(works, program, 0), count, KV_HEADS, ROW_STEPS)
-        tiles = (tl.load(seq_lens + row) + BLOCK_N - 1) // BLOCK_N
-        if WINDOW > 0:
-            tiles -= tl.maximum(tl.load(seq_lens + row) - WINDOW, 0) // BLOCK_N
-        if SHARED:
-            tiles -= tl.load(shared_lens + row) // BLOCK_N
-        begin = _start_of(piece, tiles // of, tiles % of)
-        left = tl.where(works, _start_of(piece + 1, tiles // of, tiles % of) - begin, 0)
-        pairs = works.to(tl.int32)
-        merges = works & (piece > 0) & (piece == of - 1)
-        beginner = program - piece
-        goes_on = tl.zeros_like(program)
-    else:
-        sums = tl.cumsum(tiles)
-        tl.store(ends + rows, sums)
-        total = tl.max(sums) * KV_HEADS
-        busy = tl.minimum(tl.maximum(total // min_tiles, 1), num_programs)
-        base = total // busy
-        extra = total % busy
-        tl.debug_barrier()
-        start = _start_of(program, base, extra)
-        works = (program < busy) & (start < total)
-        first = tl.where(works, start, 0)
-        left = tl.where(works, base + (program < extra).to(tl.int32), 0)
-        row, head, begin, tiles = _place_of(ends, first, count, KV_HEADS, ROW_STEPS)
-        last_row, last_head, _, _ = _place_of(
-            ends, first + tl.maximum(left - 1, 0), count, KV_HEADS, ROW_STEPS
-        )
-        pairs = tl.where(works, (last_row - row) * KV_HEADS + last_head - head + 1, 0)
-        merges = works & (begin > 0) & (begin + left >= tiles)
-        pair_start = first - begin
-        longer = extra * (base + 1)
-        after = extra + (pair_start - longer) // tl.maximum(base, 1)
-        beginner = tl.where(pair_start < longer, pair_start // (base + 1), after)
-        goes_on = (_start_of(beginner, base, extra) < pair_start).to(tl.int32)
+    works = (program < busy) & (program * base + tl.minimum(program, extra) < total)
+    first = tl.where(works, program * base + tl.minimum(program, extra), 0)
+    last = tl.where(works, first + base + (program < extra).to(tl.int32) - 1, 0)
+    row, tile, pair = _pair_at(ends, first, count, KV_HEADS, ROW_STEPS)
+    _, _, last_pair = _pair_at(ends, last, count, KV_HEADS, ROW_STEPS)
     there = program < num_programs
     fields = programs + program * PROGRAM_FIELDS
     tl.store(fields, row, mask=there)
-    tl.store(fields + 1, head, mask=there)
-    tl.store(fields + 2, begin, mask=there)
-    tl.store(fields + 3, left, mask=there)
-    tl.store(fields + 4, pairs, mask=there)
-    tl.store(fields + 5, tl.load(seq_lens + row, mask=works, other=0), mask=there)
-    tl.store(fields + 6, tl.load(row_slot + row, mask=works, other=0), mask=there)
+    tl.store(fields + 1, tile, mask=there)
+    tl.store(fields + 2, tl.where(works, last_pair - pair + 1, 0), mask=there)
+    tl.store(fields + 3, tl.load(seq_lens + row, mask=works, other=0), mask=there)
+    tl.store(fields + 4, tl.load(row_slot + row, mask=works, other=0), mask=there)
     if SHARED:
-        tl.store(fields + 7, tl.load(shared_lens + row, mask=works, other=0), mask=there)
+        tl.store(fields + 5, tl.load(shared_lens + row, mask=works, other=0), mask=there)
     else:
-        tl.store(fields + 7, tl.zeros_like(row), mask=there)
-    tl.store(fields + 8, tl.where(merges, beginner, -1), mask=there)
-    tl.store(fields + 9, 2 * beginner + goes_on, mask=there)
+        tl.store(fields + 5, tl.zeros_like(row), mask=there)
 
 
 @triton.jit
-def _pieces(tiles, count, budget, min_tiles):
-    """Into how many pieces each row's tiles are cut: as equal as can be, `budget` at most, of min_tiles at least.
-
-    tiles: of each of `count` ≤ budget rows, 0 beyond. Pieces of ⌈total / (budget − count)⌉ tiles are few enough.
-    """
-    total = tl.sum(tiles)
-    size = tl.maximum(tl.cdiv(total, budget), min_tiles)
-    high = tl.where(budget > count, tl.cdiv(total, tl.maximum(budget - count, 1)), tl.max(tiles))
-    high = tl.maximum(high, size)
-    while size < high:
-        middle = (size + high) // 2
-        if tl.sum((tiles + middle - 1) // middle) <= budget:
-            high = middle
-        else:
-            size = middle + 1
-    return (tiles + size - 1) // size
-
-
-@triton.jit
-def _start_of(program, base, extra):
-    """The first tile of a program's part: each has `base` tiles, the first `extra` programs one more."""
-    return program * base + tl.minimum(program, extra)
-
-
-@triton.jit
-def _place_of(ends, numbers, count, KV_HEADS: tl.constexpr, STEPS: tl.constexpr):
-    """Of the tiles of these numbers: row, key head, tile of that pair, and how many tiles the pair has."""
+def _pair_at(ends, numbers, count, KV_HEADS: tl.constexpr, STEPS: tl.constexpr):
+    """Row, tile in the row, and index of the (row, head) pair of the tiles of these numbers."""
     row = tl.minimum(_rows_at(ends, numbers // KV_HEADS, count, STEPS), tl.maximum(count - 1, 0))
     start = tl.load(ends + row - 1, mask=row > 0, other=0)
     tiles = tl.maximum(tl.load(ends + row) - start, 1)
     tile = numbers - start * KV_HEADS
-    return row, tile // tiles, tile % tiles, tiles
+    return row, tile, row * KV_HEADS + tile // tiles
 
 
 @triton.jit
