@@ -62,4 +62,4 @@ def test_the_layout_is_aligned_and_dense() -> None:
     outputs = [item.name for item in layout.fields if item.offset >= layout.input_bytes]
     assert outputs == ["output_token", "output_rank", "output_logprob_token", "output_logprob"]
     assert layout.header["step_id"] == 0
-    assert len(set(layout.header.values())) == len(layout.header) == 20
+    assert len(set(layout.header.values())) == len(layout.header) == 21
