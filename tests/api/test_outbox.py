@@ -102,12 +102,12 @@ async def test_a_step_is_one_chunk_and_wakes_no_task(server: Any, monkeypatch: p
         assert b"<%d>" % number in received
     assert len(sends) == 1
     stream.push(delta("end", "stop"), 0.0)
-    received = await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 5)
+    received = await asyncio.wait_for(reader.readuntil(b"\r\n0\r\n\r\n"), 5)
     assert received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
     assert len(sends) == 2
     server.engine.paused.set()
     writer.write(message({"prompt": "b", "max_tokens": 3}))  # the connection goes on
-    assert b"[DONE]" in await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 5)
+    assert b"[DONE]" in await asyncio.wait_for(reader.readuntil(b"\r\n0\r\n\r\n"), 5)
     writer.close()
 
 
@@ -206,7 +206,7 @@ async def test_an_error_in_one_reply_is_its_own(
     with caplog.at_level(logging.ERROR):
         for number, (_, _, stream) in enumerate(held):
             stream.push(delta("poison" if number == 1 else "second"), 0.0)
-        ended = await asyncio.wait_for(held[1][0].readuntil(b"0\r\n\r\n"), 5)
+        ended = await asyncio.wait_for(held[1][0].readuntil(b"\r\n0\r\n\r\n"), 5)
     assert b'"type":"InternalServerError"' in ended
     assert b"ZeroDivisionError" not in ended
     assert b"[DONE]" not in ended
@@ -215,7 +215,7 @@ async def test_an_error_in_one_reply_is_its_own(
     for number in (0, 2):
         reader, writer, stream = held[number]
         stream.push(delta("third", "stop"), 0.0)
-        rest = await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 5)
+        rest = await asyncio.wait_for(reader.readuntil(b"\r\n0\r\n\r\n"), 5)
         assert b"third" in rest
         assert b"[DONE]" in rest
         writer.close()
@@ -239,7 +239,7 @@ async def test_the_engine_aborts_under_way(server: Any) -> None:
     received = await reader.readuntil(b"\n\n\r\n")
     stream.push(delta("two"), 0.0)
     stream.abort()
-    received += await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 5)
+    received += await asyncio.wait_for(reader.readuntil(b"\r\n0\r\n\r\n"), 5)
     assert b'"finish_reason":"abort"' in received
     assert texts(body_of(received)) == "onetwo"
     writer.close()
