@@ -1,6 +1,7 @@
 """The host's cost per streamed token through HTTP: a server process over steps that take no time, and a plain reader.
 
-`python -m oneloop_bench.host http` measures it; `python -m oneloop_bench.host_http` is the server, on a port it prints.
+`python -m oneloop_bench.host http` measures it; `python -m oneloop_bench.host_http STEP_MS` is the server, on a port
+that it prints.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ from oneloop.config import ServerConfig
 END = b"data: [DONE]"
 
 
-def measure(num_streams: int, num_tokens: int, prompt_tokens: int) -> dict[str, float]:
-    """µs of the server's CPU time per token of num_streams completions at once, each of num_tokens chunks."""
-    command = [sys.executable, "-m", "oneloop_bench.host_http"]
+def measure(num_streams: int, num_tokens: int, prompt_tokens: int, *, step_ms: float) -> dict[str, float]:
+    """µs of the server's CPU time per token of num_streams completions at once, each of num_tokens tokens.
+
+    step_ms: how long a step takes.
+    """
+    command = [sys.executable, "-m", "oneloop_bench.host_http", str(step_ms)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
@@ -81,7 +85,7 @@ def read_streams(port: int, num_streams: int, num_tokens: int, prompt_tokens: in
     return num_chunks
 
 
-async def serve() -> None:
+async def serve(step_ms: float) -> None:
     """Until SIGTERM."""
     from oneloop_bench.host import embedded_tokenizer, make_engine
 
@@ -89,7 +93,7 @@ async def serve() -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     sock = socket.create_server(("127.0.0.1", 0), backlog=1024)
     sock.setblocking(False)
-    async with make_engine(embedded_tokenizer()) as engine:
+    async with make_engine(embedded_tokenizer(), step_ms / 1000) as engine:
         gc.collect()
         gc.freeze()
         print(sock.getsockname()[1], flush=True)
@@ -97,4 +101,4 @@ async def serve() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve())
+    asyncio.run(serve(float(sys.argv[1])))
