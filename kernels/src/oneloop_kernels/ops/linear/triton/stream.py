@@ -101,43 +101,17 @@ def stream_kernel(
         mask = (columns < out_size)[:, None] & (tokens < num_tokens)[None, :]
         if HAS_RESIDUAL and EARLY:
             residual = gl.load(places, mask=mask, other=0.0)  # long before it is needed
-        gate = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
-        up = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
-        for done in range(count):
-            here = unit + done
-            stage = (here - begin) % STAGES
-            mbarrier.wait(arrived.index(stage), ((here - begin) // STAGES) & 1)
-            x = rows.index(stage).permute((1, 0))
-            gate = warpgroup_mma(weights.index(stage * halves), x, gate, is_async=True)
-            if GATED:
-                up = warpgroup_mma(weights.index(stage * halves + 1), x, up, is_async=True)
-                gate, up = warpgroup_mma_wait(0, deps=[gate, up])
-            else:
-                gate = warpgroup_mma_wait(0, deps=[gate])
-            gl.thread_barrier()  # every warp has read the stage
-            _copy_weights(
-                weight_desc, weights, arrived, here + STAGES, end, stage, num_blocks, token_tiles, out_size,
-                GATED, BLOCK_M, BLOCK_N, BLOCK_K,
-            )  # fmt: skip
-            _copy_rows(
-                x_desc, rows, arrived, here + STAGES, end, stage, num_blocks, token_tiles, BLOCK_M, BLOCK_K
-            )
+        gate, up = _products(
+            x_desc, weight_desc, rows, weights, arrived, begin, unit, count, end, num_blocks, token_tiles, out_size,
+            GATED, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, layout,
+        )  # fmt: skip
         whole = count == num_blocks
         if not whole:
-            slot = 2 * program + (unit != begin).to(gl.int32)
-            _leave(partial_ptr, slot, gate, up, GATED, BLOCK_M, BLOCK_N, layout)
-            first_program = _program_of(tile * num_blocks, base, extra)
-            last_program = _program_of(tile * num_blocks + num_blocks - 1, base, extra)
-            gl.thread_barrier()  # all of the sums are written before the ticket is taken
-            ticket = gl.atomic_add(tickets_ptr + tile, 1, sem="acq_rel", scope="gpu")
-            whole = ticket == last_program - first_program
-            if whole:
-                gl.store(tickets_ptr + tile, 0)
-                starts_before = first_program * base + gl.minimum(first_program, extra) < tile * num_blocks
-                gate, up = _merge(
-                    partial_ptr, first_program, last_program, starts_before.to(gl.int32),
-                    GATED, BLOCK_M, BLOCK_N, MERGE, layout,
-                )  # fmt: skip
+            second = (unit != begin).to(gl.int32)
+            whole, gate, up = _settle(
+                gate, up, partial_ptr, tickets_ptr, program, second, tile, num_blocks, base, extra,
+                GATED, BLOCK_M, BLOCK_N, MERGE, layout,
+            )  # fmt: skip
         if whole:
             first_column = tile // token_tiles * BLOCK_N
             gate = _activate(gate, up, bias_ptr, first_column, out_size, HAS_BIAS, GATED, BLOCK_N, layout)
@@ -148,6 +122,60 @@ def stream_kernel(
                 out += gl.load(places, mask=mask, other=0.0).to(gl.float32)
             gl.store(places, out.to(out_ptr.dtype.element_ty), mask=mask)
         unit += count
+
+
+@gluon.jit
+def _products(
+    x_desc, weight_desc, rows, weights, arrived, begin, unit, count, end, num_blocks, token_tiles, out_size,
+    GATED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
+    layout: gl.constexpr,
+):  # fmt: skip
+    """Sums of the units unit … unit + count − 1 of a tile: gate, up [BLOCK_N, BLOCK_M]. Copies go on up to `end`."""
+    halves: gl.constexpr = 2 if GATED else 1
+    gate = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
+    up = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
+    for here in range(unit, unit + count):
+        stage = (here - begin) % STAGES
+        mbarrier.wait(arrived.index(stage), ((here - begin) // STAGES) & 1)
+        x = rows.index(stage).permute((1, 0))
+        gate = warpgroup_mma(weights.index(stage * halves), x, gate, is_async=True)
+        if GATED:
+            up = warpgroup_mma(weights.index(stage * halves + 1), x, up, is_async=True)
+            gate, up = warpgroup_mma_wait(0, deps=[gate, up])
+        else:
+            gate = warpgroup_mma_wait(0, deps=[gate])
+        gl.thread_barrier()  # every warp has read the stage
+        _copy_weights(
+            weight_desc, weights, arrived, here + STAGES, end, stage, num_blocks, token_tiles, out_size,
+            GATED, BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+        _copy_rows(
+            x_desc, rows, arrived, here + STAGES, end, stage, num_blocks, token_tiles, BLOCK_M, BLOCK_K
+        )
+    return gate, up
+
+
+@gluon.jit
+def _settle(
+    gate, up, partial_ptr, tickets_ptr, program, second, tile, num_blocks, base, extra,
+    GATED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, MERGE: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """Leave the sums of a piece of a tile; if it is the last to come, whole is true and the sums are the tile's."""
+    _leave(partial_ptr, 2 * program + second, gate, up, GATED, BLOCK_M, BLOCK_N, layout)
+    first_unit = tile * num_blocks
+    first_program = _program_of(first_unit, base, extra)
+    last_program = _program_of(first_unit + num_blocks - 1, base, extra)
+    gl.thread_barrier()  # all of the sums are written before the ticket is taken
+    ticket = gl.atomic_add(tickets_ptr + tile, 1, sem="acq_rel", scope="gpu")
+    whole = ticket == last_program - first_program
+    if whole:
+        gl.store(tickets_ptr + tile, 0)
+        starts_before = first_program * base + gl.minimum(first_program, extra) < first_unit
+        gate, up = _merge(
+            partial_ptr, first_program, last_program, starts_before.to(gl.int32),
+            GATED, BLOCK_M, BLOCK_N, MERGE, layout,
+        )  # fmt: skip
+    return whole, gate, up
 
 
 @gluon.jit
