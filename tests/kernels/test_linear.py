@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -157,14 +158,18 @@ def test_what_the_family_picks(inputs, kernel_dtype, kernel_device, fusion, num_
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)
-@pytest.mark.parametrize("name", ["cpu", "reference"])
-def test_the_other_implementations_keep_the_contract(inputs, name, fusion, kernel_device):
-    if name not in LINEAR.candidates(kernel_device, torch.float32):
-        pytest.skip(f"{name} does not run on {kernel_device.type}")
-    case = make_case(inputs, torch.float32, 5, 37, 150, **FUSIONS[fusion])
-    case.x = case.x.contiguous()
-    linear = LINEAR.resolve(kernel_device, torch.float32, name=name)
-    check(case, lambda case: linear(case.x, case.weight, case.bias, **case.options))
+def test_all_implementations_keep_the_contract(inputs, fusion, kernel_device):
+    names = LINEAR.candidates(kernel_device, torch.float32)
+    assert "reference" in names
+    for name in names:
+        case = make_case(inputs, torch.float32, 5, 37, 150, **FUSIONS[fusion])
+        case.x = case.x.contiguous()
+        linear = LINEAR.resolve(kernel_device, torch.float32, name=name)
+        check(case, partial(_call, linear))
+
+
+def _call(linear, case):
+    return linear(case.x, case.weight, case.bias, **case.options)
 
 
 def test_the_same_bits_every_time_although_sums_are_split(inputs, kernel_dtype):
@@ -181,9 +186,8 @@ def test_a_split_without_tickets_is_refused(inputs, kernel_dtype):
 
 @pytest.fixture
 def hopper(kernel_device):
-    """Skips where there is none: the interpreter knows nothing of the copy engine."""
-    if not can_stream(kernel_device):
-        pytest.skip("needs a Hopper GPU")
+    """For tests marked `gpu`: the interpreter knows nothing of the copy engine."""
+    assert can_stream(kernel_device), "the GPU tests need a Hopper GPU"
 
 
 def run_stream(plan):
@@ -192,6 +196,7 @@ def run_stream(plan):
     ).run()
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("fusion", FUSIONS)
 @pytest.mark.parametrize("plan", ["one tile a program", "cut"])
 def test_every_fusion_of_the_streaming_kernel(inputs, kernel_dtype, hopper, plan, fusion):
@@ -200,15 +205,18 @@ def test_every_fusion_of_the_streaming_kernel(inputs, kernel_dtype, hopper, plan
     check(case, run_stream(STREAMS[plan]))
 
 
-@pytest.mark.parametrize("plan", STREAMS)
-@pytest.mark.parametrize("num_tokens", [1, 40, 300])
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("num_tokens", "plan"),
+    # Two warps side by side want sixteen rows.
+    [(n, plan) for n in (1, 40, 300) for plan in STREAMS if n >= 16 or plan != "more warps"],
+)
 def test_any_number_of_rows_of_the_streaming_kernel(inputs, kernel_dtype, hopper, plan, num_tokens):
-    if plan == "more warps" and num_tokens < 16:
-        pytest.skip("two warps side by side want sixteen rows")
     case = make_case(inputs, kernel_dtype, num_tokens, 600, 520, norm=True, residual=True)
     check(case, run_stream(STREAMS[plan]))
 
 
+@pytest.mark.gpu
 def test_streamed_sums_have_the_same_bits_every_time(inputs, kernel_dtype, hopper):
     case = make_case(inputs, kernel_dtype, 40, 640, 2048, gated=True)
     first, *others = (run_stream(STREAMS["every block apart"])(case) for _ in range(8))

@@ -24,6 +24,7 @@ from oneloop_bench.kernels.linear import (
     way,
 )
 from oneloop_bench.kernels.timing import KernelBench, bench_arguments
+from oneloop_kernels.ops.linear.plans import can_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +89,7 @@ def fused(bench: KernelBench, model: str, one: Map, num_tokens: int) -> None:
         return
     num_bytes = one.num_bytes(num_tokens)
     sets = bench.sets(lambda: make_inputs(one, num_tokens, bench.device), num_bytes=num_bytes)
-    plans = {short(plan): plan for plan in candidates(one, num_tokens)}
+    plans = {short(plan): plan for plan in candidates(one, num_tokens, streaming=can_stream(bench.device))}
     compile_all([sets[0].fused(plan) for plan in plans.values()])
     flops = 2 * num_tokens * one.in_size * one.out_size
     bench.best(
