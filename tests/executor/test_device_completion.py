@@ -84,3 +84,29 @@ def test_a_slow_device_is_asked_and_waited_for(word):
     finally:
         completions.close()
     completions.close()
+
+
+def test_a_step_launched_after_a_rest_is_not_suspected(word):
+    """Only what has been in flight for a whole interval is asked after."""
+
+    def fail():
+        raise RuntimeError("asked too early")
+
+    completions = DeviceCompletions(word, fail)
+    try:
+        time.sleep(1.6)  # over the first look, half way to the second
+        completions.launched(completions.next_number(0))
+        time.sleep(0.7)  # over the second
+        word[0] = 1
+        assert readable(completions)
+        assert completions.take() == [Completion(0, None)]
+    finally:
+        completions.close()
+
+
+def test_a_device_that_was_given_up_is_not_waited_for(completions):
+    completions.launched(completions.next_number(0))
+    completions.give_up("no more")
+    assert completions.wait_idle(5)
+    with pytest.raises(EngineDeadError, match="no more"):
+        completions.take()

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from oneloop_kernels.ops.linear import LINEAR, NUM_TICKETS, Norm
-from oneloop_kernels.ops.linear.gpu import few_rows, many_rows, may_stream, stream
+from oneloop_kernels.ops.linear.gpu import few_rows, many_rows, may_stream, planned, stream
 from oneloop_kernels.ops.linear.plans import (
     MAX_FEW_ROWS,
     MAX_PLANNED_ROWS,
+    TUNED,
     FewRowsPlan,
     StreamPlan,
     can_stream,
@@ -267,6 +268,26 @@ def test_plans_can_be_launched(kernel_device, dtype, shape):
         assert unsplit.split_k == 1
     for num_tokens in (0, MAX_PLANNED_ROWS + 1):
         assert plan_for(kernel_device, dtype, num_tokens, shape, may_split=True, may_stream=True) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("card", TUNED)
+def test_tuned_plans_are_right(inputs, hopper, card):
+    """Every plan of the table at the most rows that it is taken for, against the reference in float32."""
+    for shape, choices in TUNED[card].items():
+        for num_tokens, plan in choices:
+            if plan is None:
+                continue
+            out_size, in_size, gated = shape
+            options = {"gated": gated, "residual": not gated}
+            case = make_case(
+                inputs, torch.bfloat16, num_tokens, out_size // (2 if gated else 1), in_size, **options
+            )
+            check(case, partial(_planned, plan))
+
+
+def _planned(plan, case):
+    return planned(plan, case.x, case.weight, case.bias, **case.options, tickets=case.tickets).run()
 
 
 def test_large_inputs_of_a_norm_do_not_overflow(inputs, kernel_dtype, kernel_device):

@@ -38,7 +38,6 @@ def test_of_any_strides(silu_mul, inputs, kernel_dtype):
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # by numpy, in the interpreter
-@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # by numpy, in the interpreter
 def test_of_gates_far_from_zero(silu_mul, inputs, kernel_dtype):
     """exp overflows; the product does not."""
     gate_up = torch.cat(

@@ -113,10 +113,12 @@ def test_fork(inputs):
     assert slab["header"][INDEX["num_block_deltas"]] == 0
 
 
-def test_select_rows(inputs):
+@pytest.mark.parametrize("num_tokens", [70, 33, 4, 1])
+def test_select_rows(inputs, num_tokens):
+    """Also more samples than tokens: forks share one."""
     slab = step_slab(inputs, 33, [])
-    hidden, out = inputs.normal(70, 1500), inputs.poisoned(MAX_ROWS, 1500, dtype=torch.float32)
-    slab["sample_token_index"] = inputs.integers(0, 70, MAX_ROWS, dtype=torch.int32)
+    hidden, out = inputs.normal(num_tokens, 1500), inputs.poisoned(MAX_ROWS, 1500, dtype=torch.float32)
+    slab["sample_token_index"] = inputs.integers(0, num_tokens, MAX_ROWS, dtype=torch.int32)
     slab["sample_token_index"][33:] = 1 << 30  # left from earlier steps
     STEP_INPUTS.resolve(inputs.device, torch.float32, name="triton").select_rows(slab, INDEX, hidden, out)
     assert torch.equal(out[:33], hidden[slab["sample_token_index"][:33].long()])

@@ -215,6 +215,16 @@ def test_prefix_hits_and_forks(run):
     assert gpu.texts == cpu.texts
 
 
+def test_more_samples_than_tokens(run):
+    """n rows of a prompt of one token, and of one that is cached but for its last token."""
+    prompt = list(range(33))
+    options = {"max_tokens": 3, "ignore_eos": True, "seed": 4, **RANDOM}
+    requests = [([7], options | {"n": 8}), (prompt, options), (prompt, options | {"n": 8})]
+    for one in (requests[:1], requests[1:]):
+        cpu, gpu = run(one)
+        assert gpu.texts == cpu.texts
+
+
 def test_logprobs(run):
     cpu, gpu = run(some_requests(2 * EACH, 5, 6, logprobs=4, **GREEDY))
     assert [[token for token, _ in entries] for _, entries in gpu.logprobs] == [

@@ -6,6 +6,7 @@ Imports no Triton, so that the registry may ask whether the interpreter is on.
 from __future__ import annotations
 
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
@@ -57,9 +58,9 @@ def pdl_options(device: torch.device) -> Mapping[str, bool]:
 
 @contextmanager
 def compiling_ahead(num_threads: int) -> Iterator[None]:
-    """Within, a launch of a Triton kernel compiles it, several at a time in threads, and runs nothing.
+    """Within, a launch of a Triton kernel by this thread compiles it, several at a time in others, and runs nothing.
 
-    What the kernels would have written is garbage then. For the start, when nothing else launches: a kernel takes a
+    What the kernels would have written is garbage then. One such context at a time. For the start: a kernel takes a
     second or more to compile, most of it outside of the interpreter's lock. At the end all are compiled; one that
     does not compile says so when it is launched.
     """
@@ -69,13 +70,13 @@ def compiling_ahead(num_threads: int) -> Iterator[None]:
     from triton.runtime._async_compile import AsyncCompileMode
     from triton.runtime.jit import JITFunction
 
-    run = JITFunction.run
+    run, thread = JITFunction.run, threading.get_ident()
 
     def compile_only(
         self: object, *arguments: object, grid: object, warmup: bool, **options: object
     ) -> object:
-        del warmup
-        return run(self, *arguments, grid=grid, warmup=True, **options)
+        here = threading.get_ident() == thread  # others launch as ever
+        return run(self, *arguments, grid=grid, warmup=warmup or here, **options)
 
     JITFunction.run = compile_only
     try:

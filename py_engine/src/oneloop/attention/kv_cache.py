@@ -10,7 +10,7 @@ values' of the same token. Two orders of storage are behind that shape:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,9 +19,6 @@ from oneloop_kernels.registry import TRITON
 
 if TYPE_CHECKING:
     from oneloop.formats.model_spec import ModelSpec
-
-STORED_BY_HEAD: Final = True
-"""The order of storage for Triton kernels, which take any strides. Elsewhere it is by position."""
 
 
 class PagedKVCache:
@@ -37,7 +34,7 @@ class PagedKVCache:
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        by_head = STORED_BY_HEAD and KV_CACHE.candidates(device, dtype)[0] == TRITON
+        by_head = KV_CACHE.candidates(device, dtype)[0] == TRITON  # whose kernels take any strides
         inner = (2 * spec.num_kv_heads, block_size) if by_head else (block_size, 2 * spec.num_kv_heads)
         storage = torch.empty(spec.num_layers, num_blocks, *inner, spec.head_dim, dtype=dtype, device=device)
         self.storage = storage.transpose(2, 3) if by_head else storage

@@ -101,6 +101,7 @@ class AsyncEngine:
             self.config, self._executor, self._tokenizer, progress, self.start_times
         )
         if self._state != "loading":
+            await in_daemon_thread(self._executor.shutdown, "oneloop-shutdown")  # of what was made since then
             raise EngineDeadError("the engine was shut down while it was loading")
         self._step_loop = StepLoop(
             self._assembly.core,

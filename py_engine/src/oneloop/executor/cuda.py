@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import gc
 import logging
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from oneloop.errors import EngineDeadError
@@ -12,7 +12,7 @@ from oneloop.executor.loading import ModelLoading
 from oneloop.start_times import StartTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import torch
 
@@ -42,7 +42,6 @@ class CudaExecutor:
         self._runner: GpuModelRunner | None = None
         self._stream: torch.cuda.Stream | None = None
         self._completions: DeviceCompletions | None = None
-        self._on_stream = False
 
     def locate(self, progress: LoadProgress | None = None) -> ModelFiles:
         """As base.Executor."""
@@ -65,7 +64,7 @@ class CudaExecutor:
         return self._loaded.info
 
     def attach(self, layout: SlabLayout, num_slabs: int, *, max_num_seqs: int) -> Sequence[memoryview]:
-        """As base.Executor. Also loads the kernels and captures the first graphs."""
+        """As base.Executor. Also loads the kernels and captures the graphs."""
         import torch
 
         from oneloop.worker.gpu.runner import GpuModelRunner
@@ -74,10 +73,9 @@ class CudaExecutor:
 
         assert self._loaded is not None, "start() comes first"
         device = self._loaded.model.device
-        on_gpu = device.type == "cuda"
-        self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
-        self._slabs = [HostSlab(layout, pinned=on_gpu) for _ in range(num_slabs)]
-        with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
+        stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._slabs = [HostSlab(layout, pinned=True) for _ in range(num_slabs)]
+        with torch.cuda.stream(stream):
             with self._times.part("KV cache"):
                 self._runner = GpuModelRunner(
                     self._loaded.model,
@@ -90,13 +88,11 @@ class CudaExecutor:
                 )
             with self._times.part("kernels and graphs"):
                 self._runner.warm_up()
-        if on_gpu:
-            check_peak(self._loaded.plan, torch.cuda.mem_get_info(device)[0])
-        check: Callable[[], object] = _nothing
-        if self._stream is not None:
-            self._stream.synchronize()
-            check = self._stream.query
-        self._completions = DeviceCompletions(self._runner.flag.numpy(), check)
+        check_peak(self._loaded.plan, torch.cuda.mem_get_info(device)[0])
+        self._stream = stream
+        # Asked of a stream that never captures; a device that has failed says so on any.
+        idle: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._completions = DeviceCompletions(self._runner.flag.numpy(), idle.query)
         return [slab.buffer for slab in self._slabs]
 
     def submit(self, slab_index: int) -> None:
@@ -106,22 +102,23 @@ class CudaExecutor:
         runner, completions = self._runner, self._completions
         assert runner is not None, "attach() comes first"
         assert completions is not None
-        if not self._on_stream and self._stream is not None:
-            torch.cuda.set_stream(self._stream)  # of the loop's thread, for good
-            self._on_stream = True
         number = completions.next_number(slab_index)
         error = None
         try:
-            runner.launch(slab_index)
+            with torch.cuda.stream(self._stream):
+                runner.launch(slab_index)
         except Exception as caught:  # whatever it was, the step is over and the loop must hear of it
             log.exception("a step could not be launched")
             error = f"the model's step failed ({type(caught).__name__})"
             try:
                 if isinstance(caught, torch.OutOfMemoryError):
                     torch.cuda.empty_cache()
-                runner.publish(slab_index)
+                with torch.cuda.stream(self._stream):
+                    runner.publish(slab_index)
             except Exception as fatal:
-                raise EngineDeadError(f"the device takes no more work ({type(fatal).__name__})") from fatal
+                reason = f"the device takes no more work ({type(fatal).__name__})"
+                completions.give_up(reason)
+                raise EngineDeadError(reason) from fatal
         completions.launched(number, error)
 
     def completion_fd(self) -> int:
@@ -137,15 +134,19 @@ class CudaExecutor:
     def shutdown(self) -> None:
         """As base.Executor. Blocks for at most SHUTDOWN_LIMIT_S."""
         if self._completions is not None:
-            if not self._completions.wait_idle(SHUTDOWN_LIMIT_S):
-                log.warning(
-                    "steps are still running after %g s; they are left to the device", SHUTDOWN_LIMIT_S
-                )
+            ended = self._completions.wait_idle(SHUTDOWN_LIMIT_S)
             self._completions.close()
+            self._completions = None
+            if not ended:
+                # What a running step writes to must not be handed out again: it is kept with this object.
+                log.warning("steps are still running after %g s; their memory is kept", SHUTDOWN_LIMIT_S)
+                return
+        if self._loaded is None:
+            return
+        import torch
+
         self._runner = None
         self._loaded = None
         self._slabs = []
-
-
-def _nothing() -> None:
-    """A device that cannot fail apart from the process."""
+        gc.collect()
+        torch.cuda.empty_cache()

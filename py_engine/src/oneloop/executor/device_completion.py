@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ class DeviceCompletions:
     """Numbers the steps; the device writes the number of the last finished one into `word`.
 
     A native thread watches the word and makes the descriptor readable. A device that fails writes no more: a second
-    thread asks it (`check_device`, which raises then) whenever a second has passed without a step's end.
+    thread asks it (`check_device`, which raises then) when a step has been the oldest in flight for a second.
     """
 
     def __init__(self, word: npt.NDArray[np.int64], check_device: Callable[[], object]) -> None:
@@ -61,6 +62,10 @@ class DeviceCompletions:
             self._failed[number] = error
         self._watcher.expect(number)
 
+    def give_up(self, reason: str) -> None:
+        """The device takes no more work: nothing that is in flight will end."""
+        self._broken = reason
+
     def take(self) -> list[Completion]:
         """Steps that have ended, in order; clears the descriptor. Raises EngineDeadError when the device has failed."""
         with contextlib.suppress(BlockingIOError):
@@ -76,13 +81,12 @@ class DeviceCompletions:
 
     def wait_idle(self, limit_s: float) -> bool:
         """Block until all steps have ended, or the time is up. For shutdown."""
-        waiting = threading.Event()
-        rounds = int(limit_s / 0.005)
-        for _ in range(rounds):
-            if self._broken is not None or self._watcher.completed >= self._last:
-                return True
-            waiting.wait(0.005)
-        return False
+        limit = time.monotonic() + limit_s
+        while self._broken is None and self._watcher.completed < self._last:
+            if time.monotonic() > limit:
+                return False
+            time.sleep(0.005)
+        return True
 
     def close(self) -> None:
         """End the threads and free the descriptor. Idempotent."""
@@ -94,10 +98,11 @@ class DeviceCompletions:
         os.close(self._fd)
 
     def _watch_device(self) -> None:
-        before = -1
+        done_before = last_before = 0
         while not self._closing.wait(_CHECK_INTERVAL_S):
             done, last = self._watcher.completed, self._last
-            if done == before and done < last:
+            # The step that was the oldest in flight a tick ago still is.
+            if done == done_before < last_before:
                 try:
                     self._check_device()
                 except Exception as error:  # whatever the driver says, nothing more will come
@@ -105,4 +110,4 @@ class DeviceCompletions:
                     self._broken = f"the device has failed ({type(error).__name__})"
                     os.eventfd_write(self._fd, 1)
                     return
-            before = done
+            done_before, last_before = done, last

@@ -32,7 +32,7 @@ class Model(Protocol):
         kv: PagedKVCache,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        """token_ids, positions: [n] int64, n ≥ metadata.num_tokens; rows beyond are padding (any valid id).
+        """token_ids, positions: [n] integers, n ≥ metadata.num_tokens; rows beyond are padding (any valid id).
 
         Writes the tokens' keys and values and returns the last layer's hidden states, [n, hidden_size], before the
         final norm: only rows that are sampled need it.

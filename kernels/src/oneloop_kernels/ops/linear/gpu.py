@@ -211,8 +211,13 @@ def stream(
 
 def may_stream(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether the copy engine can read both: short types, rows at multiples of 16 bytes."""
-    return x.itemsize == 2 and all(
-        one.stride(1) == 1 and one.stride(0) % 8 == 0 and one.data_ptr() % 16 == 0 for one in (x, weight)
+    # The columns too: a norm leaves dense rows of so many.
+    return (
+        x.itemsize == 2
+        and weight.shape[1] % 8 == 0
+        and all(
+            one.stride(1) == 1 and one.stride(0) % 8 == 0 and one.data_ptr() % 16 == 0 for one in (x, weight)
+        )
     )
 
 

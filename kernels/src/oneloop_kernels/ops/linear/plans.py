@@ -22,7 +22,7 @@ MAX_PLANNED_ROWS: Final = 256
 """Beyond, cuBLAS is taken without a look."""
 MAX_FEW_ROWS: Final = 16
 """By the rule: up to here one kernel does everything, beyond norm, cuBLAS and activation follow each other."""
-MAX_STREAM_ROWS: Final = 2
+MAX_REGISTER_ROWS: Final = 2
 """By the rule: up to here products are taken in registers, beyond by tensor cores."""
 
 MAX_STREAMING_ROWS: Final = 64
@@ -106,8 +106,9 @@ class StreamPlan:
         return min(programs, num_tiles * num_blocks)
 
     def block_m(self, num_tokens: int) -> int:
-        """Rows of x of a tile."""
-        return min(self.most_rows, max(8, 1 << (num_tokens - 1).bit_length()))
+        """Rows of x of a tile: at least 8 for each warp that stands beside another."""
+        least = max(8, 8 * 16 * self.num_warps // self.block_n)
+        return min(self.most_rows, max(least, 1 << (num_tokens - 1).bit_length()))
 
 
 Plan = FewRowsPlan | StreamPlan
@@ -242,7 +243,7 @@ def _by_rule(device: torch.device, dtype: torch.dtype, num_tokens: int, shape: S
     """Tiles of about 16 KB, and enough programs that every multiprocessor has two or more."""
     sms, (_, in_size, gated) = num_sms(device), shape
     out_size = _out_size(shape)
-    if num_tokens <= MAX_STREAM_ROWS:
+    if num_tokens <= MAX_REGISTER_ROWS:
         block_k = min(1024, max(128, 1 << (in_size - 1).bit_length()))
         block_n = 4 if gated or num_tokens > 1 else 8
         while block_n < 64 and block_n * in_size < _MIN_TILE:

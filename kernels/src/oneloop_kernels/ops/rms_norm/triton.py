@@ -13,7 +13,7 @@ _MIN_TILE = 2048
 _ELEMENTS_PER_THREAD = 16
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def rms_norm_kernel(
     x_ptr,
     residual_ptr,

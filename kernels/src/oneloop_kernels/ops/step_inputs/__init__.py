@@ -95,7 +95,8 @@ class StepOps(Protocol):
     ) -> None:
         """out[i] = hidden[sample_token_index[i]] for every sample of the step.
 
-        hidden: [num_tokens, size], out: [R, size], contiguous. At most as many samples as both have rows.
+        hidden: [num_tokens, size], out: [R, size], contiguous. Samples may share a row of hidden, and outnumber
+        its rows; an index out of range is moved into it.
         """
 
     def publish(

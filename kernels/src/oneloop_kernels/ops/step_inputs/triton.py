@@ -148,18 +148,19 @@ def _fork_kernel(
             tl.store(block_tables + target + column, block, mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _select_rows_kernel(
     header, hidden, index, out, num_tokens, SIZE, NUM_SAMPLES: tl.constexpr, BLOCK: tl.constexpr
 ):
-    sample = tl.program_id(0)
-    if sample < tl.load(header + NUM_SAMPLES):
+    count = tl.load(header + NUM_SAMPLES).to(tl.int32)
+    # Forks sample several times from one token: there may be more samples than programs, and than tokens.
+    for sample in range(tl.program_id(0), count, tl.num_programs(0)):
         row = tl.load(index + sample)
         row = tl.minimum(tl.maximum(row, 0), num_tokens - 1).to(tl.int64)
         for start in range(tl.program_id(1) * BLOCK, SIZE, tl.num_programs(1) * BLOCK):
             column = start + tl.arange(0, BLOCK)
             value = tl.load(hidden + row * SIZE + column, mask=column < SIZE)
-            tl.store(out + sample.to(tl.int64) * SIZE + column, value, mask=column < SIZE)
+            tl.store(out + tl.cast(sample, tl.int64) * SIZE + column, value, mask=column < SIZE)
 
 
 @triton.jit

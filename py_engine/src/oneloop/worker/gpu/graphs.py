@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import gc
-from contextlib import contextmanager
+import logging
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
+
+
+log = logging.getLogger(__name__)
 
 
 class StepGraphs:
@@ -20,20 +24,16 @@ class StepGraphs:
     launch is made as it is.
     """
 
-    __slots__ = ("_enabled", "_graphs", "_pool", "_seen", "_stream")
+    __slots__ = ("_graphs", "_pool", "_refused", "_seen", "enabled")
 
     def __init__(self, stream: torch.cuda.Stream | None, *, enabled: bool) -> None:
         """stream: the one that steps run on; None on the CPU."""
-        self._stream = stream
-        self._enabled = enabled and stream is not None
+        self.enabled = enabled and stream is not None
+        """Whether launches are captured at all."""
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._seen: set[Hashable] = set()
-        self._pool = torch.cuda.graph_pool_handle() if self._enabled else None
-
-    @property
-    def num_captured(self) -> int:
-        """Graphs that exist."""
-        return len(self._graphs)
+        self._refused: set[Hashable] = set()
+        self._pool = torch.cuda.graph_pool_handle() if self.enabled else None
 
     def launch(self, key: Hashable, body: Callable[[], None], *, capturable: bool = True) -> None:
         """Run `body`, which launches the same kernels on the same buffers whenever it is called with this key."""
@@ -42,16 +42,22 @@ class StepGraphs:
             graph.replay()
             return
         if capturable and key in self._seen:
-            self.capture(key, body)
-            self._graphs[key].replay()
-            return
+            self._seen.remove(key)
+            try:
+                self.capture(key, body)
+            except Exception:  # as it is then, from now on
+                log.exception("a step could not be captured; it is launched kernel by kernel")
+                self._refused.add(key)
+            else:
+                self._graphs[key].replay()
+                return
         body()
-        if self._enabled:
+        if self.enabled and key not in self._refused:
             self._seen.add(key)
 
     def capture(self, key: Hashable, body: Callable[[], None]) -> None:
         """Record `body` under the key. It has run before, so that its kernels are compiled and loaded."""
-        if not self._enabled:
+        if not self.enabled:
             return
         graph = torch.cuda.CUDAGraph()
         with _no_collection():
@@ -59,8 +65,11 @@ class StepGraphs:
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 body()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(Exception):  # the first error is the one to tell of
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         self._graphs[key] = graph
 
 

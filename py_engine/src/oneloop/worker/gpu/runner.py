@@ -15,7 +15,7 @@ from oneloop.worker.gpu.graphs import StepGraphs, bucket_of, row_buckets, token_
 from oneloop.worker.gpu.sampler import DeviceSampler
 from oneloop.worker.gpu.slab import DeviceSlab
 from oneloop.worker.inputs import LOGPROB_COLUMNS, SlabViews, StepFlag
-from oneloop_kernels.launch import compiling_ahead
+from oneloop_kernels.launch import INTERPRETED, compiling_ahead
 from oneloop_kernels.ops.paged_attention import DEVICE_ATTENTION, AttentionShape, AttentionStep
 from oneloop_kernels.ops.step_inputs import STEP_INPUTS, SampleOutput, SlotTables, StepInputs
 
@@ -198,10 +198,22 @@ class GpuModelRunner:
         The device's slab is empty here: the kernels find nothing to do.
         """
         self._slab.storage.zero_()
-        with compiling_ahead(os.cpu_count() or 1):
+        if not INTERPRETED:
             # Kernels differ by powers of two.
-            self._warm_kernels([bucket for bucket in self._row_buckets if bucket & (bucket - 1) == 0])
+            buckets = [bucket for bucket in self._row_buckets if bucket & (bucket - 1) == 0]
+            with compiling_ahead(os.cpu_count() or 1):
+                self._warm_kernels(buckets)
+                self._compile_the_rare(buckets)
         self._warm_kernels(self._row_buckets[-1:])
+        if self.graphs.enabled:
+            self._capture_all()
+            torch.cuda.synchronize(self._model.device)
+            # What ran before it was captured left its memory beside that of the graphs.
+            torch.cuda.empty_cache()
+        self._counter.zero_()
+        self.flag.zero_()
+
+    def _capture_all(self) -> None:
         greedy = self._sampler.variant(0, -1)
         largest = self._inputs.token_ids.shape[0]
         for bucket in token_buckets(min(largest, MAX_CAPTURED_TOKENS)):
@@ -212,10 +224,6 @@ class GpuModelRunner:
         for slab_index in range(len(self._slabs)):
             self._capture(("fetch", slab_index), self._launch_fetch, slab_index)
             self._capture(("publish", slab_index, False), self._launch_publish, slab_index, False)
-        if self._model.device.type == "cuda":
-            torch.cuda.synchronize(self._model.device)
-        self._counter.zero_()
-        self.flag.zero_()
 
     def _warm_kernels(self, row_buckets: Iterable[int]) -> None:
         """Launch what an empty step may launch: the parts outside of graphs, the largest step, and these batches."""
@@ -230,6 +238,19 @@ class GpuModelRunner:
         for bucket in row_buckets:
             self._launch_forward(bucket, has_multi=False, may_share=False)
             self._launch_sample(bucket, greedy)
+
+    def _compile_the_rare(self, row_buckets: Iterable[int]) -> None:
+        """Only while launches compile: what few requests need, which would hold up all when the first of them comes."""
+        for bucket in row_buckets:
+            logits = self._model.compute_logits(self._sample_hidden[:bucket])
+            for variant in self._sampler.all_variants():
+                self._sampler.sample(logits, bucket, variant)
+            self._launch_forward(bucket, has_multi=False, may_share=True)
+        self._launch_forward(self._inputs.token_ids.shape[0], has_multi=True, may_share=True)
+        one = replace(self._views[0].header(), num_admitted=1, num_history=1, num_forks=1)
+        self._sampler.admit(one)
+        self._sampler.fork(one)
+        self._sampler.drop_tables()
 
     def _capture(self, key: Hashable, launch: Callable[..., None], *arguments: object) -> None:
         body = partial(launch, *arguments)

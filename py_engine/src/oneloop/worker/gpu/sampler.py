@@ -91,6 +91,20 @@ class DeviceSampler:
             self._edit_tables()
         return variant
 
+    def all_variants(self) -> list[SampleVariant]:
+        """Every one there is; makes all tables."""
+        edits = (0, StepFlag.BIAS, StepFlag.PENALTIES)
+        return [
+            self.variant(random | edit | logprobs, 1)
+            for random in (0, StepFlag.RANDOM)
+            for edit in edits
+            for logprobs in (0, StepFlag.LOGPROBS)
+        ]
+
+    def drop_tables(self) -> None:
+        """Of edits and penalties, before any request has used them: they are made anew when one does."""
+        self._edits = None
+
     def sample(self, logits: torch.Tensor, num_samples_bucket: int, variant: SampleVariant) -> None:
         """Launch the sampling of all the step's samples, at most num_samples_bucket; row i of logits is sample i's.
 

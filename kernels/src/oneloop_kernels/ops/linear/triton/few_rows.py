@@ -1,6 +1,6 @@
 """A linear map of few rows on a GPU: the weights are streamed once, everything around the product is done on the way.
 
-Two bodies compute the same tile of sums. `_stream_products`, for up to four rows, multiplies in registers, where the
+Two bodies compute the same tile of sums. `_stream_products`, for one or two rows, multiplies in registers, where the
 next weights are always on their way. `_dot_products` feeds the tensor cores W · xᵀ, the weights as their wide side.
 """
 

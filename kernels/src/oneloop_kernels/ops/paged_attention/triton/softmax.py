@@ -74,6 +74,10 @@ def absorb(
         products = tl.where(seen, products, HIDDEN)
     new_maximum = tl.maximum(maximum, tl.max(products, 1) * factor)
     weights = tl.exp2(products * factor - new_maximum[:, None])
+    if MASKED:
+        # HIDDEN · factor is rounded in the maximum and exact in the fused difference: where a query sees nothing yet,
+        # that difference is not 0 but as large as HIDDEN's last place, and its power infinite.
+        weights = tl.where(seen, weights, 0.0)
     shrink = tl.exp2(maximum - new_maximum)
     if BY_COLUMN:
         sums = sums * shrink[:, None] + weights
