@@ -175,9 +175,11 @@ def texts(body: bytes) -> str:
     return "".join(json.loads(event[6:])["choices"][0]["text"] for event in events[:-2])
 
 
-async def test_http_1_0_has_no_chunks(server: Any) -> None:
-    """The body is the events, and ends with the connection."""
-    received = await server.raw(message({"prompt": "a", "max_tokens": 20, "seed": 1}, "1.0"))
+@pytest.mark.parametrize("keep_alive", [b"", b"Connection: keep-alive\r\n"], ids=["close", "keep-alive"])
+async def test_http_1_0_has_no_chunks(server: Any, keep_alive: bytes) -> None:
+    """The body is the events, and ends with the connection, also where the client would like to keep that."""
+    request = message({"prompt": "a", "max_tokens": 20, "seed": 1}, "1.0")
+    received = await server.raw(request.replace(b"\r\n", b"\r\n" + keep_alive, 1))
     head, _, body = received.partition(b"\r\n\r\n")
     assert b"chunked" not in head.lower()
     _, whole = await server.post(

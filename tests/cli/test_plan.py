@@ -61,6 +61,11 @@ def test_on_a_card_that_is_not_there(llama8b, capsys):
     assert set(values["concurrency"]) == {"1024", "4096", "16384", "131072"}
 
 
+def test_naming_a_card_is_asking_for_the_plan(llama8b, capsys):
+    assert main(["serve", llama8b, "--plan-device", "h200"]) == 0
+    assert "kv cache" in capsys.readouterr().out.lower()
+
+
 def test_settings_count(llama8b, capsys):
     values = plan_of(
         capsys, llama8b, "--plan-device", "l40s", "--max-model-len", "auto", "--gpu-memory-utilization", "0.5",

@@ -10,7 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from aiohttp import web
-from aiohttp.http import StreamWriter
+from aiohttp.http import HttpVersion11, StreamWriter
 
 from oneloop.api.chunks import DONE, event
 from oneloop.api.errors import error_body
@@ -51,6 +51,9 @@ class SseWriter:
 
     async def start(self) -> None:
         """Decide the status. The headers leave with the first events."""
+        if self._request.version < HttpVersion11:
+            # A body without a length or chunks ends with its connection, whatever the client wants to keep alive.
+            self._response.force_close()
         writer = await self._response.prepare(self._request)
         assert isinstance(writer, StreamWriter)
         self._writer = writer

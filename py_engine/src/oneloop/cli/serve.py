@@ -37,7 +37,7 @@ API_KEY_VARIABLE = "ONELOOP_API_KEY"
 
 def serve(options: argparse.Namespace) -> int:
     """Run the server; returns the exit code. Raises ConfigError or ModelError before anything is served."""
-    if options.plan:
+    if options.plan or options.plan_device is not None:
         from oneloop.cli.plan import show_plan
 
         return show_plan(options, engine_values(options))

@@ -6,7 +6,8 @@ import gc
 import logging
 from typing import TYPE_CHECKING
 
-from oneloop.errors import EngineDeadError
+from oneloop.device.detect import sees_gpu
+from oneloop.errors import ConfigError, EngineDeadError
 from oneloop.executor.device_completion import DeviceCompletions
 from oneloop.executor.loading import ModelLoading
 from oneloop.start_times import StartTimes
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_NO_GPU = "this process can use no NVIDIA GPU (or its driver is missing); set device to cpu, or to auto"
 SHUTDOWN_LIMIT_S = 10.0
 """How long shutdown() waits for the steps in flight."""
 
@@ -44,7 +46,9 @@ class CudaExecutor:
         self._completions: DeviceCompletions | None = None
 
     def locate(self, progress: LoadProgress | None = None) -> ModelFiles:
-        """As base.Executor."""
+        """As base.Executor. ConfigError where there is no GPU."""
+        if not sees_gpu():
+            raise ConfigError("device", f"is cuda, but {_NO_GPU}")
         return self._loading.locate(progress)
 
     def start(self, progress: LoadProgress | None = None) -> ModelInfo:
@@ -52,6 +56,8 @@ class CudaExecutor:
         with self._times.part("import torch"):
             import torch
 
+        if not torch.cuda.is_available():
+            raise ConfigError("device", f"is {self._config.worker.device}, but PyTorch finds that {_NO_GPU}")
         from oneloop.worker.memory.free import gpu_memory
         from oneloop.worker.memory.ledger import DeviceMemory
 
