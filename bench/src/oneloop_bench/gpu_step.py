@@ -1,6 +1,7 @@
-"""One decode step on the GPU, taken apart: its time, its kernels, and what the device waits for between two steps.
+"""One step on the GPU, taken apart: its time, its kernels, and what the device waits for between two steps.
 
     python -m oneloop_bench.gpu_step MODEL_DIR [--batch 1,8,32] [--context 1024] [--picture FOLDER] [--eager]
+    python -m oneloop_bench.gpu_step MODEL_DIR --prefill [--context 1024]     steps full of prompts of that length
 
 Core and runner alone, without event loop and HTTP; dummy weights. The last line is one JSON object.
 """
@@ -42,8 +43,8 @@ class Stepper:
         self.executor = CudaExecutor(config, StartTimes())
         self.executor.locate()
         self.info = self.executor.start()
-        self._config = config
         resolved = config.resolved
+        self.step_tokens = resolved.step_tokens
         self.core = Core(
             CoreConfig(
                 num_blocks=self.info.num_blocks,
@@ -148,6 +149,33 @@ def measure(
     }
 
 
+def measure_prefill(stepper: Stepper, context: int, num_steps: int) -> dict[str, Any]:
+    """Milliseconds of a step full of prompts of `context` tokens, and the kernels of a few of them."""
+    step_tokens = stepper.step_tokens
+    stepper.submit((num_steps + 20) * step_tokens // context + 1, context, 1)
+    for _ in range(_WARM_STEPS):
+        stepper.step()
+    times = []
+    for _ in range(num_steps):
+        start = time.perf_counter()
+        stepper.step()
+        times.append((time.perf_counter() - start) * 1e3)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(6):
+            stepper.step()
+        torch.cuda.synchronize()
+    kernels, gaps = _kernels(_device_events(profile))
+    stepper.finish()
+    return {
+        "prefill_context": context,
+        "step_tokens": step_tokens,
+        "step_ms": round(statistics.mean(times), 3),
+        "tok_s": round(step_tokens / statistics.mean(times) * 1e3),
+        "gap_us": gaps,
+        "kernels": kernels,
+    }
+
+
 def _device_events(profile: Any) -> list[Event]:
     """What ran on the device, from the first step's begin to the last step's."""
     events = sorted(
@@ -224,6 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", default="1,8,32,128,256")
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--prefill", action="store_true", help="steps full of prompts, not decode steps")
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--settings", default="{}", help="more settings as JSON")
     parser.add_argument(
@@ -239,8 +268,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     stepper = Stepper(config)
     print(f"ready after {time.perf_counter() - start:.1f} s, {stepper.info}")
     results = []
-    for batch in batches:
-        result = measure(stepper, batch, options.context, options.steps, options.picture)
+    for batch in [None] if options.prefill else batches:
+        if batch is None:
+            result = measure_prefill(stepper, options.context, options.steps)
+        else:
+            result = measure(stepper, batch, options.context, options.steps, options.picture)
         results.append(result)
         print({key: value for key, value in result.items() if key != "kernels"})
         for kernel in result["kernels"][:16]:
