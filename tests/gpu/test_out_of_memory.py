@@ -42,13 +42,17 @@ async def test_only_the_steps_own_requests_end(tiny_checkpoint, monkeypatch, whi
         monkeypatch.setattr(GpuModelRunner, "_launch_forward", short_of_memory)
         graphs = engine._executor._runner.graphs
         graphs._graphs.clear()  # so that steps are launched, and captured at their second use
+        monkeypatch.setattr("oneloop.worker.gpu.graphs.RETRY_AFTER", 3)
         hit = await asyncio.gather(*(answer(engine, number) for number in range(8)))
         assert times == 1
         if while_captured:
             assert hit == expected
+            assert list(graphs._attempts.values()) == [1], "no other capture fails for it"
         else:
             assert "error" in {reason for reason, _ in hit}
         monkeypatch.undo()
         assert engine.health().ok
         assert await asyncio.gather(*(answer(engine, number) for number in range(8))) == expected
+        assert all(key in graphs._graphs for key in graphs._attempts), "captured once there is memory"
+        assert len(graphs._graphs) > 3
         engine._loaded().core.audit()

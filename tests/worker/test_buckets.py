@@ -2,7 +2,7 @@
 
 import pytest
 
-from oneloop.worker.gpu.graphs import StepGraphs, bucket_of, row_buckets, token_bucket, token_buckets
+from oneloop.worker.buckets import bucket_of, largest_bucket, row_buckets, token_bucket, token_buckets
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 3, 7, 8, 64, 100, 256, 300, 1024])
@@ -27,10 +27,8 @@ def test_token_buckets_waste_little():
     assert {token_bucket(count) for count in range(1, 2049)} == set(buckets)
 
 
-def test_without_a_stream_every_launch_is_made_as_it_is():
-    graphs = StepGraphs(None, enabled=True)
-    calls = []
-    for _ in range(4):
-        graphs.launch("key", lambda: calls.append(1))
-    graphs.capture("key", lambda: calls.append(2))
-    assert calls == [1] * 4
+def test_the_largest_step_holds_every_step():
+    for max_num_tokens, max_num_seqs in ((1, 1), (2048, 512), (1000, 1000), (10_000, 3)):
+        largest = largest_bucket(max_num_tokens, max_num_seqs)
+        assert largest >= max(row_buckets(max_num_seqs))
+        assert largest >= max(token_buckets(max_num_tokens))

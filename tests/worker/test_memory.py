@@ -15,7 +15,6 @@ from oneloop.config import EngineConfig
 from oneloop.errors import ConfigError
 from oneloop.formats.model_spec import ModelSpec
 from oneloop.models.registry import build_model
-from oneloop.worker.gpu.graphs import token_bucket
 from oneloop.worker.memory.check import check_peak
 from oneloop.worker.memory.free import machine_memory
 from oneloop.worker.memory.gpu import (
@@ -23,7 +22,6 @@ from oneloop.worker.memory.gpu import (
     activation_bytes,
     attention_workspace_bytes,
     gpu_reserved,
-    padded_step_tokens,
     sampler_bytes,
 )
 from oneloop.worker.memory.ledger import DeviceMemory
@@ -213,14 +211,6 @@ def test_attention_allocates_no_more_than_planned(num_seqs, num_tokens, num_head
         allocated = sum(tensor.nbytes for tensor in tensors if tensor is not None)
         assert allocated <= planned
         assert planned - allocated < 2 * MIB + allocated
-
-
-@pytest.mark.parametrize("step_tokens", [1, 16, 300, 1000, 5000, 8192, 10_000])
-def test_steps_are_padded_to_no_more_than_planned(step_tokens):
-    config = EngineConfig.from_flat(
-        {"device": "cuda", "max_num_batched_tokens": step_tokens, "max_num_seqs": 1}
-    )
-    assert token_bucket(step_tokens) <= padded_step_tokens(config) < step_tokens + 256
 
 
 class TestCheckPeak:

@@ -5,15 +5,22 @@ from __future__ import annotations
 import gc
 import logging
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
 
+    from torch.cuda import _POOL_HANDLE
 
 log = logging.getLogger(__name__)
+
+MAX_ATTEMPTS: Final = 4
+"""Captures of a key that may fail for want of memory; then it is launched kernel by kernel for good."""
+RETRY_AFTER: Final = 200
+"""Launches of the key between two such attempts: by then other requests may have freed some."""
+_NEVER: Final = -1
 
 
 class StepGraphs:
@@ -24,16 +31,20 @@ class StepGraphs:
     launch is made as it is.
     """
 
-    __slots__ = ("_graphs", "_pool", "_refused", "_seen", "enabled")
+    __slots__ = ("_attempts", "_graphs", "_keeper", "_stream", "_waits", "enabled")
 
     def __init__(self, stream: torch.cuda.Stream | None, *, enabled: bool) -> None:
         """stream: the one that steps run on; None on the CPU."""
         self.enabled = enabled and stream is not None
         """Whether launches are captured at all."""
+        self._stream = stream
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
-        self._seen: set[Hashable] = set()
-        self._refused: set[Hashable] = set()
-        self._pool = torch.cuda.graph_pool_handle() if self.enabled else None
+        self._waits: dict[Hashable, int] = {}
+        """Launches of a key before its capture is tried."""
+        self._attempts: dict[Hashable, int] = {}
+        """Failed captures of a key."""
+        self._keeper: torch.cuda.CUDAGraph | None = None
+        """Never replayed. It keeps the pool: one that no graph uses is gone, and its handle is refused from then on."""
 
     def launch(self, key: Hashable, body: Callable[[], None], *, capturable: bool = True) -> None:
         """Run `body`, which launches the same kernels on the same buffers whenever it is called with this key."""
@@ -41,36 +52,68 @@ class StepGraphs:
         if graph is not None:
             graph.replay()
             return
-        if capturable and key in self._seen:
-            self._seen.remove(key)
-            try:
-                self.capture(key, body)
-            except Exception:  # as it is then, from now on
-                log.exception("a step could not be captured; it is launched kernel by kernel")
-                self._refused.add(key)
-            else:
-                self._graphs[key].replay()
-                return
+        if not (self.enabled and capturable):
+            body()
+            return
+        wait = self._waits.get(key, 1)
+        if wait == 0 and self._try_capture(key, body):
+            self._graphs[key].replay()
+            return
         body()
-        if self.enabled and key not in self._refused:
-            self._seen.add(key)
+        if wait > 0:
+            self._waits[key] = wait - 1
 
     def capture(self, key: Hashable, body: Callable[[], None]) -> None:
         """Record `body` under the key. It has run before, so that its kernels are compiled and loaded."""
         if not self.enabled:
             return
+        if self._keeper is None:
+            self._keeper = self._record(self._touch_memory, None)
+        self._graphs[key] = self._record(body, self._keeper.pool())
+
+    def _try_capture(self, key: Hashable, body: Callable[[], None]) -> bool:
+        """False when it failed. More memory may come; what else spoils a capture spoils the next one too."""
+        try:
+            self.capture(key, body)
+        except Exception as error:
+            attempts = self._attempts.get(key, 0) + 1
+            self._attempts[key] = attempts
+            again = isinstance(error, torch.OutOfMemoryError) and attempts < MAX_ATTEMPTS
+            self._waits[key] = RETRY_AFTER if again else _NEVER
+            log.exception(
+                "a step could not be captured; it is launched kernel by kernel%s",
+                f" for the next {RETRY_AFTER} times" if again else "",
+            )
+            return False
+        return True
+
+    def _record(self, body: Callable[[], None], pool: _POOL_HANDLE | None) -> torch.cuda.CUDAGraph:
+        """pool: None makes one."""
         graph = torch.cuda.CUDAGraph()
         with _no_collection():
-            # Not torch.cuda.graph(): that would wait for the device and empty the allocator's cache.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
+                # Not torch.cuda.graph(): that would wait for the device and empty the allocator's cache.
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 body()
+                graph.capture_end()
             except BaseException:
-                with suppress(Exception):  # the first error is the one to tell of
-                    graph.capture_end()
+                self._end_failed_capture(graph, pool)
                 raise
+        return graph
+
+    def _end_failed_capture(self, graph: torch.cuda.CUDAGraph, pool: _POOL_HANDLE | None) -> None:
+        """Or later launches would be captured, and later tensors taken from the pool of graphs."""
+        try:
             graph.capture_end()
-        self._graphs[key] = graph
+        except Exception:  # the stream captures no more, or never did; the error to tell of is the one before
+            if pool is not None and self._stream is not None:
+                with suppress(RuntimeError):  # refused where the allocator knows that the capture is over
+                    torch._C._cuda_endAllocateToPool(self._stream.device_index, pool)
+                    self._keeper = None  # the next capture begins a pool whose books are right
+
+    def _touch_memory(self) -> None:
+        """One node, since torch warns of a graph without any."""
+        torch.zeros(1, device=self._stream.device if self._stream is not None else None)
 
 
 @contextmanager
@@ -83,30 +126,3 @@ def _no_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def bucket_of(count: int, buckets: tuple[int, ...]) -> int:
-    """The smallest bucket that holds `count`; buckets ascend and the last holds the largest step."""
-    for bucket in buckets:  # a few dozen; bisect would be no faster here
-        if bucket >= count:
-            return bucket
-    raise ValueError(f"{count} exceeds the largest bucket, {buckets[-1]}")
-
-
-def row_buckets(max_num_seqs: int) -> tuple[int, ...]:
-    """Batch sizes that decode steps are padded to: finer where a row more costs more."""
-    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_num_seqs, 32)]
-    return (*(size for size in sizes if size < max_num_seqs), max_num_seqs)
-
-
-def token_bucket(num_tokens: int) -> int:
-    """Tokens that a step with prefill is padded to: at most one part in nine more, whole tiles of the products."""
-    multiple = 16
-    while multiple < 256 and num_tokens > 16 * multiple:
-        multiple *= 2
-    return -(-num_tokens // multiple) * multiple
-
-
-def token_buckets(largest: int) -> list[int]:
-    """All that token_bucket gives for up to `largest` tokens, the largest first."""
-    return sorted({token_bucket(count) for count in range(1, largest + 1)}, reverse=True)

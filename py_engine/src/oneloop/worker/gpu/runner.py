@@ -11,7 +11,8 @@ import torch
 
 from oneloop.attention.kv_cache import PagedKVCache
 from oneloop.attention.metadata import AttentionMetadata
-from oneloop.worker.gpu.graphs import StepGraphs, bucket_of, row_buckets, token_bucket, token_buckets
+from oneloop.worker.buckets import bucket_of, largest_bucket, row_buckets, token_bucket, token_buckets
+from oneloop.worker.gpu.graphs import StepGraphs
 from oneloop.worker.gpu.sampler import DeviceSampler
 from oneloop.worker.gpu.slab import DeviceSlab
 from oneloop.worker.inputs import LOGPROB_COLUMNS, SlabViews, StepFlag
@@ -76,7 +77,7 @@ class GpuModelRunner:
             torch.zeros(max_num_seqs, max_blocks, dtype=torch.int32, device=device),
             torch.zeros(max_num_seqs, dtype=torch.int32, device=device),
         )
-        largest = max(token_bucket(max_num_tokens), max_num_seqs)
+        largest = largest_bucket(max_num_tokens, max_num_seqs)
         self._inputs = _make_inputs(max_num_seqs, largest, device)
         self._output = _make_output(max_num_seqs, device)
         self._sample_hidden = torch.zeros(max_num_seqs, spec.hidden_size, dtype=model.dtype, device=device)

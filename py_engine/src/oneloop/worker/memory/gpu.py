@@ -1,13 +1,15 @@
 """What the GPU worker allocates beside weights and KV cache, item by item. For the sizes of the largest step.
 
-T = tokens of a step, R = max_num_seqs, b = bytes of an element of the model's type. Allowances for what no formula
-gives (the driver's, cuBLAS's, the graphs') are the constants of this file; `check` compares a real step with the sum.
+T = tokens of the largest step with its padding, R = max_num_seqs, b = bytes of an element of the model's type.
+Allowances for what no formula gives (the driver's, cuBLAS's, the graphs') are the constants of this file; `check`
+compares a real step with the sum, `python -m oneloop_bench.ledger` item by item.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from oneloop.worker.buckets import largest_bucket
 from oneloop.worker.memory.ledger import Reserved
 from oneloop.worker.memory.sizes import longest_context, max_blocks_per_seq, weight_bytes
 
@@ -36,8 +38,6 @@ _SLAB_FRAME_BYTES: Final = 8192
 """The slab's header, and its fields' alignment to 64 bytes."""
 _SLAB_ROW_WORDS: Final = 40 + 2 * 21
 """Entries of the slab per sequence; as many log-probabilities again are kept on the device."""
-_LARGEST_BUCKET_STEP: Final = 256
-"""Steps are padded to multiples of at most this."""
 _SLOT_LIST_BYTES: Final = 1024 * 8 + 2048 * 4
 """Biases (token and value) and bans that a slot may have."""
 _SLOT_PARAMETER_BYTES: Final = 2 * 8 * 4 + 8
@@ -49,7 +49,8 @@ _VOCABULARY_GROUP: Final = 128
 
 def gpu_reserved(spec: ModelSpec, item_bytes: int, config: EngineConfig) -> Reserved:
     """Everything but the KV cache."""
-    num_tokens, num_seqs = padded_step_tokens(config), config.resolved.max_num_seqs
+    num_seqs = config.resolved.max_num_seqs
+    num_tokens = largest_bucket(config.resolved.step_tokens, num_seqs)
     activations = activation_bytes(spec, item_bytes, num_tokens)
     logits = num_seqs * (spec.vocab_size + 2 * spec.hidden_size) * item_bytes
     workspaces = attention_workspace_bytes(spec, num_seqs, num_tokens) + GEMM_WORKSPACE_BYTES
@@ -64,11 +65,6 @@ def gpu_reserved(spec: ModelSpec, item_bytes: int, config: EngineConfig) -> Rese
         graphs=0 if config.worker.enforce_eager else GRAPH_BYTES,
         slack=int(SLACK_SHARE * (activations + logits + workspaces)),
     )
-
-
-def padded_step_tokens(config: EngineConfig) -> int:
-    """T, and what it may be padded to."""
-    return -(-config.resolved.step_tokens // _LARGEST_BUCKET_STEP) * _LARGEST_BUCKET_STEP
 
 
 def activation_bytes(spec: ModelSpec, item_bytes: int, num_tokens: int) -> int:
@@ -97,7 +93,8 @@ def attention_workspace_bytes(spec: ModelSpec, num_seqs: int, num_tokens: int) -
 
 def step_buffer_bytes(spec: ModelSpec, config: EngineConfig) -> int:
     """Slab on the device, the step's inputs (ids, positions, 8-byte cache slots), block tables R · blocks · 4."""
-    num_tokens, num_seqs = padded_step_tokens(config), config.resolved.max_num_seqs
+    num_seqs = config.resolved.max_num_seqs
+    num_tokens = largest_bucket(config.resolved.step_tokens, num_seqs)
     context = longest_context(spec, config)
     table_width = max_blocks_per_seq(context, config.resolved.block_size)
     deltas = 3 * (2 * num_seqs + min(num_seqs, 8) * table_width)
