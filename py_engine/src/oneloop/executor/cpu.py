@@ -6,9 +6,9 @@ import logging
 import os
 import queue
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from oneloop.device.cpus import usable_cpus
 from oneloop.executor.base import Completion
 from oneloop.executor.completion import CompletionQueue
 from oneloop.executor.loading import ModelLoading
@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 SHUTDOWN_LIMIT_S = 10.0
 """How long shutdown() waits for the step in flight; the thread is left behind then (it holds up nothing)."""
 SLAB_ALIGNMENT = 64
-_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 class CpuExecutor:
@@ -102,7 +101,7 @@ class CpuExecutor:
         import torch
 
         # Per thread, so here: OpenMP keeps the count in the calling thread.
-        torch.set_num_threads(min(torch.get_num_threads(), cpu_quota()))
+        torch.set_num_threads(min(torch.get_num_threads(), usable_cpus()))
         runner, slabs = self._runner, self._slabs
         assert runner is not None
         while (slab_index := self._submitted.get()) is not None and not self._stopping:
@@ -134,12 +133,3 @@ def aligned_buffer(num_bytes: int) -> memoryview:
     room = np.zeros(num_bytes + SLAB_ALIGNMENT, dtype=np.uint8)
     start = -room.ctypes.data % SLAB_ALIGNMENT
     return memoryview(room[start : start + num_bytes])  # type: ignore[arg-type]  # arrays are buffers
-
-
-def cpu_quota() -> int:
-    """CPUs that the control group grants (at least 1); a large number where it sets no limit."""
-    try:
-        quota, period = _CPU_QUOTA.read_text().split()
-        return max(1, int(quota) // int(period))
-    except (OSError, ValueError):
-        return 1 << 16

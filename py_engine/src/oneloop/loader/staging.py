@@ -6,10 +6,11 @@ stream of its own.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Final
 
 import torch
+
+from oneloop.device.cpus import usable_cpus
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -23,7 +24,7 @@ _MAX_GPU_THREADS: Final = 8
 
 def loading_threads(device: torch.device) -> int:
     """How many threads read weights for a device. A CPU's own cores convert them: one is the fastest there."""
-    return min(_MAX_GPU_THREADS, os.cpu_count() or 1) if device.type == "cuda" else 1
+    return min(_MAX_GPU_THREADS, usable_cpus()) if device.type == "cuda" else 1
 
 
 class Staging:

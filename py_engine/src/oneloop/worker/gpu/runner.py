@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -11,6 +10,7 @@ import torch
 
 from oneloop.attention.kv_cache import PagedKVCache
 from oneloop.attention.metadata import AttentionMetadata
+from oneloop.device.cpus import usable_cpus
 from oneloop.worker.buckets import bucket_of, largest_bucket, row_buckets, token_bucket, token_buckets
 from oneloop.worker.gpu.graphs import StepGraphs
 from oneloop.worker.gpu.sampler import DeviceSampler
@@ -202,15 +202,18 @@ class GpuModelRunner:
         if not INTERPRETED:
             # Kernels differ by powers of two.
             buckets = [bucket for bucket in self._row_buckets if bucket & (bucket - 1) == 0]
-            with compiling_ahead(os.cpu_count() or 1):
+            with compiling_ahead(usable_cpus()):
                 self._warm_kernels(buckets)
                 self._compile_the_rare(buckets)
         self._warm_kernels(self._row_buckets[-1:])
         if self.graphs.enabled:
             self._capture_all()
             torch.cuda.synchronize(self._model.device)
-            # What ran before it was captured left its memory beside that of the graphs.
+            # What ran before it was captured left its memory beside that of the graphs. Steps that are launched kernel
+            # by kernel need the largest's share of it: they get it back now, not while requests wait.
             torch.cuda.empty_cache()
+            self._launch_forward(self._inputs.token_ids.shape[0], has_multi=True, may_share=False)
+            self._launch_sample(self._row_buckets[-1], self._sampler.variant(0, -1))
         self._counter.zero_()
         self.flag.zero_()
 
