@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from oneloop_kernels.ops.linear import LINEAR, padded_num_tokens
+from oneloop_kernels.ops.linear import LINEAR, LinearCall, padded_num_tokens
 from oneloop_kernels.ops.rms_norm import RMS_NORM
 from oneloop_kernels.ops.silu_mul import SILU_MUL
 from oneloop_kernels.testing import assert_close
@@ -26,7 +26,7 @@ def test_linear_float32_at_every_way_it_is_computed(num_tokens, bias, name):
     offset = normal(160, seed=2) if bias else None
     expected = x.double() @ weight.double().T + (offset.double() if bias else 0.0)
     before = x.clone()
-    out = LINEAR.resolve(CPU, torch.float32, name=name)(x, weight, offset)
+    out = LINEAR.resolve(CPU, torch.float32, name=name)(LinearCall(x, weight, offset))
     assert_close(out, expected)
     assert torch.equal(x, before)
 
@@ -39,7 +39,7 @@ def test_linear_in_short_types(dtype):
         normal(160, dtype=dtype),
     )
     expected = x.double() @ weight.double().T + bias.double()
-    assert_close(LINEAR.resolve(CPU, dtype)(x, weight, bias), expected, dtype)
+    assert_close(LINEAR.resolve(CPU, dtype)(LinearCall(x, weight, bias)), expected, dtype)
 
 
 def test_padding_is_little_and_takes_few_values():

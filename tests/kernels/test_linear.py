@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
-
 import pytest
 import torch
 
-from oneloop_kernels.ops.linear import LINEAR, NUM_TICKETS, Norm
-from oneloop_kernels.ops.linear.gpu import few_rows, many_rows, may_stream, planned, stream
+from oneloop_kernels.ops.linear import LINEAR, NUM_TICKETS, LinearCall, Norm
+from oneloop_kernels.ops.linear.gpu import many_rows
+from oneloop_kernels.ops.linear.launches import may_stream, planned
 from oneloop_kernels.ops.linear.plans import (
     MAX_FEW_ROWS,
     MAX_PLANNED_ROWS,
@@ -51,111 +49,104 @@ FUSIONS = {
 }
 
 
-@dataclass
-class Case:
-    """Inputs of one call; x lies inside a wider tensor, the residual too."""
-
-    x: torch.Tensor
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-    options: dict
-    tickets: torch.Tensor
-
-    def expected(self):
-        """The formula in double precision."""
-        x, norm = self.x.double(), self.options["norm"]
-        if norm is not None:
-            x = x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight.double()
-        out = x @ self.weight.double().T
-        if self.bias is not None:
-            out += self.bias.double()
-        if self.options["gated"]:
-            gate, up = out.chunk(2, -1)
-            out = gate / (1 + (-gate).exp()) * up
-        residual = self.options["residual"]
-        return out if residual is None else out + residual.double()
+def expected(call):
+    """The formula in double precision."""
+    x = call.x.double()
+    if call.norm is not None:
+        x = x / (x.square().mean(-1, keepdim=True) + call.norm.eps).sqrt() * call.norm.weight.double()
+    out = x @ call.weight.double().T
+    if call.bias is not None:
+        out += call.bias.double()
+    if call.gated:
+        gate, up = out.chunk(2, -1)
+        out = gate / (1 + (-gate).exp()) * up
+    return out if call.residual is None else out + call.residual.double()
 
 
-def make_case(
+def make_call(
     inputs, dtype, num_tokens, out_size, in_size, *, norm=False, gated=False, bias=False, residual=False
 ):
+    """x lies inside a wider tensor, the residual too."""
     rows = 2 * out_size if gated else out_size
-    wide = inputs.normal(num_tokens, in_size + 16, dtype=dtype)
+    wide = inputs.normal(num_tokens + 1, in_size + 16, dtype=dtype)
     wide[:, in_size:] = float("nan")  # what lies beside a row is not read into it
+    wide[num_tokens:] = float("nan")  # nor what lies below the last
     added = inputs.normal(num_tokens, out_size + 8, dtype=dtype)[:, :out_size] if residual else None
-    return Case(
-        wide[:, :in_size],
+    return LinearCall(
+        wide[:num_tokens, :in_size],
         inputs.normal(rows, in_size, dtype=dtype),
         inputs.normal(rows, dtype=dtype) if bias else None,
-        {
-            "norm": Norm(inputs.normal(in_size, dtype=dtype), EPS) if norm else None,
-            "gated": gated,
-            "residual": added,
-        },
-        torch.zeros(NUM_TICKETS, dtype=torch.int32, device=inputs.device),
+        norm=Norm(inputs.normal(in_size, dtype=dtype), EPS) if norm else None,
+        gated=gated,
+        residual=added,
+        tickets=torch.zeros(NUM_TICKETS, dtype=torch.int32, device=inputs.device),
     )
 
 
-def check(case, compute):
+def check(call, compute):
     """The right values, written where they belong; inputs untouched; tickets back at zero."""
-    expected, x = case.expected(), case.x.clone()
-    residual = case.options["residual"]
-    out = compute(case)
-    assert_close(out, expected)
-    assert out is residual or residual is None
-    assert torch.equal(case.x, x)
-    assert not case.tickets.any()
+    wanted, x = expected(call), call.x.clone()
+    out = compute(call)
+    assert_close(out, wanted)
+    assert out is call.residual or call.residual is None
+    assert torch.equal(call.x, x)
+    assert call.tickets is None or not call.tickets.any()
 
 
 def run_plan(plan):
-    return lambda case: few_rows(
-        plan, case.x, case.weight, case.bias, **case.options, tickets=case.tickets
-    ).run()
+    """Computes a call by the plan, into a result of NaN."""
+
+    def run(call):
+        launch = planned(plan, call)
+        if call.residual is None:
+            launch.out.fill_(float("nan"))
+        return launch.run()
+
+    return run
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)
 @pytest.mark.parametrize("plan", PLANS)
 def test_every_fusion_of_every_body(inputs, kernel_dtype, plan, fusion):
     """Odd sizes: neither rows, columns nor sums are multiples of a tile."""
-    case = make_case(inputs, kernel_dtype, 3, 37, 150, **FUSIONS[fusion])
-    check(case, run_plan(PLANS[plan]))
+    call = make_call(inputs, kernel_dtype, 3, 37, 150, **FUSIONS[fusion])
+    check(call, run_plan(PLANS[plan]))
 
 
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("num_tokens", [1, 2, 4, 5, 16])
 def test_any_number_of_rows(inputs, kernel_dtype, plan, num_tokens):
-    case = make_case(inputs, kernel_dtype, num_tokens, 40, 64, norm=True, residual=True)
-    check(case, run_plan(PLANS[plan]))
+    call = make_call(inputs, kernel_dtype, num_tokens, 40, 64, norm=True, residual=True)
+    check(call, run_plan(PLANS[plan]))
 
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_sums_shorter_than_the_splits(inputs, kernel_dtype, plan):
     """Some programs then have nothing to add up."""
-    check(make_case(inputs, kernel_dtype, 2, 9, 24, norm=True, gated=True), run_plan(PLANS[plan]))
+    check(make_call(inputs, kernel_dtype, 2, 9, 24, norm=True, gated=True), run_plan(PLANS[plan]))
 
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_weights_stored_the_other_way_round(inputs, kernel_dtype, plan):
-    case = make_case(inputs, kernel_dtype, 3, 37, 70, norm=True, bias=True)
-    case.weight = case.weight.t().contiguous().t()
-    check(case, run_plan(PLANS[plan]))
+    call = make_call(inputs, kernel_dtype, 3, 37, 70, norm=True, bias=True)
+    check(call._replace(weight=call.weight.t().contiguous().t()), run_plan(PLANS[plan]))
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)
 @pytest.mark.parametrize("num_tokens", [33])
 def test_many_rows(inputs, kernel_dtype, fusion, num_tokens):
-    case = make_case(inputs, kernel_dtype, num_tokens, 37, 150, **FUSIONS[fusion])
-    check(case, lambda case: many_rows(case.x, case.weight, case.bias, **case.options))
+    call = make_call(inputs, kernel_dtype, num_tokens, 37, 150, **FUSIONS[fusion])
+    check(call, many_rows)
 
 
 @pytest.mark.parametrize("fusion", ["norm-gated-bias", "residual"])
 @pytest.mark.parametrize("num_tokens", [1, MAX_FEW_ROWS, MAX_FEW_ROWS + 1])
 def test_what_the_family_picks(inputs, kernel_dtype, kernel_device, fusion, num_tokens):
     linear = LINEAR.resolve(kernel_device, kernel_dtype, name="triton")
-    case = make_case(inputs, kernel_dtype, num_tokens, 20, 48, **FUSIONS[fusion])
-    check(case, lambda case: linear(case.x, case.weight, case.bias, **case.options, tickets=case.tickets))
-    case = make_case(inputs, kernel_dtype, num_tokens, 20, 48, **FUSIONS[fusion])
-    check(case, lambda case: linear(case.x, case.weight, case.bias, **case.options))
+    call = make_call(inputs, kernel_dtype, num_tokens, 20, 48, **FUSIONS[fusion])
+    check(call, linear)
+    call = make_call(inputs, kernel_dtype, num_tokens, 20, 48, **FUSIONS[fusion])
+    check(call._replace(tickets=None), linear)
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)
@@ -163,26 +154,21 @@ def test_all_implementations_keep_the_contract(inputs, fusion, kernel_device):
     names = LINEAR.candidates(kernel_device, torch.float32)
     assert "reference" in names
     for name in names:
-        case = make_case(inputs, torch.float32, 5, 37, 150, **FUSIONS[fusion])
-        case.x = case.x.contiguous()
+        call = make_call(inputs, torch.float32, 5, 37, 150, **FUSIONS[fusion])
         linear = LINEAR.resolve(kernel_device, torch.float32, name=name)
-        check(case, partial(_call, linear))
-
-
-def _call(linear, case):
-    return linear(case.x, case.weight, case.bias, **case.options)
+        check(call._replace(x=call.x.contiguous()), linear)
 
 
 def test_the_same_bits_every_time_although_sums_are_split(inputs, kernel_dtype):
-    case = make_case(inputs, kernel_dtype, 4, 30, 150, norm=True)
-    first, *others = (run_plan(PLANS["dot-split"])(case) for _ in range(4))
+    call = make_call(inputs, kernel_dtype, 4, 30, 150, norm=True)
+    first, *others = (run_plan(PLANS["dot-split"])(call) for _ in range(4))
     assert all(torch.equal(first, other) for other in others)
 
 
 def test_a_split_without_tickets_is_refused(inputs, kernel_dtype):
-    case = make_case(inputs, kernel_dtype, 1, 40, 64)
+    call = make_call(inputs, kernel_dtype, 1, 40, 64)
     with pytest.raises(ValueError, match="tickets: 3 are needed"):
-        few_rows(PLANS["dot-split"], case.x, case.weight, None)
+        planned(PLANS["dot-split"], call._replace(tickets=None))
 
 
 @pytest.fixture
@@ -191,19 +177,13 @@ def hopper(kernel_device):
     assert can_stream(kernel_device), "the GPU tests need a Hopper GPU"
 
 
-def run_stream(plan):
-    return lambda case: stream(
-        plan, case.x, case.weight, case.bias, **case.options, tickets=case.tickets
-    ).run()
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("fusion", FUSIONS)
 @pytest.mark.parametrize("plan", ["one tile a program", "cut"])
 def test_every_fusion_of_the_streaming_kernel(inputs, kernel_dtype, hopper, plan, fusion):
     """Odd sizes: neither rows, columns nor sums are multiples of a tile."""
-    case = make_case(inputs, kernel_dtype, 19, 600, 1000, **FUSIONS[fusion])
-    check(case, run_stream(STREAMS[plan]))
+    call = make_call(inputs, kernel_dtype, 19, 600, 1000, **FUSIONS[fusion])
+    check(call, run_plan(STREAMS[plan]))
 
 
 @pytest.mark.gpu
@@ -213,21 +193,21 @@ def test_every_fusion_of_the_streaming_kernel(inputs, kernel_dtype, hopper, plan
     [(n, plan) for n in (1, 40, 300) for plan in STREAMS if n >= 16 or plan != "more warps"],
 )
 def test_any_number_of_rows_of_the_streaming_kernel(inputs, kernel_dtype, hopper, plan, num_tokens):
-    case = make_case(inputs, kernel_dtype, num_tokens, 600, 520, norm=True, residual=True)
-    check(case, run_stream(STREAMS[plan]))
+    call = make_call(inputs, kernel_dtype, num_tokens, 600, 520, norm=True, residual=True)
+    check(call, run_plan(STREAMS[plan]))
 
 
 @pytest.mark.gpu
 def test_streamed_sums_have_the_same_bits_every_time(inputs, kernel_dtype, hopper):
-    case = make_case(inputs, kernel_dtype, 40, 640, 2048, gated=True)
-    first, *others = (run_stream(STREAMS["every block apart"])(case) for _ in range(8))
+    call = make_call(inputs, kernel_dtype, 40, 640, 2048, gated=True)
+    first, *others = (run_plan(STREAMS["every block apart"])(call) for _ in range(8))
     assert all(torch.equal(first, other) for other in others)
 
 
 def test_streaming_without_tickets_is_refused(inputs):
-    case = make_case(inputs, torch.float16, 3, 640, 64)
+    call = make_call(inputs, torch.float16, 3, 640, 64)
     with pytest.raises(ValueError, match="tickets: 10 are needed"):
-        stream(STREAMS["cut"], case.x, case.weight, None)
+        planned(STREAMS["cut"], call._replace(tickets=None))
 
 
 def test_what_the_copy_engine_cannot_read_is_not_streamed(inputs):
@@ -280,21 +260,17 @@ def test_tuned_plans_are_right(inputs, hopper, card):
                 continue
             out_size, in_size, gated = shape
             options = {"gated": gated, "residual": not gated}
-            case = make_case(
+            call = make_call(
                 inputs, torch.bfloat16, num_tokens, out_size // (2 if gated else 1), in_size, **options
             )
-            check(case, partial(_planned, plan))
-
-
-def _planned(plan, case):
-    return planned(plan, case.x, case.weight, case.bias, **case.options, tickets=case.tickets).run()
+            check(call, run_plan(plan))
 
 
 def test_large_inputs_of_a_norm_do_not_overflow(inputs, kernel_dtype, kernel_device):
     """Values beyond 65504 / norm weight are inputs like any other: only their quotient enters the product."""
     linear = LINEAR.resolve(kernel_device, kernel_dtype, name="triton")
     for num_tokens in (1, 5, 20):
-        case = make_case(inputs, kernel_dtype, num_tokens, 20, 64, norm=True)
-        case.x *= 4000
-        case.options["norm"].weight.mul_(20)
-        check(case, lambda case: linear(case.x, case.weight, case.bias, **case.options, tickets=case.tickets))
+        call = make_call(inputs, kernel_dtype, num_tokens, 20, 64, norm=True)
+        call.x.mul_(4000)
+        call.norm.weight.mul_(20)
+        check(call, linear)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from oneloop_kernels.ops.linear.gpu import box_layout
+from oneloop_kernels.ops.linear.launches import box_layout
 from oneloop_kernels.testing.hopper import KernelSpec, compile_all_for_hopper
 
 TENSORS = ("x_ptr", "weight_ptr", "bias_ptr", "norm_ptr", "residual_ptr", "out_ptr")

@@ -11,12 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+T = TypeVar("T")
 
 INTERPRETED: Final[bool] = os.environ.get("TRITON_INTERPRET") == "1"
 """Kernels run in Python on CPU tensors. Triton reads the same variable when a kernel is defined."""
@@ -41,6 +43,17 @@ def num_sms(device: torch.device) -> int:
     if device.type != "cuda":
         return _STAND_IN_SMS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@cache
+def card_name(device: torch.device) -> str:
+    """The GPU's name as torch gives it; on a CPU nothing."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+
+
+def of_card(name: str, tuned: Mapping[str, T]) -> T | None:
+    """What was tuned for a card: the entry whose key begins its name ("NVIDIA H200" also "NVIDIA H200 NVL")."""
+    return next((entry for card, entry in tuned.items() if name.startswith(card)), None)
 
 
 @cache

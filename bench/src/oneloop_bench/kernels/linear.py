@@ -20,14 +20,15 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from oneloop_bench.kernels.timing import KernelBench, bench_arguments
-from oneloop_kernels.ops.linear import NUM_TICKETS, Norm
-from oneloop_kernels.ops.linear.gpu import many_rows, planned
-from oneloop_kernels.ops.linear.plans import FewRowsPlan, StreamPlan, can_stream, plan_for
+from oneloop_kernels.ops.linear import NUM_TICKETS, LinearCall, Norm
+from oneloop_kernels.ops.linear.gpu import many_rows
+from oneloop_kernels.ops.linear.launches import planned
+from oneloop_kernels.ops.linear.plans import DensePlan, FewRowsPlan, StreamPlan, can_stream, plan_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from oneloop_kernels.ops.linear.gpu import Launch
+    from oneloop_kernels.ops.linear.launches import Launch
     from oneloop_kernels.ops.linear.plans import Plan
 
 ROWS: Final = (1, 8, 32, 128)
@@ -92,26 +93,21 @@ class Inputs:
 
     def fused(self, plan: Plan, x: torch.Tensor | None = None) -> Launch:
         """x: instead of the own one. Where the plan streams, the norm is launched at once."""
-        return planned(
-            plan,
+        return planned(plan, self.call(x))
+
+    def apart(self, x: torch.Tensor | None = None) -> torch.Tensor:
+        """x: instead of the own one."""
+        return many_rows(self.call(x))
+
+    def call(self, x: torch.Tensor | None = None) -> LinearCall:
+        """x: instead of the own one."""
+        return LinearCall(
             self.x if x is None else x,
             self.weight,
-            None,
             norm=self.norm,
             gated=self.map.gated,
             residual=self.residual,
             tickets=self.tickets,
-        )
-
-    def apart(self, x: torch.Tensor | None = None) -> torch.Tensor:
-        """x: instead of the own one."""
-        return many_rows(
-            self.x if x is None else x,
-            self.weight,
-            None,
-            norm=self.norm,
-            gated=self.map.gated,
-            residual=self.residual,
         )
 
 
@@ -339,6 +335,9 @@ def short(plan: Plan) -> str:
     if isinstance(plan, StreamPlan):
         tile = f"{plan.block_n}x{plan.block_k}/{plan.num_stages}"
         return f"stream {tile} warps {plan.num_warps} programs {plan.programs} rows {plan.most_rows}"
+    if isinstance(plan, DensePlan):
+        tile = f"{plan.block_n}x{plan.block_m}/{plan.num_stages}"
+        return f"dense {tile} programs {plan.programs} spread {plan.spread}"
     body = f"dot/{plan.num_stages}" if plan.use_dot else "registers"
     return f"{body} {plan.block_n}x{plan.block_k} split {plan.split_k} warps {plan.num_warps}"
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from oneloop_kernels.ops.linear import LINEAR, NUM_TICKETS
+from oneloop_kernels.ops.linear import LINEAR, NUM_TICKETS, LinearCall
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,13 +55,15 @@ class Linear:
         returned.
         """
         return self._compute(
-            x,
-            self.weight,
-            self.bias,
-            norm=None if norm is None else norm.norm,
-            gated=gated,
-            residual=residual,
-            tickets=self._tickets,
+            LinearCall(
+                x,
+                self.weight,
+                self.bias,
+                norm=None if norm is None else norm.norm,
+                gated=gated,
+                residual=residual,
+                tickets=self._tickets,
+            )
         )
 
     def weight_targets(self) -> dict[str, torch.Tensor]:

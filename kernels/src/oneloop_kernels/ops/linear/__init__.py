@@ -22,32 +22,41 @@ class Norm(NamedTuple):
     eps: float
 
 
+class LinearCall(NamedTuple):
+    """One use of a linear map: norm(x) · weightᵀ + bias, then the gate, then the residual. One dtype, one device."""
+
+    x: torch.Tensor
+    """[num_tokens, in], rows contiguous. Never overwritten."""
+    weight: torch.Tensor
+    """[out, in], either dimension contiguous."""
+    bias: torch.Tensor | None = None
+    """[out]."""
+    norm: Norm | None = None
+    """x is RMS-normalised first."""
+    gated: bool = False
+    """The rows of weight (and bias) are [gate; up]; the result is silu(gate) · up, [num_tokens, out / 2]."""
+    residual: torch.Tensor | None = None
+    """[num_tokens, out], rows contiguous: the result is added into it, and it is returned."""
+    tickets: torch.Tensor | None = None
+    """[NUM_TICKETS] int32 zeros on the device, left zero, that no two launches use at a time (say, one per weight):
+    with them an implementation may split sums among programs that then settle who adds up. Without them the result is
+    the same, perhaps later."""
+
+    @property
+    def out_size(self) -> int:
+        """Columns of the result."""
+        return self.weight.shape[0] // 2 if self.gated else self.weight.shape[0]
+
+
 class Linear(Protocol):
-    """norm(x) · weightᵀ + bias, then the gate, then the residual."""
+    """A linear map with what surrounds it."""
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        *,
-        norm: Norm | None = None,
-        gated: bool = False,
-        residual: torch.Tensor | None = None,
-        tickets: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """x: [num_tokens, in], rows contiguous; weight: [out, in], either dimension contiguous; bias: [out] or None.
+    def __call__(self, call: LinearCall) -> torch.Tensor:
+        """Returns the residual or a new [num_tokens, out or out / 2] of any strides: on the CPU the transposed product
+        is the faster one, and what follows reads it through its strides.
 
-        norm: x is RMS-normalised first. It is never overwritten.
-        gated: the rows of weight (and bias) are [gate; up]; the result is silu(gate) · up, [num_tokens, out / 2].
-        residual: [num_tokens, out], rows contiguous: the result is added into it, and it is returned.
-        tickets: [NUM_TICKETS] int32 zeros on the device, left zero, that no two launches use at a time (say, one per
-        weight): with them an implementation may split sums among programs and let the last one add up. Without them
-        the result is the same, perhaps later.
-
-        One dtype, one device. Sums run in float32. What lies between the stages (the normalised input, gate and up) may
-        be rounded to the dtype or not. Returns residual or a new [num_tokens, out or out / 2] of any strides: on the
-        CPU the transposed product is the faster one, and what follows reads it through its strides.
+        Sums run in float32. What lies between the stages (the normalised input, gate and up) may be rounded to the
+        dtype or not.
         """
 
 

@@ -17,15 +17,16 @@ tokens (about 1 ms a shape), so callers round it up: `padded_num_tokens`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
+from oneloop_kernels.ops.linear.apart import Stages, linear_apart
 from oneloop_kernels.ops.rms_norm.reference import rms_norm
 from oneloop_kernels.ops.silu_mul.reference import silu_mul
 
 if TYPE_CHECKING:
-    from oneloop_kernels.ops.linear import Norm
+    from oneloop_kernels.ops.linear import LinearCall
 
 _BLAS_MAX_TOKENS = 4
 """Up to here the BLAS is the faster one."""
@@ -35,23 +36,9 @@ _TRANSPOSED_MAX_TOKENS = 191
 _HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 
 
-def linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    *,
-    norm: Norm | None = None,
-    gated: bool = False,
-    residual: torch.Tensor | None = None,
-    tickets: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """See the contract."""
-    if norm is not None:
-        x = rms_norm(x, norm.weight, norm.eps)
-    out = _product(x, weight, bias)
-    if gated:
-        out = silu_mul(out)
-    return out if residual is None else residual.add_(out)
+def linear(call: LinearCall) -> torch.Tensor:
+    """See ops.linear.Linear."""
+    return linear_apart(call, _STAGES)
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -72,3 +59,6 @@ def _onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     """x · weightᵀ + bias by oneDNN, contiguous. torch's public `linear` never takes it for float32."""
     out: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
     return out
+
+
+_STAGES: Final = Stages(rms_norm, _product, silu_mul)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from oneloop_kernels.launch import num_sms
+from oneloop_kernels.launch import card_name, num_sms, of_card
 from oneloop_kernels.ops.linear import NUM_TICKETS
 
 if TYPE_CHECKING:
@@ -111,7 +111,38 @@ class StreamPlan:
         return min(self.most_rows, max(least, 1 << (num_tokens - 1).bit_length()))
 
 
-Plan = FewRowsPlan | StreamPlan
+DENSE_BLOCK_K: Final = 64
+"""Columns of a copy of `triton.dense.dense_kernel`: the widest swizzled row."""
+
+
+@dataclass(frozen=True, slots=True)
+class DensePlan:
+    """Constants of `triton.dense.dense_kernel`, for Hopper.
+
+    block_n: results of a tile. block_m: rows of x of a tile. num_stages: copies under way. programs: in the grid, at
+    most. spread: programs of each tile that finish a slice of it each; then programs must be that many times the tiles,
+    and no more than there are multiprocessors.
+    """
+
+    block_n: int
+    block_m: int
+    num_stages: int
+    programs: int
+    spread: int = 1
+    num_warps: int = 8
+
+    def num_tiles(self, num_tokens: int, out_size: int) -> int:
+        """out_size: of the result."""
+        return -(-out_size // self.block_n) * -(-num_tokens // self.block_m)
+
+    def grid(self, num_tiles: int, num_blocks: int) -> int:
+        """Programs for so many tiles of so many blocks."""
+        if self.spread > 1:
+            return num_tiles * self.spread
+        return min(self.programs, num_tiles * num_blocks)
+
+
+Plan = FewRowsPlan | StreamPlan | DensePlan
 Shape = tuple[int, int, bool]
 """Rows of weight, columns of weight, gated."""
 Choices = tuple[tuple[int, Plan | None], ...]
@@ -185,7 +216,7 @@ _H200: Final[Mapping[Shape, Choices]] = MappingProxyType(
 """Measured in chains of whole layers of Llama 3 8B and Qwen 3 0.6B, with programmatic dependent launch."""
 
 TUNED: Final[Mapping[str, Mapping[Shape, Choices]]] = MappingProxyType({"NVIDIA H200": _H200})
-"""Card name as torch gives it → shape → choices, for 16-bit types."""
+"""Beginning of the card's name → shape → choices, for 16-bit types."""
 
 
 def plan_for(
@@ -211,20 +242,27 @@ def plan_for(
 def _plan_for(
     device: torch.device, dtype: torch.dtype, num_tokens: int, shape: Shape, may_split: bool, may_stream: bool
 ) -> Plan | None:
-    tuned = TUNED.get(_card(device), {}).get(shape)
+    tuned = (of_card(card_name(device), TUNED) or {}).get(shape)
+    plan: Plan | None
     if tuned is None or dtype.itemsize != 2:
         plan = _streaming_by_rule(device, dtype, num_tokens, shape) or _by_rule(
             device, dtype, num_tokens, shape
         )
     else:
         plan = next((plan for most, plan in tuned if num_tokens <= most), None)
-    if isinstance(plan, StreamPlan):
-        if may_stream and plan.num_tiles(num_tokens, _out_size(shape)) <= NUM_TICKETS:
+    if isinstance(plan, StreamPlan | DensePlan):
+        num_tiles = plan.num_tiles(num_tokens, _out_size(shape))
+        if may_stream and num_tiles <= NUM_TICKETS and _fits(device, plan, num_tiles):
             return plan
         plan = _by_rule(device, dtype, num_tokens, shape)
     if plan is None or plan.split_k == 1 or (may_split and plan.num_tiles(_out_size(shape)) <= NUM_TICKETS):
         return plan
     return replace(plan, split_k=1)
+
+
+def _fits(device: torch.device, plan: StreamPlan | DensePlan, num_tiles: int) -> bool:
+    """Whether programs that wait for one another run at once, one to a multiprocessor."""
+    return isinstance(plan, StreamPlan) or plan.spread == 1 or num_tiles * plan.spread <= num_sms(device)
 
 
 def _streaming_by_rule(
@@ -270,8 +308,3 @@ def _out_size(shape: Shape) -> int:
 def can_stream(device: torch.device) -> bool:
     """Whether the device runs `triton.stream`: other generations have other tensor core instructions."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == _HOPPER
-
-
-@cache
-def _card(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "interpreter"

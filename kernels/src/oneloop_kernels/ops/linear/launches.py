@@ -1,0 +1,239 @@
+"""Launches of the kernels of linear maps, by their plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from oneloop_kernels.launch import pdl_options
+from oneloop_kernels.ops.linear.plans import DENSE_BLOCK_K, DensePlan, StreamPlan
+from oneloop_kernels.ops.linear.triton.few_rows import few_rows_kernel
+from oneloop_kernels.ops.rms_norm.triton import rms_norm
+
+if TYPE_CHECKING:
+    from oneloop_kernels.ops.linear import LinearCall
+    from oneloop_kernels.ops.linear.plans import FewRowsPlan, Plan
+
+_MERGED_PER_THREAD = 128
+"""Partial sums that a thread of the streaming kernel fetches at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A launch of a kernel with its result."""
+
+    kernel: Any
+    grid: tuple[int]
+    arguments: tuple[object, ...]
+    constants: dict[str, object]
+    out: torch.Tensor
+
+    def run(self) -> torch.Tensor:
+        """Launch it; returns out."""
+        self.kernel[self.grid](*self.arguments, **self.constants)
+        return self.out
+
+    def compile(self) -> None:
+        """Only compile it, in the background where the caller holds Triton's AsyncCompileMode."""
+        self.kernel.warmup(*self.arguments, grid=self.grid, **self.constants)
+
+
+def planned(plan: Plan, call: LinearCall) -> Launch:
+    """The call by the plan's kernel. Where it cannot take the norm inside, that is launched at once."""
+    if isinstance(plan, StreamPlan):
+        return stream(plan, call)
+    if isinstance(plan, DensePlan):
+        return dense(plan, call)
+    return few_rows(plan, call)
+
+
+def few_rows(plan: FewRowsPlan, call: LinearCall) -> Launch:
+    """The call by one kernel. With plan.split_k > 1 tickets must be given, one at least per tile (ValueError).
+
+    With tensor cores and float16 the norm is launched at once, a kernel of its own: x · weight, before it is divided by
+    the root of the squares, can pass that type's range.
+    """
+    if plan.use_dot and call.x.dtype is torch.float16:
+        call = _normed(call)
+    x, weight, norm = call.x, call.weight, call.norm
+    num_tokens, in_size = x.shape
+    out_size, out = call.out_size, _result(call)
+    num_tiles, block_m = plan.num_tiles(out_size), plan.block_m(num_tokens)
+    partial = x
+    if plan.split_k > 1:
+        _check_tickets(call, num_tiles)
+        part_size = 2 * plan.block_n * block_m + block_m
+        partial = torch.empty(num_tiles * plan.split_k * part_size, dtype=torch.float32, device=x.device)
+    arguments = (
+        x,
+        weight,
+        x if call.bias is None else call.bias,
+        x if norm is None else norm.weight,
+        out,
+        out,
+        partial,
+        x if call.tickets is None else call.tickets,
+        num_tokens,
+        in_size,
+        out_size,
+        x.stride(0),
+        weight.stride(0),
+        weight.stride(1),
+        out.stride(0),
+        0.0 if norm is None else norm.eps,
+    )
+    constants: dict[str, object] = {
+        **_surroundings(call),
+        "HAS_NORM": norm is not None,
+        "USE_DOT": plan.use_dot,
+        "BLOCK_M": block_m,
+        "BLOCK_N": plan.block_n,
+        "BLOCK_K": plan.block_k,
+        "SPLIT_K": plan.split_k,
+        "PREFETCH": plan.prefetch_bytes(weight),
+        "num_warps": plan.num_warps,
+        "num_stages": plan.num_stages,
+        **pdl_options(x.device),
+    }
+    return Launch(few_rows_kernel, (num_tiles * plan.split_k,), arguments, constants, out)
+
+
+def stream(plan: StreamPlan, call: LinearCall) -> Launch:
+    """The call by one kernel of Hopper, after one for the norm, which is launched at once: its rows are made while the
+    first weights are under way. x and weight: as `may_stream` says. tickets: one at least per tile where programs share
+    one (ValueError).
+    """
+    from oneloop_kernels.ops.linear.triton.stream import stream_kernel
+
+    call = _normed(call)
+    num_tokens, in_size = call.x.shape
+    block_m, num_tiles = plan.block_m(num_tokens), plan.num_tiles(num_tokens, call.out_size)
+    programs = plan.grid(call.x.device, num_tiles, -(-in_size // plan.block_k))
+    cut = num_tiles % programs != 0
+    if cut:
+        _check_tickets(call, num_tiles)
+    part_size = plan.block_n * block_m * (2 if call.gated else 1)
+    out = _result(call)
+    constants: dict[str, object] = {
+        **_surroundings(call),
+        "BLOCK_M": block_m,
+        "BLOCK_N": plan.block_n,
+        "BLOCK_K": plan.block_k,
+        "STAGES": plan.num_stages,
+        "MERGE": max(1, min(8, _MERGED_PER_THREAD * plan.num_warps * 32 // part_size)),
+        "num_warps": plan.num_warps,
+        **pdl_options(call.x.device),
+    }
+    boxes = (block_m, plan.block_n, plan.block_k)
+    arguments = _hopper_arguments(call, boxes, out, 2 * programs * part_size if cut else 1)
+    return Launch(stream_kernel, (programs,), arguments, constants, out)
+
+
+def dense(plan: DensePlan, call: LinearCall) -> Launch:
+    """The call by one kernel of Hopper, after one for the norm, which is launched at once.
+
+    x and weight: as `may_stream` says. tickets: one at least per program where programs share tiles (ValueError).
+    """
+    from oneloop_kernels.ops.linear.triton.dense import dense_kernel
+
+    call = _normed(call)
+    num_tokens, in_size = call.x.shape
+    num_tiles = plan.num_tiles(num_tokens, call.out_size)
+    programs = plan.grid(num_tiles, -(-in_size // DENSE_BLOCK_K))
+    cut = num_tiles % programs != 0
+    if cut:
+        _check_tickets(call, programs)
+    part_size = plan.block_n * plan.block_m * (2 if call.gated else 1)
+    out = _result(call)
+    constants: dict[str, object] = {
+        **_surroundings(call),
+        "BLOCK_M": plan.block_m,
+        "BLOCK_N": plan.block_n,
+        "BLOCK_K": DENSE_BLOCK_K,
+        "STAGES": plan.num_stages,
+        "SPREAD": plan.spread,
+        "num_warps": plan.num_warps,
+        **pdl_options(call.x.device),
+    }
+    boxes = (plan.block_m, plan.block_n, DENSE_BLOCK_K)
+    arguments = _hopper_arguments(call, boxes, out, programs * part_size if cut else 1)
+    return Launch(dense_kernel, (programs,), arguments, constants, out)
+
+
+def may_stream(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether the copy engine can read both: short types, rows at multiples of 16 bytes."""
+    # The columns too: a norm leaves dense rows of so many.
+    return (
+        x.itemsize == 2
+        and weight.shape[1] % 8 == 0
+        and all(
+            one.stride(1) == 1 and one.stride(0) % 8 == 0 and one.data_ptr() % 16 == 0 for one in (x, weight)
+        )
+    )
+
+
+def _normed(call: LinearCall) -> LinearCall:
+    """The norm launched at once, where there is one."""
+    if call.norm is None:
+        return call
+    return call._replace(x=rms_norm(call.x, call.norm.weight, call.norm.eps), norm=None)
+
+
+def _result(call: LinearCall) -> torch.Tensor:
+    if call.residual is not None:
+        return call.residual
+    return torch.empty(call.x.shape[0], call.out_size, dtype=call.x.dtype, device=call.x.device)
+
+
+def _surroundings(call: LinearCall) -> dict[str, object]:
+    return {
+        "HAS_BIAS": call.bias is not None,
+        "GATED": call.gated,
+        "HAS_RESIDUAL": call.residual is not None,
+    }
+
+
+def _check_tickets(call: LinearCall, least: int) -> None:
+    if call.tickets is None or call.tickets.numel() < least:
+        raise ValueError(f"tickets: {least} are needed to split sums among programs")
+
+
+def _hopper_arguments(
+    call: LinearCall, boxes: tuple[int, int, int], out: torch.Tensor, partial_size: int
+) -> tuple[object, ...]:
+    """Arguments of both kernels of Hopper. boxes: rows of x, rows of weight, columns of a copy."""
+    x, device = call.x, call.x.device
+    block_m, block_n, block_k = boxes
+    return (
+        _tensor_map(x, block_m, block_k),
+        _tensor_map(call.weight, block_n, block_k),
+        x if call.bias is None else call.bias,
+        out,
+        torch.empty(partial_size, dtype=torch.float32, device=device),
+        torch.empty(1, dtype=torch.int32, device=device) if call.tickets is None else call.tickets,
+        x.shape[0],
+        x.shape[1],
+        call.out_size,
+        out.stride(0),
+    )
+
+
+def _tensor_map(matrix: torch.Tensor, block_rows: int, block_columns: int) -> object:
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    layout = box_layout(matrix.dtype, block_rows, block_columns)
+    return TensorDescriptor(
+        matrix, list(matrix.shape), list(matrix.stride()), [block_rows, block_columns], layout
+    )
+
+
+@cache
+def box_layout(dtype: torch.dtype, block_rows: int, block_columns: int) -> Any:
+    """How a box of a matrix of that type lies in shared memory, as the kernels of Hopper expect it."""
+    from triton.experimental.gluon import language as gl
+
+    kind = gl.bfloat16 if dtype is torch.bfloat16 else gl.float16
+    return gl.NVMMASharedLayout.get_default_for([block_rows, block_columns], kind)
