@@ -7,6 +7,7 @@ an answer, so every answer of every way to run it is judged, not only the tokens
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 from dataclasses import dataclass, field
@@ -17,22 +18,35 @@ import pytest
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 GOLDEN = Path(__file__).parents[1] / "e2e" / "data" / "greedy.json"
-TIE = {torch.float32: 1e-3, torch.float16: 0.04, torch.bfloat16: 0.2}
-"""Gap, in standard deviations of the position's logits, under which two tokens tie: some times the error seen of
-whole models in that dtype. A wrong block or position is several deviations off, and not once."""
-MAX_TIES = {torch.float32: 0.002, torch.float16: 0.01, torch.bfloat16: 0.05}
-"""Share of the tokens that may not be the reference's best. Seen: 67 in 19,200 of a tiny model in float16."""
+TIE = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.15}
+"""Gap, in standard deviations of the position's logits, under which two tokens tie: three times the worst seen. Of
+SmolLM2 in bfloat16 transformers' own choices lie up to 0.054 from float32's in 1,368 tokens (the logits are off by
+0.018 on average, at most 0.07); of a tiny model in float16 the engine's lie up to 0.009 in 19,200; in float32, sums in
+another order are off by some 3e-5 at each end. A wrong block or position is several deviations off, and not once."""
+MAX_TIES = {torch.float32: 5e-4, torch.float16: 0.006, torch.bfloat16: 0.035}
+"""Share of the tokens that may not be the reference's best: so seen in the same runs (2.0 % and 0.35 %), and four
+times the spread of such a count in 1,500 tokens more. More than that is an error that hides behind ties."""
 BATCH = 32
+MAX_TOLD = 4
+"""Wrong answers that a failure tells of."""
 
 
 class Verdict(NamedTuple):
-    """Of one answer: its worst gap in deviations, and how many of its tokens are not the best."""
+    """Of one answer; gaps are best logit − its token's logit, in deviations of the position's logits."""
 
     gap: float
+    """The worst."""
     num_ties: int
+    """How many of its tokens are not the best."""
+    place: int
+    """Of its first wrong token; where none is, of the worst."""
+    token: int
+    best: int
+    logit_gap: float
+    """There, in logits."""
 
 
 @dataclass
@@ -47,33 +61,43 @@ class Judge:
     seen: dict[tuple[tuple[int, ...], tuple[int, ...]], Verdict] = field(default_factory=dict)
 
     def check(
-        self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, all_may_tie: bool = False
+        self,
+        prompts: Sequence[Sequence[int]],
+        answers: Sequence[Sequence[int]],
+        *,
+        what: str = "answers",
+        known_ties: int = 0,
     ) -> None:
-        """AssertionError naming the first answer with a token that is not the best, or too many ties."""
+        """AssertionError telling of the first answers with a token that is not the best, or of too many ties.
+
+        what: names them there. known_ties: so many are known to be in them, beside the usual share.
+        """
         keys = [(tuple(p), tuple(a)) for p, a in zip(prompts, answers, strict=True)]
         new = sorted({key for key in keys if key not in self.seen and key[1]}, key=lambda key: len(key[0]))
         for start in range(0, len(new), BATCH):
             batch = new[start : start + BATCH]
             self.seen |= dict(zip(batch, self._verdicts(batch), strict=True))
-        judged = [(key, self.seen[key]) for key in keys if key[1]]
-        for key, verdict in judged:
-            assert verdict.gap < TIE[self.dtype], (
-                f"{verdict.gap:.3f} deviations off: prompt {key[0][:8]}…, answer {key[1]}"
-            )
-        num_tokens = sum(len(answer) for (_, answer), _ in judged)
-        ties = sum(verdict.num_ties for _, verdict in judged)
-        worst = max((verdict.gap for _, verdict in judged), default=0.0)
-        print(f"{len(judged)} answers, {ties} ties in {num_tokens} tokens, worst {worst:.5f} deviations")
-        assert all_may_tie or ties <= max(1, MAX_TIES[self.dtype] * num_tokens), (
-            f"{ties} of {num_tokens} tokens are not the best"
+        judged = [(number, key, self.seen[key]) for number, key in enumerate(keys) if key[1]]
+        num_tokens = sum(len(key[1]) for _, key, _ in judged)
+        ties = sum(verdict.num_ties for *_, verdict in judged)
+        worst = max((verdict.gap for *_, verdict in judged), default=0.0)
+        summary = (
+            f"{what}: {len(judged)} with {num_tokens} tokens, {ties} not the best, worst {worst:.5f} deviations "
+            f"off, in {self.dtype}"
+        )
+        print(summary)
+        wrong = [item for item in judged if not item[2].gap < TIE[self.dtype]]
+        if wrong:
+            lines = [f"{summary}; {len(wrong)} wrong (more than {TIE[self.dtype]} off):"]
+            lines += [told(number, *key, verdict) for number, key, verdict in wrong[:MAX_TOLD]]
+            raise AssertionError("\n".join(lines))
+        assert ties <= known_ties + max(1, MAX_TIES[self.dtype] * num_tokens), (
+            f"{summary}; at most {MAX_TIES[self.dtype]} of the tokens may be, and {known_ties}"
         )
 
     @torch.inference_mode()
     def _verdicts(self, batch: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[Verdict]:
-        """Per answer the largest (best logit − its token's logit) / deviation, 0 where every token is the best.
-
-        Padding stands on the right, where causal attention never looks.
-        """
+        """Padding stands on the right, where causal attention never looks."""
         device = next(self.model.parameters()).device
         longest = max(len(prompt) + len(answer) for prompt, answer in batch)
         token_ids = torch.zeros(len(batch), longest, dtype=torch.int64)
@@ -85,14 +109,49 @@ class Judge:
             places = slice(len(prompt) - 1, len(prompt) + len(answer) - 1)
             logits = self.model.lm_head(hidden[row, places]).float()
             chosen = logits.gather(1, torch.tensor(answer, device=device)[:, None])[:, 0]
-            gaps = (logits.max(1).values - chosen) / logits.std(1)
-            verdicts.append(Verdict(float(gaps.max()), int((gaps > 0).sum())))
+            best = logits.max(1)
+            table = torch.stack((best.values - chosen, logits.std(1), best.indices.float())).cpu()
+            verdicts.append(self._verdict(answer, *table))
         return verdicts
+
+    def _verdict(
+        self, answer: tuple[int, ...], logit_gaps: torch.Tensor, deviations: torch.Tensor, best: torch.Tensor
+    ) -> Verdict:
+        gaps = (logit_gaps / deviations).nan_to_num(torch.inf)
+        wrong = (gaps >= TIE[self.dtype]).nonzero().flatten()
+        place = int(wrong[0]) if len(wrong) else int(gaps.argmax())
+        return Verdict(
+            float(gaps.max()),
+            int((gaps > 0).sum()),
+            place,
+            answer[place],
+            int(best[place]),
+            float(logit_gaps[place]),
+        )
+
+
+def told(number: int, prompt: Sequence[int], answer: Sequence[int], verdict: Verdict) -> str:
+    """One line about a wrong answer."""
+    return (
+        f"  number {number}, prompt of {len(prompt)} tokens {list(prompt[:6])}…: token {verdict.place} of "
+        f"{len(answer)} is {verdict.token}, best {verdict.best}, logit gap {verdict.logit_gap:.3f}; worst "
+        f"{verdict.gap:.3f} deviations, {verdict.num_ties} not the best; answer {list(answer[:12])}…"
+    )
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _exact_products() -> None:
+    """Products of float32 are of float32 here, whatever the image's settings are: judge and engine."""
+    torch.set_float32_matmul_precision("highest")
 
 
 @pytest.fixture(autouse=True)
-def loop_guards() -> None:
-    """No guard on the loop's callbacks here: a shape's first step compiles and captures its kernels in one of them."""
+def _memory_is_given_back() -> Iterator[None]:
+    """An engine that failed is held by its traceback until the test is over; the next one wants its memory."""
+    yield
+    if torch.cuda.is_available():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture(scope="session")

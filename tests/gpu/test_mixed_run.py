@@ -21,8 +21,14 @@ if TYPE_CHECKING:
     from oneloop.engine.outputs import FinishReason
 
 AUDIT_INTERVAL_S = 0.01
-MAX_OTHERS = {torch.float32: 0.0, torch.float16: 0.15, torch.bfloat16: 1.0}
-"""Per answer that equals the one given alone: those that a tie sent another way, in products of another shape."""
+MAX_OTHERS = {torch.float32: 0.001, torch.float16: 0.15, torch.bfloat16: 1.0}
+"""Per answer that equals the one given alone, those that a tie sent another way: other rows in a step make other sums.
+
+In float32 two tokens tie once in some 300,000. In the short types each token ties with the share of
+`conftest.MAX_TIES`, an answer has 32 on average, and what follows a tie is another text: up to 0.15 and 1 to one. Every
+token of those is judged too, and beside the one tie that sent them off they have no more ties than others."""
+SPAWNED_AT_ONCE = 200
+"""Tasks begun in one turn of the loop, which the guards watch."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,7 @@ SMALL = Scale(
 )
 LARGE = Scale(
     10_000,
-    num_prompts=300,
+    num_prompts=150,
     max_num_seqs=256,
     num_blocks=700,
     longest_prompt=400,
@@ -138,7 +144,9 @@ async def mixed(
             await ask(engine, prompts[answer.prompt], answer, scale, rng)
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(scale.num_requests):
+        for number in range(scale.num_requests):
+            if number % SPAWNED_AT_ONCE == 0:
+                await asyncio.sleep(0)
             answer = Answer(rng.randrange(len(prompts)), True, 0)
             answers.append(answer)
             group.create_task(one(answer))
@@ -171,14 +179,14 @@ async def run(model: str, scale: Scale, judge, **settings) -> None:
     async with engine:
         prompts = make_prompts(scale, engine.model_info.vocab_size, rng)
         golden = await alone(engine, prompts, scale.max_tokens)
-        judge.check(prompts, golden)
+        await asyncio.to_thread(judge.check, prompts, golden, what="alone")
         auditor = asyncio.create_task(audit(engine))
         answers = await mixed(engine, prompts, scale, rng)
         assert not auditor.done(), auditor.exception()
         auditor.cancel()
         await settled(engine)
         check_books(engine)
-    check_answers(prompts, golden, answers, judge)
+    await asyncio.to_thread(check_answers, prompts, golden, answers, judge)
 
 
 async def settled(engine: AsyncEngine) -> None:
@@ -203,35 +211,51 @@ def check_answers(prompts: list[list[int]], golden: list[list[int]], answers: li
                 asked.append(prompts[answer.prompt])
                 others.append(tokens)
     print(f"{num_equal} greedy answers as alone, {len(others)} others")
-    judge.check(asked, others, all_may_tie=True)
-    assert len(others) <= MAX_OTHERS[judge.dtype] * num_equal
+    judge.check(asked, others, what="unlike alone", known_ties=len(others))
+    assert len(others) <= MAX_OTHERS[judge.dtype] * num_equal, (
+        f"{len(others)} greedy answers unlike the one given alone, {num_equal} like it, in {judge.dtype}"
+    )
 
 
-async def test_tiny_on_the_cpu(tiny_checkpoint, make_judge):
+@pytest.fixture(params=[torch.float32], ids=str)
+def tiny_judge(request, tiny_checkpoint, make_judge):
+    """In float32, where hardly a tie hides anything, if nothing else is asked for."""
     from transformers import LlamaForCausalLM
 
-    judge = make_judge(LlamaForCausalLM.from_pretrained(tiny_checkpoint))
-    await run(str(tiny_checkpoint), SMALL, judge, device="cpu", max_num_batched_tokens=64)
+    return make_judge(LlamaForCausalLM.from_pretrained(tiny_checkpoint, dtype=request.param))
 
 
-@pytest.mark.gpu
-@pytest.mark.timeout(600)
-async def test_tiny_on_the_gpu(tiny_checkpoint, make_judge, mode):
-    from transformers import LlamaForCausalLM
-
-    judge = make_judge(LlamaForCausalLM.from_pretrained(tiny_checkpoint, dtype=torch.float16))
-    settings = {"device": "cuda", "dtype": "float16", "enforce_eager": mode.enforce_eager}
-    await run(str(tiny_checkpoint), LARGE, judge, **settings)
-
-
-@pytest.mark.gpu
-@pytest.mark.timeout(600)
-async def test_smollm2_on_the_gpu(make_judge):
+@pytest.fixture
+def smollm2_judge(make_judge):
     from oneloop_bench.reference import transformers_llama
 
     path = embedded_path()
     assert path is not None, (
         "the embedded model is needed: run `make model`, or carry it (tools/device/README.md)"
     )
-    judge = make_judge(transformers_llama(path, torch.bfloat16))
-    await run("smollm2", LARGE, judge, device="cuda", dtype="bfloat16")
+    return make_judge(transformers_llama(path, torch.bfloat16))
+
+
+async def test_tiny_on_the_cpu(tiny_checkpoint, tiny_judge):
+    await run(str(tiny_checkpoint), SMALL, tiny_judge, device="cpu", max_num_batched_tokens=64)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+async def test_tiny_on_the_gpu(tiny_checkpoint, tiny_judge, mode):
+    settings = {"device": "cuda", "dtype": "float32", "enforce_eager": mode.enforce_eager}
+    await run(str(tiny_checkpoint), LARGE, tiny_judge, **settings)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("tiny_judge", [torch.float16], indirect=True, ids=str)
+async def test_tiny_in_half_precision(tiny_checkpoint, tiny_judge):
+    """Its products are those of the short types' kernels."""
+    await run(str(tiny_checkpoint), LARGE, tiny_judge, device="cuda", dtype="float16")
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+async def test_smollm2_on_the_gpu(smollm2_judge):
+    await run("smollm2", LARGE, smollm2_judge, device="cuda", dtype="bfloat16")

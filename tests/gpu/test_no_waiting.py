@@ -64,6 +64,7 @@ async def test_nothing_waits_for_the_device(tiny_checkpoint, monkeypatch, enforc
         enforce_eager=enforce_eager,
         max_num_seqs=32,
         max_num_batched_tokens=256,
+        num_gpu_blocks_override=1024,
     )
     async with engine:
         # Once before: compiling a kernel may load its code, which waits.

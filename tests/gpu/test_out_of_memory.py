@@ -26,7 +26,9 @@ async def answer(engine: AsyncEngine, number: int) -> tuple[str | None, list[int
 @pytest.mark.parametrize("while_captured", [False, True], ids=["launch", "capture"])
 async def test_only_the_steps_own_requests_end(tiny_checkpoint, monkeypatch, while_captured):
     """Short of memory in a launch, the step fails; in a capture, the step is launched without one."""
-    engine = AsyncEngine.from_settings(str(tiny_checkpoint), device="cuda", max_num_seqs=8)
+    engine = AsyncEngine.from_settings(
+        str(tiny_checkpoint), device="cuda", max_num_seqs=8, num_gpu_blocks_override=128
+    )
     async with engine:
         expected = await asyncio.gather(*(answer(engine, number) for number in range(8)))
         assert {reason for reason, _ in expected} == {"length"}

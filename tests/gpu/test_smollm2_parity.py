@@ -61,18 +61,18 @@ def answers(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
 def test_alone_together_and_again(judge, start, prompts):
     """One by one; all at once; and all at once with every prompt's blocks in the prefix cache."""
     with start(**ROOMY) as llm:
-        judge.check(prompts, [answers(llm, [ids])[0] for ids in prompts])
+        judge.check(prompts, [answers(llm, [ids])[0] for ids in prompts], what="alone")
         assert llm.reset_prefix_cache()
-        judge.check(prompts, answers(llm, prompts))
+        judge.check(prompts, answers(llm, prompts), what="all at once")
         before = llm.stats().num_prefix_hit_tokens
-        judge.check(prompts, answers(llm, prompts))
+        judge.check(prompts, answers(llm, prompts), what="with prefixes found")
         hits = llm.stats().num_prefix_hit_tokens - before
         assert hits >= sum((len(ids) - 1) // 16 * 16 for ids in prompts)
 
 
 def test_chunked_prefill(judge, start, prompts):
     with start(**ROOMY, max_num_batched_tokens=64) as llm:
-        judge.check(prompts, answers(llm, prompts))
+        judge.check(prompts, answers(llm, prompts), what="in chunks")
 
 
 def test_starved_pool(judge, start, prompts):
@@ -81,4 +81,4 @@ def test_starved_pool(judge, start, prompts):
     with start(max_model_len="auto", num_gpu_blocks_override=blocks, max_num_seqs=32) as llm:
         got = answers(llm, prompts)
         assert llm.stats().num_preemptions > 0 or len(prompts) < 64
-    judge.check(prompts, got)
+    judge.check(prompts, got, what="preempted")
