@@ -72,6 +72,7 @@ def test_settings_count(llama8b, capsys):
         "--max-num-seqs", "64", "--block-size", "32",
     )  # fmt: skip
     assert (values["max_num_seqs"], values["block_size"], values["max_num_batched_tokens"]) == (64, 32, 2048)
+    assert values["mixed_step_tokens"] == 512
     assert values["usable_bytes"] == values["total_bytes"] // 2
     assert values["max_model_len"] == values["kv_tokens"] < 131_072
 
@@ -155,6 +156,26 @@ def test_decode_times_are_the_arithmetic_limits(spec, context, limits_ms):
     roofline = Roofline(spec=spec, card=replace(card, flops=790e12))
     for batch, milliseconds in limits_ms.items():
         assert roofline.decode_s(batch, context) * 1e3 == pytest.approx(milliseconds, rel=0.06)
+
+
+LLAMA_70B = replace(LLAMA_8B, hidden_size=8192, intermediate_size=28_672, num_layers=80, num_heads=64)
+
+
+@pytest.mark.parametrize(
+    ("card", "spec", "tokens"),
+    [
+        # 25 ms of 750 TFLOP/s are 1,343 tokens of 14.0 GFLOP, 134 of 137 GFLOP; arithmetic binds from 174 on.
+        ("h200", LLAMA_8B, 1024),
+        ("h200", LLAMA_70B, 256),
+        ("h200", QWEN_06B, 16_384),
+        ("a100-80gb", LLAMA_8B, 512),
+        ("rtx4090", LLAMA_8B, 256),
+    ],
+)
+def test_quick_steps_take_25_ms_or_are_bound_by_memory(card, spec, tokens):
+    known = card_named(card)
+    assert known is not None
+    assert Roofline(spec=spec, card=known).quick_step_tokens() == tokens
 
 
 def test_prefill_is_bound_by_arithmetic():

@@ -89,6 +89,7 @@ class FakeExecutor:
 
     num_blocks: int = 256
     max_model_len: int = 512
+    quick_step_tokens: int | None = None
     delay_s: float = 0.0
     choose: Callable[[Sequence[int], int, int], int] = next_letter
     fail_on: Callable[[int], bool] = lambda _step: False
@@ -121,6 +122,7 @@ class FakeExecutor:
             max_model_len=self.max_model_len,
             num_blocks=self.num_blocks,
             block_size=BLOCK_SIZE,
+            quick_step_tokens=self.quick_step_tokens,
         )
 
     def attach(self, layout: SlabLayout, num_slabs: int, *, max_num_seqs: int) -> Sequence[memoryview]:

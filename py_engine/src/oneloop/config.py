@@ -110,6 +110,12 @@ class SchedulerConfig(_Settings):
         "tokens one step computes at most; default: 2048 on a GPU, 512 on a CPU, or max_num_seqs if that is more",
         minimum=1,
     )
+    mixed_step_tokens: int | None = setting(
+        None,
+        "tokens that a step computes at most while streams are running, so that prompts do not hold them up; half of "
+        "it is for prompts however many run; default: about 25 ms of a known GPU's work, else as any step",
+        minimum=1,
+    )
     scheduling_policy: Literal["fcfs", "priority"] = setting("fcfs", "order of admission and preemption")
     max_num_queued_reqs: int = setting(
         4096, "waiting sequences beyond which new requests get 503 with Retry-After", minimum=1
@@ -221,6 +227,16 @@ def resolve(config: EngineConfig, device: DeviceKind) -> Resolved:
         step_tokens=step_tokens,
         block_size=config.cache.block_size or defaults.block_size,
     )
+
+
+def mixed_step_tokens(config: EngineConfig, quick_step_tokens: int | None) -> int:
+    """Tokens of a step beside running streams: as set, or those that the device computes quickly; those of any step
+    at most.
+
+    quick_step_tokens: as ModelInfo's.
+    """
+    most = config.resolved.step_tokens
+    return min(config.scheduler.mixed_step_tokens or quick_step_tokens or most, most)
 
 
 def resolve_dtype(

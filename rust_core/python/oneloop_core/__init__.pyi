@@ -126,6 +126,7 @@ class CoreConfig:
         block_size: int = 16,
         max_num_seqs: int = 256,
         max_num_batched_tokens: int = 2048,
+        mixed_step_tokens: int | None = None,
         max_model_len: int = 2048,
         vocab_size: int,
         enable_prefix_caching: bool = True,
@@ -134,7 +135,11 @@ class CoreConfig:
         seed: int = 0,
         hash_key: bytes | None = None,
     ) -> CoreConfig:
-        """seed: source of the seeds of requests that bring none. hash_key: 16 bytes; None draws them at random."""
+        """mixed_step_tokens: tokens of a step in which streams decode; prefill gets at least half of it.
+
+        None: max_num_batched_tokens. seed: source of the seeds of requests that bring none. hash_key: 16 bytes; None
+        draws them at random.
+        """
     @property
     def num_blocks(self) -> int: ...
     @property
@@ -143,6 +148,8 @@ class CoreConfig:
     def max_num_seqs(self) -> int: ...
     @property
     def max_num_batched_tokens(self) -> int: ...
+    @property
+    def mixed_step_tokens(self) -> int | None: ...
     @property
     def max_model_len(self) -> int: ...
     @property

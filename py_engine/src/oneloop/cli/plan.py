@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from oneloop.config import EngineConfig, resolve_dtype
+from oneloop.config import EngineConfig, mixed_step_tokens, resolve_dtype
 from oneloop.device.cards import card_named
 from oneloop.device.nvml import first_gpu
 from oneloop.errors import ConfigError
@@ -108,6 +108,9 @@ def as_values(planned: PlannedServer) -> dict[str, Any]:
         "max_model_len": plan.max_model_len,
         "max_num_seqs": planned.config.resolved.max_num_seqs,
         "max_num_batched_tokens": planned.config.resolved.step_tokens,
+        "mixed_step_tokens": mixed_step_tokens(
+            planned.config, None if planned.roofline is None else planned.roofline.quick_step_tokens()
+        ),
         "concurrency": {str(length): plan.concurrency(length) for length in lengths},
     }
     if planned.roofline is not None:

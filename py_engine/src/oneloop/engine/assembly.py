@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from oneloop.config import mixed_step_tokens
 from oneloop.engine.intake import Intake
 from oneloop.engine.loop import MAX_STEPS_IN_FLIGHT, NUM_SLABS
 from oneloop.engine.params import SamplingDefaults
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     from oneloop.start_times import StartTimes
     from oneloop.tokenize.tokenizer import Tokenizer
     from oneloop_core import Vocabulary
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +164,7 @@ def _make_core(config: EngineConfig, info: ModelInfo, vocabulary: Vocabulary) ->
             block_size=info.block_size,
             max_num_seqs=config.resolved.max_num_seqs,
             max_num_batched_tokens=config.resolved.step_tokens,
+            mixed_step_tokens=mixed_step_tokens(config, info.quick_step_tokens),
             max_model_len=info.max_model_len,
             vocab_size=info.vocab_size,
             enable_prefix_caching=config.cache.enable_prefix_caching,
@@ -168,4 +174,8 @@ def _make_core(config: EngineConfig, info: ModelInfo, vocabulary: Vocabulary) ->
         )
     except CoreConfigError as error:
         raise ConfigError("core", str(error)) from None
+    log.info(
+        "%d sequences at once, steps of up to %d tokens, %d while streams are running",
+        core_config.max_num_seqs, core_config.max_num_batched_tokens, core_config.mixed_step_tokens,
+    )  # fmt: skip
     return Core(core_config, vocabulary)

@@ -44,6 +44,8 @@ class ModelInfo:
     """KV blocks the memory plan allows."""
     block_size: int
     """Tokens per KV block."""
+    quick_step_tokens: int | None = None
+    """Tokens of a step that streams hardly notice (worker/roofline.py). None: the device's rates are unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import gc
 import logging
 from typing import TYPE_CHECKING
 
+from oneloop.device.cards import card_named
 from oneloop.device.detect import sees_gpu
 from oneloop.errors import ConfigError, EngineDeadError
 from oneloop.executor.device_completion import DeviceCompletions
@@ -66,7 +67,9 @@ class CudaExecutor:
         memory = gpu_memory()
         with self._times.part("CUDA context"):
             free, total = torch.cuda.mem_get_info(device)
-        self._loaded = self._loading.load(device, memory or DeviceMemory(total=total, free=free), progress)
+        card = card_named(torch.cuda.get_device_name(device))
+        memory = memory or DeviceMemory(total=total, free=free)
+        self._loaded = self._loading.load(device, memory, progress, card)
         return self._loaded.info
 
     def attach(self, layout: SlabLayout, num_slabs: int, *, max_num_seqs: int) -> Sequence[memoryview]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from oneloop.config import EngineConfig
+    from oneloop.device.cards import Card
     from oneloop.executor.base import LoadProgress
     from oneloop.loader.resolve import ModelSource
     from oneloop.models.base import Model
@@ -28,6 +29,8 @@ class LoadedModel:
 
     model: Model
     plan: MemoryPlan
+    card: Card | None = None
+    """The device, where its rates are known."""
 
     @property
     def info(self) -> ModelInfo:
@@ -37,7 +40,16 @@ class LoadedModel:
             max_model_len=self.plan.max_model_len,
             num_blocks=self.plan.num_blocks,
             block_size=self.plan.block_size,
+            quick_step_tokens=self._quick_step_tokens(),
         )
+
+    def _quick_step_tokens(self) -> int | None:
+        from oneloop.worker.roofline import Roofline
+
+        # The cards' rates are those of 16 bits.
+        if self.card is None or self.model.dtype.itemsize != 2:
+            return None
+        return Roofline(spec=self.model.spec, card=self.card).quick_step_tokens()
 
 
 class ModelLoading:
@@ -63,7 +75,13 @@ class ModelLoading:
         self._source = source
         return ModelFiles(source.path, source.generation, source.gguf)
 
-    def load(self, device: torch.device, memory: DeviceMemory, progress: LoadProgress | None) -> LoadedModel:
+    def load(
+        self,
+        device: torch.device,
+        memory: DeviceMemory,
+        progress: LoadProgress | None,
+        card: Card | None = None,
+    ) -> LoadedModel:
         """Plan the memory, then load. memory: the device's, before. Raises ConfigError or ModelError."""
         with self._times.part("import model"):
             import torch
@@ -92,4 +110,4 @@ class ModelLoading:
             "%d KV blocks of %d tokens (%d MiB), context %d tokens, %s",
             plan.num_blocks, plan.block_size, plan.kv_cache_bytes >> 20, plan.max_model_len, model.dtype,
         )  # fmt: skip
-        return LoadedModel(model, plan)
+        return LoadedModel(model, plan, card)

@@ -6,8 +6,9 @@ activations and launches are left out, so this is a lower bound.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from oneloop.formats.expected import num_parameters
 from oneloop.worker.memory.sizes import kv_token_bytes
@@ -15,6 +16,10 @@ from oneloop.worker.memory.sizes import kv_token_bytes
 if TYPE_CHECKING:
     from oneloop.device.cards import Card
     from oneloop.formats.model_spec import ModelSpec
+
+
+QUICK_STEP_S: Final = 0.025
+"""A gap between two tokens that readers of a stream hardly notice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +56,17 @@ class Roofline:
         layers = self._matrix_parameters() - head
         flops = 2 * layers + self._attention_flops() * prompt / 2 + 2 * head / prompt
         return self.card.flops / flops
+
+    def quick_step_tokens(self) -> int:
+        """Tokens of a step whose products take about QUICK_STEP_S, at least as many as it takes for arithmetic to bind:
+        below that another token is nearly free. A power of two, so that products are cut into whole waves of tiles.
+
+        Time: 2 · the layers' parameters · tokens / rate. The bound: rate · item_bytes / (2 · bandwidth).
+        """
+        layers = self._matrix_parameters() - self.spec.vocab_size * self.spec.hidden_size
+        in_time = QUICK_STEP_S * self.card.flops / (2 * layers)
+        free = self.card.flops * self.item_bytes / (2 * self.card.bytes_per_s)
+        return 1 << max(round(math.log2(in_time)), math.ceil(math.log2(free)), 0)
 
     def _matrix_parameters(self) -> int:
         """All but the input embedding, of which a step reads a few rows; where it is tied, it is the head too."""

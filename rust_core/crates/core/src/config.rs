@@ -23,6 +23,9 @@ pub struct CoreConfig {
     pub max_num_seqs: u32,
     /// Tokens one step may compute.
     pub max_num_batched_tokens: u32,
+    /// Tokens one step may compute while streams decode; prefill gets at least half of it beside any number of
+    /// rows. `None`: as many as any step.
+    pub mixed_step_tokens: Option<u32>,
     /// Tokens (prompt and output) of the longest sequence.
     pub max_model_len: u32,
     /// Token ids are below it.
@@ -47,6 +50,7 @@ impl CoreConfig {
             block_size: 16,
             max_num_seqs: 256,
             max_num_batched_tokens: 2048,
+            mixed_step_tokens: None,
             max_model_len: 2048,
             vocab_size,
             enable_prefix_caching: true,
@@ -66,6 +70,11 @@ impl CoreConfig {
             (
                 "max_num_batched_tokens",
                 self.max_num_batched_tokens,
+                MAX_NUM_BATCHED_TOKENS,
+            ),
+            (
+                "mixed_step_tokens",
+                self.mixed_step_tokens.unwrap_or(1),
                 MAX_NUM_BATCHED_TOKENS,
             ),
             ("max_model_len", self.max_model_len, MAX_MODEL_LEN),
@@ -103,12 +112,26 @@ impl CoreConfig {
         Ok(())
     }
 
+    /// Tokens that a step in which streams decode may compute beside the first one of each of its `num_rows` rows.
+    #[inline]
+    pub(crate) fn tokens_beside_streams(&self, num_rows: u32) -> u32 {
+        let Some(num_tokens) = self.mixed_step_tokens else {
+            return u32::MAX;
+        };
+        num_tokens
+            .saturating_sub(num_rows)
+            .max(num_tokens.div_ceil(LEAST_PREFILL_PART))
+    }
+
     /// Blocks that hold `num_tokens` tokens.
     #[inline]
     pub(crate) fn blocks_for(&self, num_tokens: u32) -> u32 {
         num_tokens.div_ceil(self.block_size)
     }
 }
+
+/// Part of `mixed_step_tokens` that prefill gets whatever the number of rows: so a burst is over after a bounded time.
+const LEAST_PREFILL_PART: u32 = 2;
 
 // Upper bounds that keep every count and every slab offset far inside 32 bits.
 const MAX_NUM_BLOCKS: u32 = 1 << 28;

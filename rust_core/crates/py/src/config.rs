@@ -23,17 +23,19 @@ impl CoreConfig {
     #[new]
     #[allow(clippy::too_many_arguments)] // keyword arguments of one Python call
     #[pyo3(signature = (*, num_blocks, block_size = Int(16), max_num_seqs = Int(256),
-                        max_num_batched_tokens = Int(2048), max_model_len = Int(2048), vocab_size,
+                        max_num_batched_tokens = Int(2048), mixed_step_tokens = None, max_model_len = Int(2048),
+                        vocab_size,
                         enable_prefix_caching = true, policy = "fcfs", max_steps_in_flight = Int(2),
                         seed = Int(0), hash_key = None),
            text_signature = "(*, num_blocks, block_size=16, max_num_seqs=256, max_num_batched_tokens=2048, \
-                             max_model_len=2048, vocab_size, enable_prefix_caching=True, policy='fcfs', \
+                             mixed_step_tokens=None, max_model_len=2048, vocab_size, enable_prefix_caching=True, policy='fcfs', \
                              max_steps_in_flight=2, seed=0, hash_key=None)")]
     fn new(
         num_blocks: Int,
         block_size: Int,
         max_num_seqs: Int,
         max_num_batched_tokens: Int,
+        mixed_step_tokens: Option<Int>,
         max_model_len: Int,
         vocab_size: Int,
         enable_prefix_caching: bool,
@@ -61,6 +63,9 @@ impl CoreConfig {
             block_size: count("block_size", block_size)?,
             max_num_seqs: count("max_num_seqs", max_num_seqs)?,
             max_num_batched_tokens: count("max_num_batched_tokens", max_num_batched_tokens)?,
+            mixed_step_tokens: mixed_step_tokens
+                .map(|value| count("mixed_step_tokens", value))
+                .transpose()?,
             max_model_len: count("max_model_len", max_model_len)?,
             vocab_size: count("vocab_size", vocab_size)?,
             enable_prefix_caching,
@@ -92,6 +97,11 @@ impl CoreConfig {
     #[getter]
     fn max_num_batched_tokens(&self) -> u32 {
         self.inner.max_num_batched_tokens
+    }
+
+    #[getter]
+    fn mixed_step_tokens(&self) -> Option<u32> {
+        self.inner.mixed_step_tokens
     }
 
     #[getter]

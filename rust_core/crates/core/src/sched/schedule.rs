@@ -34,7 +34,8 @@ impl Scheduler {
         Ok(has_rows.then_some(step_id))
     }
 
-    /// Gives each running sequence that owes tokens its first one, and the block it needs for it.
+    /// Gives each running sequence that owes tokens its first one, and the block it needs for it. Where streams are
+    /// among them the rest is limited.
     fn plan_running(
         &mut self,
         step: &mut StepWriter<'_>,
@@ -43,6 +44,7 @@ impl Scheduler {
         let wanting = std::mem::take(&mut self.scratch.wanting);
         let mut budget = TokenBudget::new(self.config.max_num_batched_tokens, wanting);
         let mut position = 0;
+        let mut is_streaming = false;
         // The least important ones may leave the list while we walk along it.
         while let Some(&running) = self.running.get(position) {
             position += 1;
@@ -50,6 +52,8 @@ impl Scheduler {
             if num_owed == 0 || !self.secure_block(running.sequence, step) {
                 continue;
             }
+            is_streaming |=
+                num_owed == 1 && self.sequences[running.sequence as usize].is_streaming();
             let num_tokens = budget.take(1);
             if num_owed > 1 {
                 budget.want(Candidate {
@@ -63,6 +67,9 @@ impl Scheduler {
                 sequence: running.sequence,
                 num_tokens,
             });
+        }
+        if is_streaming {
+            budget.limit(self.config.tokens_beside_streams(plan.len() as u32));
         }
         budget
     }

@@ -148,6 +148,12 @@ impl Sequence {
         }
         self.num_tokens() - self.num_computed
     }
+
+    /// Whether somebody gets its tokens one by one and has, or is about to have, the first of them.
+    #[inline]
+    pub(crate) fn is_streaming(&self) -> bool {
+        self.gathered.is_none() && self.num_tokens() > self.num_prompt
+    }
 }
 
 /// The tokens `[start, start + buffer.len())` of prompt and outputs.

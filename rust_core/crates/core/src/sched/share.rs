@@ -48,6 +48,11 @@ impl TokenBudget {
         self.num_left
     }
 
+    /// Leaves at most so many.
+    pub(super) fn limit(&mut self, num_tokens: u32) {
+        self.num_left = self.num_left.min(num_tokens);
+    }
+
     pub(super) fn into_buffer(mut self) -> Vec<Candidate> {
         self.wanting.clear();
         self.wanting

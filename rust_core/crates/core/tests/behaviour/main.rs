@@ -7,6 +7,7 @@ mod failures;
 mod fairness;
 mod final_only;
 mod forks;
+mod mixed;
 mod prefix;
 mod property;
 mod requests;

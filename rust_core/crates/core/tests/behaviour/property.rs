@@ -15,6 +15,8 @@ pub(crate) fn random_config(rng: &mut Rng) -> CoreConfig {
     config.max_num_seqs = rng.within(1, 10) as u32;
     let most_spare = rng.pick(&[4, 50, 50]);
     config.max_num_batched_tokens = config.max_num_seqs + rng.within(0, most_spare) as u32;
+    let most = u64::from(config.max_num_batched_tokens);
+    config.mixed_step_tokens = rng.once_in(2).then(|| rng.within(1, most + 2) as u32);
     config.max_model_len = rng.within(8, 90) as u32;
     config.enable_prefix_caching = !rng.once_in(6);
     config.policy = rng.pick(&[Policy::Fcfs, Policy::Priority]);
@@ -209,6 +211,11 @@ fn check_coverage(coverage: &Coverage, num_operations: u64) {
         (
             "steps that leave sequences waiting for a prefix",
             coverage.num_deferring_steps,
+            20,
+        ),
+        (
+            "steps that are full beside streams",
+            coverage.num_limited_steps,
             20,
         ),
         ("failed steps", coverage.num_failed_steps, 20),

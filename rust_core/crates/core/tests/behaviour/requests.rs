@@ -247,7 +247,7 @@ fn handles_are_positive_and_grow() {
 #[test]
 fn configurations_are_checked() {
     type Change = fn(&mut CoreConfig);
-    let cases: [(&str, Change); 10] = [
+    let cases: [(&str, Change); 12] = [
         ("num_blocks", |c| c.num_blocks = 0),
         ("num_blocks", |c| c.num_blocks = u32::MAX),
         ("block_size", |c| c.block_size = 0),
@@ -255,6 +255,10 @@ fn configurations_are_checked() {
         ("max_num_batched_tokens", |c| c.max_num_batched_tokens = 15),
         ("max_num_batched_tokens", |c| {
             c.max_num_batched_tokens = u32::MAX;
+        }),
+        ("mixed_step_tokens", |c| c.mixed_step_tokens = Some(0)),
+        ("mixed_step_tokens", |c| {
+            c.mixed_step_tokens = Some(u32::MAX);
         }),
         ("max_model_len", |c| c.max_model_len = 1),
         ("max_model_len", |c| c.max_model_len = u32::MAX),

@@ -85,6 +85,8 @@ pub(crate) struct Coverage {
     pub(crate) num_scheduled: u64,
     /// Steps that left a sequence waiting for what a running one is about to compute.
     pub(crate) num_deferring_steps: u64,
+    /// Steps with prompts that hold as much as they may beside streams.
+    pub(crate) num_limited_steps: u64,
 }
 
 impl Coverage {
@@ -104,6 +106,7 @@ impl Coverage {
         self.num_full += stats.num_finished_length;
         self.num_scheduled += seen.num_scheduled;
         self.num_deferring_steps += seen.num_deferring_steps;
+        self.num_limited_steps += seen.num_limited_steps;
     }
 }
 
@@ -184,6 +187,7 @@ impl Bench {
             !preempted_now || slab.header("num_admitted") == 0,
             "admitted what another had to give up"
         );
+        self.check_size(&slab);
         self.coverage.num_preempted += slab.header("num_preempted") as u64;
         self.coverage.num_forks += slab.header("num_forks") as u64;
         self.coverage.num_cow += slab.header("num_cow") as u64;
@@ -199,6 +203,32 @@ impl Bench {
             fails,
         });
         true
+    }
+
+    /// A step in which a stream that ran before gets a later token than its first holds no more than a mixed one may.
+    fn check_size(&mut self, slab: &Slab) {
+        let Some(limit) = self.core.config().mixed_step_tokens.map(i64::from) else {
+            return;
+        };
+        let slots = slab.array::<i32>("row_slot", slab.count("num_single"));
+        let admitted = slab.array::<i32>("admitted_slot", slab.count("num_admitted"));
+        let sampled = slab.array::<i32>("sample_slot", slab.count("num_samples"));
+        let indices = slab.array::<i32>("sample_output_index", slab.count("num_samples"));
+        let is_mixed = sampled
+            .iter()
+            .zip(indices)
+            .any(|(slot, &index)| index > 0 && slots.contains(slot) && !admitted.contains(slot));
+        let streams = |known: &Known| !known.request.final_only;
+        if !is_mixed || !self.known.values().all(streams) {
+            return;
+        }
+        let (num_tokens, num_rows) = (slab.header("num_tokens"), slab.header("num_rows"));
+        let most = limit.max(num_rows + (limit + 1) / 2);
+        assert!(
+            num_tokens <= most,
+            "{num_tokens} tokens in {num_rows} rows beside streams, where {most} are allowed"
+        );
+        self.coverage.num_limited_steps += u64::from(num_tokens == most && num_tokens > num_rows);
     }
 
     /// The header value of the step that was launched last.
