@@ -264,9 +264,9 @@ async def test_too_large_is_said_while_the_body_is_still_coming(server: Any) -> 
 
 
 async def test_slow_headers_and_bodies_are_cut(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """B-11, with both limits set to half a second."""
-    monkeypatch.setattr("oneloop.api.server.HEADER_TIMEOUT_S", 0.5)
-    monkeypatch.setattr("oneloop.api.body.BODY_TIMEOUT_S", 0.5)
+    """B-11, with both limits set to half a second, between two of the bytes that trickle in."""
+    monkeypatch.setattr("oneloop.api.server.HEADER_TIMEOUT_S", 0.55)
+    monkeypatch.setattr("oneloop.api.body.BODY_TIMEOUT_S", 0.55)
 
     async def trickle(server: Any, first: bytes, rest: bytes) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)

@@ -16,6 +16,7 @@ from oneloop.api.chunks import ChunkEncoder
 from oneloop.api.outbox import SLICE_S, Outbox
 from oneloop.api.server import Connection
 from oneloop.api.stream import SseWriter
+from oneloop.engine.loop_times import LoopTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,7 +70,7 @@ class Recorder:
 
 async def test_slices_leave_the_loop_to_others() -> None:
     """Everything is sent, in order; the loop turns in between."""
-    outbox, log = Outbox(), []
+    outbox, log = Outbox(LoopTimes()), []
     for name in range(100):
         outbox.post(Recorder(log, name, SLICE_S / 4))
     turns = 0

@@ -27,6 +27,7 @@ from oneloop_bench.null_executor import NullExecutor
 from oneloop_bench.report import print_result
 
 if TYPE_CHECKING:
+    from oneloop.engine.loop_times import LoopTimes
     from oneloop.tokenize.tokenizer import Tokenizer
 
 MAX_NUM_SEQS = 512
@@ -53,19 +54,33 @@ class Clock:
         }
 
 
-def make_engine(tokenizer: Tokenizer, step_s: float = 0.0) -> AsyncEngine:
-    """An engine over steps that cost nothing and take `step_s`, with room for 512 sequences of the workload."""
+def make_engine(
+    tokenizer: Tokenizer,
+    step_s: float = 0.0,
+    token_s: float = 0.0,
+    *,
+    max_num_batched_tokens: int = 8192,
+    loop_times: LoopTimes | None = None,
+) -> AsyncEngine:
+    """An engine over steps that cost nothing, with room for 512 sequences of the workload.
+
+    step_s, token_s: what a step takes, and what it takes more for each of its tokens.
+    """
     info = ModelInfo(
         vocab_size=tokenizer.vocab_size,
         max_model_len=MAX_MODEL_LEN,
         num_blocks=MAX_NUM_SEQS * 2 * (PROMPT_TOKENS + OUTPUT_TOKENS) // BLOCK_SIZE,
         block_size=BLOCK_SIZE,
     )
-    settings = {"model": "null", "max_num_seqs": MAX_NUM_SEQS, "max_num_batched_tokens": 8192}
+    settings = {
+        "model": "null",
+        "max_num_seqs": MAX_NUM_SEQS,
+        "max_num_batched_tokens": max_num_batched_tokens,
+    }
     text = np.array(tokenizer.encode(TEXT), np.int32)
-    return AsyncEngine(
-        EngineConfig.from_flat(settings), executor=NullExecutor(text, info, step_s), tokenizer=tokenizer
-    )
+    executor = NullExecutor(text, info, step_s, token_s)
+    config = EngineConfig.from_flat(settings)
+    return AsyncEngine(config, executor=executor, tokenizer=tokenizer, loop_times=loop_times)
 
 
 def make_prompts(tokenizer: Tokenizer, count: int) -> list[list[int]]:

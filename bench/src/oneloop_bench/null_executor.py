@@ -35,7 +35,7 @@ class Slab:
         self._bytes = raw[start : start + layout.num_bytes]
         self.buffer = self._bytes.data
         self._fields = {field.name: field for field in layout.fields}
-        self._num_samples = layout.header["num_samples"]
+        self._num_samples, self._num_tokens = layout.header["num_samples"], layout.header["num_tokens"]
         self._header = self._view("header")
         self._slots = self._view("sample_slot")
         self._indices = self._view("sample_output_index")
@@ -45,6 +45,11 @@ class Slab:
         field = self._fields[name]
         dtype = _DTYPES[field.dtype]
         return self._bytes[field.offset : field.offset + field.length * dtype.itemsize].view(dtype)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the step."""
+        return int(self._header[self._num_tokens])
 
     def execute(self, text: np.ndarray[Any, Any]) -> None:
         """Every slot "samples" the text from a place of its own, token after token."""
@@ -56,11 +61,16 @@ class Slab:
 class NullExecutor:
     """Steps are told one per turn of the loop, as a device's steps come in."""
 
-    def __init__(self, text: np.ndarray[Any, Any], info: ModelInfo, step_s: float = 0.0) -> None:
-        """text: the ids that the sequences "sample". step_s: how long each step takes; it costs no CPU time."""
+    def __init__(
+        self, text: np.ndarray[Any, Any], info: ModelInfo, step_s: float = 0.0, token_s: float = 0.0
+    ) -> None:
+        """text: the ids that the sequences "sample".
+
+        step_s, token_s: how long each step takes, and how much longer for each of its tokens; it costs no CPU time.
+        """
         self._text = text
         self._info = info
-        self._step_s = step_s
+        self._step_s, self._token_s = step_s, token_s
         self._last_end = 0.0
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
         self._done: deque[int] = deque()
@@ -83,13 +93,15 @@ class NullExecutor:
 
     def submit(self, slab_index: int) -> None:
         """Sample, and complete when the step's time is over, which begins when the one before has ended."""
-        self._slabs[slab_index].execute(self._text)
+        slab = self._slabs[slab_index]
+        slab.execute(self._text)
         self.num_steps += 1
-        if not self._step_s:
+        takes_s = self._step_s + self._token_s * slab.num_tokens
+        if not takes_s:
             self._complete(slab_index)
             return
         loop = asyncio.get_running_loop()
-        self._last_end = max(self._last_end, loop.time()) + self._step_s
+        self._last_end = max(self._last_end, loop.time()) + takes_s
         loop.call_at(self._last_end, self._complete, slab_index)
 
     def _complete(self, slab_index: int) -> None:

@@ -98,7 +98,7 @@ def _make_state(engine: AsyncEngine, config: ServerConfig) -> ApiState:
         bodies=BodyReader(limits),
         metrics=HttpMetrics(dict.fromkeys(path for _, path, _ in ROUTES)),
         token_texts=TokenTexts(tokenizer),
-        outbox=Outbox(),
+        outbox=Outbox(engine.metrics.loop),
         started=int(time.time()),
     )
 

@@ -21,7 +21,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from oneloop.engine.metrics import Histogram
+from oneloop.engine.histogram import Histogram
+from oneloop.engine.loop_times import PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -126,6 +127,7 @@ def _engine_families(engine: AsyncEngine) -> Iterator[Metric]:
         family = HistogramMetricFamily(f"oneloop:{name}", text, labels=names)
         _add(family, values, _engine_histogram(engine, name))
         yield family
+    yield from _loop_families(engine, labels)
     info = InfoMetricFamily("oneloop:cache_config", "Settings of the KV cache.", labels=names)
     cache = engine.config.cache
     info.add_metric(
@@ -137,6 +139,37 @@ def _engine_families(engine: AsyncEngine) -> Iterator[Metric]:
         },
     )
     yield info
+
+
+def _loop_families(engine: AsyncEngine, labels: Mapping[str, str]) -> Iterator[Metric]:
+    """The event loop: its seconds by part, its turns, the collector's pauses."""
+    names, values, times = list(labels), list(labels.values()), engine.metrics.loop
+    parts = CounterMetricFamily(
+        "oneloop:event_loop_part_seconds",
+        "Seconds of the event loop by part: " + "; ".join(f"{part}: {text}" for part, text in PARTS.items()),
+        labels=[*names, "part"],
+    )
+    for part, seconds in times.parts.items():
+        parts.add_metric([*values, part], seconds)
+    yield parts
+    steps = CounterMetricFamily("oneloop:steps", "Steps that were launched.", labels=names)
+    steps.add_metric(values, times.num_steps)
+    yield steps
+    turns = HistogramMetricFamily(
+        "oneloop:event_loop_turn_seconds",
+        "A turn of the event loop: how late it may see what happened meanwhile.",
+        labels=names,
+    )
+    _add(turns, values, times.turns)
+    yield turns
+    pauses = HistogramMetricFamily(
+        "oneloop:gc_pause_seconds", "A garbage collection, in which no Python runs.", labels=names
+    )
+    _add(pauses, values, times.gc_pauses)
+    yield pauses
+    longest = GaugeMetricFamily("oneloop:gc_pause_longest_seconds", "The longest of them.", labels=names)
+    longest.add_metric(values, times.gc_longest_s)
+    yield longest
 
 
 def _gauges(engine: AsyncEngine) -> Mapping[str, tuple[str, float]]:

@@ -10,7 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from time import perf_counter
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from oneloop.engine.loop_times import LoopTimes
 
 SLICE_S = 0.0005
 """How long the outbox holds the loop at a time."""
@@ -26,9 +29,11 @@ class Sender(Protocol):
 class Outbox:
     """The senders whose turn has not come, in order. One per application; belongs to the running event loop."""
 
-    __slots__ = ("_due", "_scheduled")
+    __slots__ = ("_due", "_scheduled", "_times")
 
-    def __init__(self) -> None:
+    def __init__(self, times: LoopTimes) -> None:
+        """times: where the time it takes is counted."""
+        self._times = times
         self._due: deque[Sender] = deque()
         self._scheduled = False
 
@@ -40,11 +45,12 @@ class Outbox:
             asyncio.get_running_loop().call_soon(self._send)
 
     def _send(self) -> None:
-        due, until = self._due, perf_counter() + SLICE_S
-        while due:
+        due, began = self._due, perf_counter()
+        until, now = began + SLICE_S, began
+        while due and now < until:
             due.popleft().send_news()
-            if perf_counter() > until:
-                break
+            now = perf_counter()
+        self._times.parts["send"] += now - began
         self._scheduled = bool(due)
         if due:
             asyncio.get_running_loop().call_soon(self._send)

@@ -12,6 +12,7 @@ from aiohttp import web
 from oneloop.api.app import create_app, one_exit
 from oneloop.api.errors import INTERNAL_MESSAGE, ApiError, ErrorKind, bad_request, error_response
 from oneloop.api.limits import HEADER_TIMEOUT_S
+from oneloop.api.listener import Listener
 
 if TYPE_CHECKING:
     from aiohttp.web_request import BaseRequest
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 1024
 LINGERING_S = 2.0
 """How long the rest of a refused body is read and thrown away, so that the client gets to see the refusal."""
 LAST_WORDS_S = 1.0
@@ -90,7 +90,7 @@ async def run_server(
             access_log=None,  # type: ignore[arg-type]  # as AppRunner takes it: no access log
         )
 
-    listener = await loop.create_server(connection, sock=sock, backlog=BACKLOG)
+    listener = Listener(sock, connection)
     try:
         await stop.wait()
         listener.close()

@@ -19,6 +19,8 @@ from oneloop.cli.arguments import engine_values, server_values
 from oneloop.cli.loading import answering_while_loading
 from oneloop.cli.logs import logging_to_stderr
 from oneloop.config import EngineConfig, ServerConfig
+from oneloop.engine.event_loop import turn_loop
+from oneloop.engine.loop_times import LoopTimes
 from oneloop.errors import ConfigError
 from oneloop.start_times import StartTimes, process_age_s
 
@@ -45,7 +47,10 @@ def serve(options: argparse.Namespace) -> int:
     server_config = ServerConfig(**{"api_key": os.environ.get(API_KEY_VARIABLE), **server_values(options)})
     with bind(server_config.host, server_config.port) as listening, logging_to_stderr():
         start_times = StartTimes(process_age_s())
-        return asyncio.run(_Serving(engine_config, server_config, listening, start_times).run())
+        loop_times = LoopTimes()
+        serving = _Serving(engine_config, server_config, listening, start_times, loop_times)
+        with asyncio.Runner(loop_factory=turn_loop(loop_times)) as runner, loop_times.watching_gc():
+            return runner.run(serving.run())
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -72,11 +77,13 @@ class _Serving:
         server_config: ServerConfig,
         listening: socket.socket,
         start_times: StartTimes,
+        loop_times: LoopTimes,
     ) -> None:
         self._engine_config = engine_config
         self._config = server_config
         self._listening = listening
         self._start_times = start_times
+        self._loop_times = loop_times
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
@@ -86,7 +93,7 @@ class _Serving:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled, number)
-        engine = AsyncEngine(self._engine_config, start_times=self._start_times)
+        engine = AsyncEngine(self._engine_config, start_times=self._start_times, loop_times=self._loop_times)
         if not await self._load(engine):
             return 0
         try:

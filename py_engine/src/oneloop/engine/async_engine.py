@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from oneloop.engine.intake import Accepted, Prompt
+    from oneloop.engine.loop_times import LoopTimes
     from oneloop.engine.params import SamplingDefaults
     from oneloop.executor.base import Executor, LoadProgress, ModelInfo
     from oneloop.tokenize.tokenizer import Tokenizer
@@ -64,14 +65,16 @@ class AsyncEngine:
         executor: Executor | None = None,
         tokenizer: Tokenizer | None = None,
         start_times: StartTimes | None = None,
+        loop_times: LoopTimes | None = None,
     ) -> None:
         """executor: where steps run; None means the device's own. tokenizer: None means the model's own.
 
         start_times: where the parts of the start are counted; None means from now on.
+        loop_times: of the event loop that will run the engine; None where it does not count.
         """
         self.config = config
         self.start_times = start_times or StartTimes()
-        self.metrics = EngineMetrics()
+        self.metrics = EngineMetrics(loop_times)
         self.served_model_names: tuple[str, ...] = config.model.served_model_name or (config.model.model,)
         """At least one; the first is the one replies carry."""
         self._executor = create_executor(config, self.start_times) if executor is None else executor
@@ -218,7 +221,8 @@ class AsyncEngine:
                 cache_salt=cache_salt,
                 add_special_tokens=add_special_tokens,
             )
-            return self._queue(assembly, accepted, request_id, arrived, final_only)
+            with self.metrics.loop.part("queue"):
+                return self._queue(assembly, accepted, request_id, arrived, final_only)
         except RequestError:
             self.metrics.rejected["invalid"] += 1
             raise

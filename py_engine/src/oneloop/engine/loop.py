@@ -1,4 +1,4 @@
-"""The step loop: the one task that schedules, launches, commits and delivers. It never blocks and never polls.
+"""The step loop: schedules, launches, commits and delivers, as steps end. It never blocks and never polls.
 
 Two steps are in flight where there is work for them; every step goes through a slab of the ring.
 """
@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import deque
 from dataclasses import dataclass
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from oneloop.errors import EngineDeadError
@@ -55,66 +56,90 @@ class StepLoop:
         self._slabs = slabs
         self._deliver = deliver
         self._step_timeout_s = step_timeout_s
-        self._woken = asyncio.Event()
-        self._stopping = False
+        self._clock = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = self._clock.create_future()
+        self._wake_is_due = False
         self._in_flight: deque[_Step] = deque()
         self._next_slab = 0
-        self._clock = asyncio.get_running_loop()
         self._waiting_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._completed: deque[Completion] = deque()
-        self._fault: EngineDeadError | None = None
         # The header's num_tokens of every slab, as a view.
         header = next(field for field in core.layout.fields if field.name == "header")
         start = header.offset + 8 * core.layout.header["num_tokens"]
         self._step_tokens = [slab[start : start + 8].cast("q") for slab in slabs]
         self._observe_tokens = metrics.iteration_tokens.observe
+        self._times = metrics.loop
 
     def wake(self) -> None:
         """There may be something to schedule. Loop thread only."""
-        self._woken.set()
+        if not self._wake_is_due:
+            self._wake_is_due = True
+            self._clock.call_soon(self._woken)
 
     def stop(self) -> None:
         """End run() without waiting for the steps in flight."""
-        self._stopping = True
-        self._woken.set()
+        if not self._ended.done():
+            self._ended.set_result(None)
 
     async def run(self) -> None:
         """Serve until stop(). Raises what broke: EngineDeadError, an error of the core or of the executor."""
         completion_fd = self._executor.completion_fd()
-        self._clock.add_reader(completion_fd, self._take)
+        self._times.urgent.add(completion_fd)
+        self._clock.add_reader(completion_fd, self._completed)
         try:
-            while not self._stopping:
-                self._launch()
-                await self._woken.wait()
-                self._woken.clear()
-                while self._completed:
-                    deltas = self._commit(self._completed.popleft())
-                    self._launch()
-                    self._deliver(deltas)
-                if self._fault is not None:
-                    raise self._fault
+            self.wake()
+            await self._ended
         finally:
             self._clock.remove_reader(completion_fd)
+            self._times.urgent.discard(completion_fd)
             if self._timer is not None:
                 self._timer.cancel()
 
-    def _take(self) -> None:
-        """The descriptor is readable. Read here, not in run(): until then the event loop would call again and again."""
+    def _woken(self) -> None:
+        """Something was submitted, or it is the start."""
+        self._wake_is_due = False
+        self._guarded(self._launch)
+
+    def _completed(self) -> None:
+        """The descriptor is readable. All of a step's work is done here: a task would run a turn of the loop later."""
+        self._guarded(self._take)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """An exception, whatever it is, ends run()."""
+        if self._ended.done():
+            return
         try:
-            self._completed.extend(self._executor.completions())
-        except EngineDeadError as error:
-            self._fault = error
-        self._woken.set()
+            work()
+        except Exception as error:
+            if not self._ended.done():
+                self._ended.set_exception(error)
+
+    def _take(self) -> None:
+        """Commit what has ended; each time the next step is launched before anyone hears of the last one."""
+        parts = self._times.parts
+        for completion in self._executor.completions():
+            began = perf_counter()
+            deltas = self._commit(completion)
+            parts["commit"] += perf_counter() - began
+            self._launch()
+            began = perf_counter()
+            self._deliver(deltas)
+            parts["deliver"] += perf_counter() - began
 
     def _launch(self) -> None:
         """Schedule and submit until nothing is due or enough is in flight."""
+        parts = self._times.parts
         while len(self._in_flight) < MAX_STEPS_IN_FLIGHT:
             slab_index = self._next_slab
+            began = perf_counter()
             step_id = self._core.schedule(self._slabs[slab_index])
+            scheduled = perf_counter()
+            parts["schedule"] += scheduled - began
             if step_id is None:
                 return
             self._executor.submit(slab_index)
+            parts["submit"] += perf_counter() - scheduled
+            self._times.num_steps += 1
             self._observe_tokens(self._step_tokens[slab_index][0])
             if not self._in_flight:
                 self._start_watch()
@@ -153,5 +178,6 @@ class StepLoop:
             self._timer = self._clock.call_at(due, self._check_watch)
             return
         step_id = self._in_flight[0].step_id
-        self._fault = EngineDeadError(f"step {step_id} did not complete within {self._step_timeout_s:g} s")
-        self._woken.set()
+        if not self._ended.done():
+            fault = EngineDeadError(f"step {step_id} did not complete within {self._step_timeout_s:g} s")
+            self._ended.set_exception(fault)

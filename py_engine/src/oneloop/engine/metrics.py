@@ -6,12 +6,12 @@ Counted per sequence or per request as each field says; an aborted request count
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+from oneloop.engine.histogram import Histogram
+from oneloop.engine.loop_times import LoopTimes
 
+if TYPE_CHECKING:
     from oneloop.engine.outputs import FinishReason
     from oneloop.engine.params import ResolvedParams
     from oneloop.engine.stream import RequestStream
@@ -45,40 +45,12 @@ STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 SEQUENCES = (1, 2, 5, 10, 20)
 
 
-class Histogram:
-    """Counts of observations per bucket, as Prometheus has them."""
-
-    __slots__ = ("_counts", "bounds", "total")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = tuple(bounds)
-        """Upper bounds (inclusive), ascending; one more bucket takes the rest."""
-        self._counts = [0] * (len(self.bounds) + 1)
-        self.total = 0.0
-        """Sum of all observations."""
-
-    def observe(self, value: float, count: int = 1) -> None:
-        """Count an observation, `count` times. O(log buckets)."""
-        self._counts[bisect_left(self.bounds, value)] += count
-        self.total += value * count
-
-    @property
-    def count(self) -> int:
-        """Observations so far."""
-        return sum(self._counts)
-
-    def cumulative(self) -> Iterator[tuple[float, int]]:
-        """(upper bound, observations up to it), the last bound being infinity."""
-        running = 0
-        for bound, count in zip((*self.bounds, float("inf")), self._counts, strict=True):
-            running += count
-            yield bound, running
-
-
 class EngineMetrics:
     """Histograms and counters since the engine was made."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop_times: LoopTimes | None = None) -> None:
+        """loop_times: where the event loop's turns are counted; None: nowhere."""
+        self.loop = loop_times or LoopTimes()
         self.time_to_first_token_seconds = Histogram(LONG_S)
         self.inter_token_latency_seconds = Histogram(SHORT_S)
         """Between two tokens of one sequence, one observation per token after the first."""

@@ -1,0 +1,76 @@
+"""Accepts connections a few at a time, so that a burst of them does not hold the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 1024
+"""Connections that the kernel holds until they are accepted."""
+_ACCEPTED_AT_ONCE = 4
+"""asyncio's own server accepts as many as the kernel holds, and each costs 100 µs."""
+_PAUSE_S = 1.0
+"""How long nothing is accepted after descriptors or memory have run out."""
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Listener:
+    """A listening socket on the running event loop; it is closed with this object."""
+
+    def __init__(self, sock: socket.socket, protocol: Callable[[], asyncio.Protocol]) -> None:
+        """sock: bound, and not blocking from here on. protocol: makes one per connection."""
+        self._sock = sock
+        self._protocol = protocol
+        self._loop = asyncio.get_running_loop()
+        self._pause: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_open = True
+        sock.setblocking(False)
+        sock.listen(BACKLOG)
+        self._loop.add_reader(sock.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Accept no more. Idempotent."""
+        if self._is_open:
+            self._is_open = False
+            self._loop.remove_reader(self._sock.fileno())
+            if self._pause is not None:
+                self._pause.cancel()
+            self._sock.close()
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                connection, _address = self._sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _EXHAUSTED:
+                    raise
+                log.error("cannot accept a connection (%s); next attempt in %g s", error.strerror, _PAUSE_S)
+                self._loop.remove_reader(self._sock.fileno())
+                self._pause = self._loop.call_later(_PAUSE_S, self._resume)
+                return
+            task = self._loop.create_task(self._connect(connection))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _connect(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        try:
+            await self._loop.connect_accepted_socket(self._protocol, connection)
+        except Exception:
+            log.exception("a connection could not be taken over")
+            connection.close()
+
+    def _resume(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._sock.fileno(), self._accept)

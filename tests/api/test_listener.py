@@ -1,0 +1,97 @@
+"""Accepting connections: in small portions, on after exhaustion, orderly at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import socket
+from typing import Any
+
+import pytest
+
+from oneloop.api import listener as listener_module
+from oneloop.api.listener import Listener
+
+
+class Counter(asyncio.Protocol):
+    """Counts the connections that were made."""
+
+    made: list[asyncio.BaseTransport]
+
+    def __init__(self, made: list[Any]) -> None:
+        self.made = made
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.made.append(transport)
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
+async def test_a_burst_is_accepted_over_several_turns() -> None:
+    sock = socket.create_server(("127.0.0.1", 0))
+    made: list[Any] = []
+    clients = [socket.create_connection(sock.getsockname()) for _ in range(30)]
+    listener = Listener(sock, lambda: Counter(made))
+    counts = []
+    while len(made) < 30:
+        await asyncio.sleep(0)
+        counts.append(len(made))
+    assert max(b - a for a, b in itertools.pairwise(counts)) <= 8
+    listener.close()
+    listener.close()
+    assert sock.fileno() == -1
+    for transport in made:
+        transport.close()
+    for client in clients:
+        client.close()
+    await asyncio.sleep(0.01)
+
+
+class Exhausted:
+    """A socket whose accept() fails for a while."""
+
+    def __init__(self, sock: socket.socket, error: int) -> None:
+        self._sock, self._error, self.num_failed = sock, error, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+    def accept(self) -> Any:
+        if self.num_failed < 2:
+            self.num_failed += 1
+            raise OSError(self._error, "no more")
+        return self._sock.accept()
+
+
+async def test_it_goes_on_after_descriptors_ran_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(listener_module, "_PAUSE_S", 0.02)
+    sock = Exhausted(socket.create_server(("127.0.0.1", 0)), errno.EMFILE)
+    made: list[Any] = []
+    listener = Listener(sock, lambda: Counter(made))  # type: ignore[arg-type]
+    client = socket.create_connection(sock.getsockname())
+    await until(lambda: made)
+    assert sock.num_failed == 2
+    assert caplog.text.count("cannot accept") == 2
+    listener.close()
+    made[0].close()
+    client.close()
+    await asyncio.sleep(0.01)
+
+
+async def test_closed_while_it_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener_module, "_PAUSE_S", 0.02)
+    sock = Exhausted(socket.create_server(("127.0.0.1", 0)), errno.EMFILE)
+    listener = Listener(sock, lambda: Counter([]))  # type: ignore[arg-type]
+    client = socket.create_connection(sock.getsockname())
+    await until(lambda: sock.num_failed)
+    listener.close()
+    client.close()
+    await asyncio.sleep(0.05)
+    assert sock.num_failed == 1
