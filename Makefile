@@ -70,8 +70,8 @@ test-python: install model ## Python tests on the CPU
 	$(PY) -m pytest
 test-slow: install model ## Long tests and figures with limits
 	$(PY) -m pytest -m slow
-test-gpu: install ## GPU tests (on a machine with a CUDA device)
-	$(PY) -m pytest -m gpu
+test-gpu: install model ## GPU tests (on a machine with a CUDA device; ARGS=more options)
+	$(PY) tools/gpu_tests.py $(ARGS)
 fuzz: ## Long profile of the property tests (10^6 operations x 20 seeds; about two minutes)
 	ONELOOP_FUZZ=long cargo test --locked -- --nocapture
 format: install ## Format Python and Rust

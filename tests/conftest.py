@@ -146,6 +146,21 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--share", default="1/1", help="i/n: of the selected tests only the i-th of n equal parts"
+    )
+
+
+@pytest.hookimpl(trylast=True)  # after tests were deselected by their marks and names
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    number, count = map(int, config.getoption("--share").split("/"))
+    first, last = len(items) * (number - 1) // count, len(items) * number // count
+    if others := items[:first] + items[last:]:
+        config.hook.pytest_deselected(items=others)
+        items[:] = items[first:last]
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Servers and terminals that tests start must hear Ctrl-C, also where a shell began this run with it ignored.
 

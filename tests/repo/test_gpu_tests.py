@@ -1,0 +1,71 @@
+"""The runner of the GPU tests leaves no test out, and tells what failed."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MARKS = ("mark.gpu", "kernel_device", "ON_GPU")
+
+
+@pytest.fixture(scope="module")
+def tool():
+    spec = importlib.util.spec_from_file_location("gpu_tests", ROOT / "tools/gpu_tests.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["gpu_tests"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["gpu_tests"]
+
+
+def test_every_file_with_gpu_tests_belongs_to_a_part(tool):
+    paths = [ROOT / path for part in (*tool.TOGETHER, *tool.ALONE) for path in part.paths]
+    assert all(path.exists() for path in paths)
+    files = [path for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__)]
+    marked = [path for path in files if any(mark in path.read_text() for mark in MARKS)]
+    assert len(marked) > 15
+    assert [path for path in marked if not any(path.is_relative_to(part) for part in paths)] == []
+
+
+def test_shares_make_up_the_whole(tool):
+    labels = [part.label for part in (*tool.TOGETHER, *tool.ALONE)]
+    assert len(set(labels)) == len(labels)
+    assert [part.share for part in tool.parts_of("x", "tests", shares=3)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("shares", [1, 3])
+def test_a_part_runs_its_share(tool, tmp_path, shares):
+    arguments = ["-m", "not gpu"]
+    run = tool.Run(tmp_path, time.monotonic() + 120, arguments)
+    parts = tool.parts_of("buckets", "tests/device/test_cpus.py", shares=shares)
+    outcomes = tool.run_all(run, parts, 2)
+    assert [outcome.problems for outcome in outcomes] == [[]] * shares
+    assert sum(outcome.passed for outcome in outcomes) == 7
+    assert all((tmp_path / f"{part.label}.log").stat().st_size for part in parts)
+
+
+def test_what_fails_is_told_with_its_reason(tool, tmp_path):
+    report = tmp_path / "part.xml"
+    report.write_text(
+        '<testsuites><testsuite><testcase classname="tests.a" name="test_good"/>'
+        '<testcase classname="tests.a" name="test_bad"><failure message="gap 3.5&#10;in prompt 4"/></testcase>'
+        '<testcase classname="tests.a" name="test_left"><skipped/></testcase></testsuite></testsuites>'
+    )
+    outcome = tool.read_report(tool.Part("part", ()), report, 1.0)
+    assert (outcome.passed, outcome.skipped) == (1, 1)
+    assert outcome.problems == [("tests.a::test_bad", "gap 3.5 in prompt 4")]
+    assert "1 FAILED" in outcome.line
+
+
+def test_a_part_without_tests_or_without_time_has_not_passed(tool, tmp_path):
+    part = tool.Part("none", ("tests/device/test_cpus.py",))
+    assert tool.Run(tmp_path, time.monotonic() + 120, []).part(part).problems == [
+        ("none", "no tests: is there a GPU?")
+    ]
+    (problem,) = tool.Run(tmp_path, time.monotonic(), []).part(part).problems
+    assert "budget" in problem[1]

@@ -1,0 +1,197 @@
+"""All GPU tests, several pytest processes at once: most of their time goes into compiling kernels, on one core each.
+
+    python tools/gpu_tests.py [--out FOLDER] [--workers N] [--budget SECONDS] [--only NAMES] [-- pytest arguments]
+
+Every part writes its log and its JUnit XML to the folder (default: gpu-tests in a temporary one). What measures time
+or the card's memory runs alone at the end. On standard output: a line per part, then every failed test with its
+reason. The status is 0 when all parts passed. When the budget is spent, parts that run are interrupted and say what
+they have; those that have not begun count as failed. What follows `--` goes to every pytest: `-- -k 'not smollm2'`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from xml.etree import ElementTree
+
+ROOT: Final = Path(__file__).parents[1]
+NOTHING_COLLECTED: Final = 5
+INTERRUPT_S: Final = 20.0
+"""How long an interrupted pytest may take to tell what it has."""
+REASON_CHARACTERS: Final = 400
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tests that one process runs: a share of what pytest collects from `paths`."""
+
+    name: str
+    paths: tuple[str, ...]
+    share: int = 1
+    shares: int = 1
+
+    @property
+    def label(self) -> str:
+        return self.name if self.shares == 1 else f"{self.name}_{self.share}"
+
+
+def parts_of(name: str, *paths: str, shares: int = 1) -> list[Part]:
+    """The same paths in so many processes."""
+    return [Part(name, paths, share, shares) for share in range(1, shares + 1)]
+
+
+TOGETHER: Final = [  # the longest first
+    *parts_of("smollm2_parity", "tests/gpu/test_smollm2_parity.py", shares=2),
+    *parts_of("mixed_run", "tests/gpu/test_mixed_run.py", shares=2),
+    *parts_of("linear", "tests/kernels/test_linear.py", "tests/kernels/test_linear_on_hopper.py", shares=4),
+    *parts_of("attention", "tests/kernels/test_paged_attention_triton.py", shares=4),
+    *parts_of("chain", "tests/gpu/test_layer_chain.py"),
+    *parts_of("out_of_memory", "tests/gpu/test_out_of_memory.py"),
+    *parts_of("no_waiting", "tests/gpu/test_no_waiting.py"),
+    *parts_of("worker", "tests/worker", shares=2),
+    *parts_of("sampling", "tests/kernels/test_sampling_device.py", "tests/kernels/test_sampling.py"),
+    *parts_of("models", "tests/models", shares=2),
+    *parts_of("rope", "tests/kernels/test_rope.py"),
+    *parts_of(
+        "small_kernels", "tests/kernels/test_embedding.py", "tests/kernels/test_kv_cache.py",
+        "tests/kernels/test_layers.py", "tests/kernels/test_rms_norm.py", "tests/kernels/test_silu_mul.py",
+        "tests/kernels/test_step_inputs.py",
+    ),
+]  # fmt: skip
+ALONE: Final = [*parts_of("card", "tests/device", "tests/loader")]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a part. problems: (test, reason) of each failure."""
+
+    part: Part
+    passed: int
+    skipped: int
+    problems: list[tuple[str, str]]
+    seconds: float
+
+    @property
+    def line(self) -> str:
+        verdict = "ok" if not self.problems else f"{len(self.problems)} FAILED"
+        skipped = f", {self.skipped} skipped" if self.skipped else ""
+        return f"{self.part.label:20} {verdict:10} {self.passed:4} passed{skipped}, {self.seconds:.0f} s"
+
+
+class Run:
+    """All parts of one run, with one folder and one deadline."""
+
+    def __init__(self, folder: Path, deadline: float, arguments: Sequence[str]) -> None:
+        self._folder = folder
+        self._deadline = deadline
+        self._arguments = arguments
+
+    def part(self, part: Part) -> Outcome:
+        """Run it. Waits."""
+        begin = time.monotonic()
+        if begin >= self._deadline:
+            return Outcome(part, 0, 0, [(part.label, "not begun: the budget was spent")], 0.0)
+        report = self._folder / f"{part.label}.xml"
+        command = [
+            sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--tb=short", "-p", "no:cacheprovider", "--durations=8",
+            "--durations-min=1", f"--junitxml={report}", f"--share={part.share}/{part.shares}", *part.paths,
+            *self._arguments,
+        ]  # fmt: skip
+        with (self._folder / f"{part.label}.log").open("wb") as log:
+            process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+            status = self._wait(process)
+        outcome = read_report(part, report, time.monotonic() - begin)
+        if status == NOTHING_COLLECTED:
+            if not self._arguments:  # which may have left none
+                outcome.problems.append((part.label, "no tests: is there a GPU?"))
+        elif status and not (status == 1 and outcome.problems):
+            outcome.problems.append((part.label, f"pytest ended with status {status}, see its log"))
+        return outcome
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> int:
+        try:
+            return process.wait(max(0.0, self._deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+        try:
+            return process.wait(INTERRUPT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+
+def read_report(part: Part, report: Path, seconds: float) -> Outcome:
+    """Counts and failures of a JUnit file; none where pytest wrote none."""
+    passed = skipped = 0
+    problems = []
+    cases = ElementTree.parse(report).iter("testcase") if report.exists() else ()
+    for case in cases:
+        bad = [child for child in case if child.tag in ("failure", "error")]
+        if bad:
+            name = f"{case.get('classname')}::{case.get('name')}"
+            problems.append((name, " ".join((bad[0].get("message") or "").split())[:REASON_CHARACTERS]))
+        elif case.find("skipped") is not None:
+            skipped += 1
+        else:
+            passed += 1
+    return Outcome(part, passed, skipped, problems, seconds)
+
+
+def run_all(run: Run, parts: Sequence[Part], workers: int) -> list[Outcome]:
+    """Print each part's line as it ends."""
+    outcomes = []
+
+    def one(part: Part) -> None:
+        outcome = run.part(part)
+        print(outcome.line, flush=True)
+        outcomes.append(outcome)
+
+    with ThreadPoolExecutor(workers) as threads:
+        list(threads.map(one, parts))
+    return outcomes
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, help="folder for logs and reports")
+    parser.add_argument("--workers", type=int, default=max(1, min(10, cores() * 2 // 3)))
+    parser.add_argument("--budget", type=float, default=3600.0, help="seconds")
+    parser.add_argument("--only", default="", help="names of parts, separated by commas")
+    parser.add_argument("pytest", nargs="*", help="arguments for every pytest")
+    options = parser.parse_args()
+    folder = options.out or Path(tempfile.mkdtemp()) / "gpu-tests"
+    folder.mkdir(parents=True, exist_ok=True)
+    names = {name for name in options.only.split(",") if name}
+    unknown = names - {part.name for part in (*TOGETHER, *ALONE)}
+    if unknown:
+        parser.error(f"no part is called {', '.join(sorted(unknown))}")
+    begin = time.monotonic()
+    run = Run(folder, begin + options.budget, options.pytest)
+    chosen = [[part for part in parts if not names or part.name in names] for parts in (TOGETHER, ALONE)]
+    outcomes = run_all(run, chosen[0], options.workers) + run_all(run, chosen[1], 1)
+    problems = [problem for outcome in outcomes for problem in outcome.problems]
+    for name, reason in problems:
+        print(f"FAILED {name}\n       {reason}")
+    passed = sum(outcome.passed for outcome in outcomes)
+    print(f"{passed} passed, {len(problems)} failed in {time.monotonic() - begin:.0f} s; logs in {folder}")
+    raise SystemExit(bool(problems))
+
+
+if __name__ == "__main__":
+    main()
