@@ -105,7 +105,7 @@ def test_a_person_reads_it_too(llama8b, capsys):
     written = capsys.readouterr().out
     for part in (
         "on h200, bfloat16", "weights           16,060,522,496 bytes    14.96 GiB",
-        f"KV cache: {values['kv_tokens']:,} tokens",
+        f"KV cache: {values['kv_tokens']:,} tokens", "Steps of up to 2,048 tokens, 1,024 while streams are running",
         "decode, batch    1     3.52 ms", "prefill",
     ):  # fmt: skip
         assert part in written

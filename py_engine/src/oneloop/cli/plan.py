@@ -141,6 +141,8 @@ def as_text(planned: PlannedServer, values: Mapping[str, Any]) -> str:
         + ", ".join(
             f"{count:,} of {int(length):,} tokens" for length, count in values["concurrency"].items()
         ),
+        f"Steps of up to {values['max_num_batched_tokens']:,} tokens, "
+        f"{values['mixed_step_tokens']:,} while streams are running",
     ]
     if planned.roofline is None:
         return "\n".join(lines)
