@@ -23,6 +23,7 @@ async def answer(engine: AsyncEngine, number: int) -> tuple[str | None, list[int
     return stream.finish_reason, tokens
 
 
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning")  # the one whose capture fails
 @pytest.mark.parametrize("while_captured", [False, True], ids=["launch", "capture"])
 async def test_only_the_steps_own_requests_end(tiny_checkpoint, monkeypatch, while_captured):
     """Short of memory in a launch, the step fails; in a capture, the step is launched without one."""

@@ -19,6 +19,7 @@ from oneloop.worker.memory.check import check_peak
 from oneloop.worker.memory.free import machine_memory
 from oneloop.worker.memory.gpu import (
     CONTEXT_BYTES,
+    GEMM_WORKSPACE_BYTES,
     activation_bytes,
     attention_workspace_bytes,
     gpu_reserved,
@@ -165,7 +166,9 @@ def test_items_follow_their_formulas():
     assert reserved.logits == 512 * (128_256 + 2 * 4096) * 2
     eager = EngineConfig.from_flat({"device": "cuda", "enforce_eager": True})
     assert replace(reserved, graphs=0) == gpu_reserved(LLAMA_8B, 2, eager)
-    assert reserved.graphs > 0
+    # the largest captured step again, a workspace, and 71 graphs of 32 layers
+    tensors = reserved.activations + reserved.logits
+    assert reserved.graphs == tensors + GEMM_WORKSPACE_BYTES + (40 + 31) * 32 * 48 * 1024
 
 
 @pytest.mark.parametrize(
@@ -211,6 +214,29 @@ def test_attention_allocates_no_more_than_planned(num_seqs, num_tokens, num_head
         allocated = sum(tensor.nbytes for tensor in tensors if tensor is not None)
         assert allocated <= planned
         assert planned - allocated < 2 * MIB + allocated
+
+
+@pytest.mark.parametrize(
+    ("architecture", "sizes", "measured"),
+    [
+        # MiB as oneloop_bench.ledger measured them on an H200, 512 sequences, 2,048 tokens.
+        ("LlamaForCausalLM", {}, {"activations": 201, "logits": 130, "graphs": 426, "weights": 15_317}),
+        (
+            "Qwen3ForCausalLM",
+            {
+                "hidden_size": 1024, "intermediate_size": 3072, "num_layers": 28, "num_heads": 16, "qk_norm": True,
+                "vocab_size": 151_936, "tie_word_embeddings": True,
+            },
+            {"activations": 45, "logits": 149, "graphs": 276, "weights": 1138},
+        ),
+    ],
+)  # fmt: skip
+def test_what_was_measured_is_what_is_planned(architecture, sizes, measured):
+    """Never less than 0.1 % below, and little above."""
+    spec = replace(LLAMA_8B, architecture=architecture, **sizes)
+    planned = gpu_reserved(spec, 2, EngineConfig.from_flat({"device": "cuda"})).items()
+    for item, mib in measured.items():
+        assert 0.999 * mib <= planned[item] / MIB < 1.2 * mib + 32, item
 
 
 class TestCheckPeak:

@@ -1,9 +1,11 @@
 """The memory ledger beside what one GPU gives: every item as planned and as measured.
 
-    python -m oneloop_bench.ledger MODEL_DIR [--max-num-seqs N] [--max-num-batched-tokens N] [--enforce-eager]
+    python -m oneloop_bench.ledger MODEL_DIR [--max-num-seqs N] [--max-num-batched-tokens N] [--max-model-len N]
+        [--enforce-eager]
 
-Dummy weights; a KV cache of 1 GiB, whose size needs no measuring. The constants of `oneloop.worker.memory.gpu` are
-set from what this prints. One model a run, since the driver's share never shrinks. The last line is one JSON object.
+Dummy weights. The largest step's memory stays in the allocator after the warm-up. The KV cache is 1 GiB, since its size
+needs no measuring. The constants of `oneloop.worker.memory.gpu` are set from what this prints. One model a run, since
+the driver's share never shrinks. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -64,13 +66,13 @@ class Measured(GpuModelRunner):
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         super()._launch_forward(num_tokens, has_multi, may_share)
-        self.forward_peak = max(self.forward_peak, torch.cuda.max_memory_allocated() - before)
+        self.forward_peak = max(self.forward_peak, peak_above(before))
 
     def _launch_sample(self, num_samples: int, variant: SampleVariant) -> None:
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         super()._launch_sample(num_samples, variant)
-        self.sample_peak = max(self.sample_peak, torch.cuda.max_memory_allocated() - before)
+        self.sample_peak = max(self.sample_peak, peak_above(before))
 
     def _capture_all(self) -> None:
         torch.cuda.synchronize()
@@ -78,6 +80,11 @@ class Measured(GpuModelRunner):
         self.outside_before_graphs = self.outside()
         self.reserved_before_graphs = torch.cuda.memory_reserved()
         super()._capture_all()
+
+
+def peak_above(before: int) -> int:
+    """Bytes allocated at most since the peak was reset, less what was there before or has come to stay (workspaces)."""
+    return torch.cuda.max_memory_allocated() - max(before, torch.cuda.memory_allocated())
 
 
 def pool_bytes() -> int:
@@ -135,6 +142,7 @@ def measure(config: EngineConfig) -> tuple[dict[str, int], dict[str, int], dict[
     sampler = tensor_bytes(runner._sampler._slots) + tensor_bytes(runner._sampler._scratch)
     products = torch.cuda.memory_allocated() - weights - made
     outside = runner.outside()
+    unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated() - pool_bytes()
     graphs = 0 if config.worker.enforce_eager else outside - runner.outside_before_graphs
     measured = {
         "context": outside - graphs,
@@ -145,7 +153,7 @@ def measure(config: EngineConfig) -> tuple[dict[str, int], dict[str, int], dict[
         "step_buffers": made - kv - attention - sampler,
         "sampler": sampler + 2 * config.resolved.max_num_seqs * loaded.info.vocab_size * 4,
         "graphs": graphs + pool_bytes(),
-        "slack": max(0, torch.cuda.memory_reserved() - torch.cuda.memory_allocated() - pool_bytes()),
+        "slack": unused - runner.forward_peak - runner.sample_peak,
         "kv_cache": kv,
     }
     planned = {**loaded.plan.ledger.reserved.items(), "kv_cache": loaded.plan.ledger.kv_cache}
@@ -171,6 +179,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--max-num-seqs", type=int)
     parser.add_argument("--max-num-batched-tokens", type=int)
+    parser.add_argument("--max-model-len", type=int, default=8192)
     parser.add_argument("--enforce-eager", action="store_true")
     arguments = vars(parser.parse_args())
     model = arguments.pop("model")
@@ -178,7 +187,7 @@ def main() -> None:
     config = EngineConfig.from_flat(
         {
             "model": model, "device": "cuda", "dtype": "bfloat16", "load_format": "dummy",
-            "kv_cache_memory_bytes": KV_BYTES, "max_model_len": "auto", **given,
+            "kv_cache_memory_bytes": KV_BYTES, **given,
         }
     )  # fmt: skip
     planned, measured, notes = measure(config)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+MAX_CAPTURED_TOKENS: Final = 2048
+"""Steps with more tokens take the device longer than the host needs to launch them one kernel at a time."""
+
 
 def bucket_of(count: int, buckets: tuple[int, ...]) -> int:
     """The smallest bucket that holds `count`; buckets ascend and the last holds the largest step."""

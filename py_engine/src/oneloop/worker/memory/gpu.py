@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from oneloop.worker.buckets import largest_bucket
+from oneloop.worker.buckets import MAX_CAPTURED_TOKENS, largest_bucket, row_buckets, token_buckets
 from oneloop.worker.memory.ledger import Reserved
 from oneloop.worker.memory.sizes import longest_context, max_blocks_per_seq, weight_bytes
 
@@ -19,14 +19,17 @@ if TYPE_CHECKING:
 
 MIB: Final = 1 << 20
 
-CONTEXT_BYTES: Final = 768 * MIB
-"""CUDA's context, cuBLAS's and Triton's loaded code."""
-GRAPH_BYTES: Final = 512 * MIB
-"""All captured graphs: nodes and parameters in the driver, and private pools beyond the tensors of eager steps."""
-GEMM_WORKSPACE_BYTES: Final = 64 * MIB
-"""cuBLAS and cuBLASLt, 32 MiB each on Hopper."""
+# Measured on one H200 (driver 13.0, torch 2.11, Triton 3.6) with Qwen3-0.6B and Llama 3.1 8B; oneloop_bench.ledger.
+CONTEXT_BYTES: Final = 832 * MIB
+"""CUDA's context, cuBLAS's and Triton's loaded code: 757 MiB with the kernels of plain steps, 619 of it before any."""
+GEMM_WORKSPACE_BYTES: Final = 32 * MIB
+"""One for cuBLAS and cuBLASLt together on Hopper; steps outside of graphs and graphs have one each."""
 SLACK_SHARE: Final = 0.05
-"""Part of the step's own tensors that the allocator's rounding and splitting may add."""
+"""Part of the step's own tensors that the allocator's rounding and splitting may add…"""
+SLACK_BYTES: Final = 64 * MIB
+"""…beside its segments that are never full: three of 20 MiB, and small ones. Seen: 30 to 70 MiB."""
+_GRAPH_LAYER_BYTES: Final = 48 * 1024
+"""What the driver keeps of one layer's kernels in one graph: 33 KiB, and half as much again for rarer variants."""
 
 _MAX_PROGRAMS: Final = 160 * 5
 """Programs of split decode attention: multiprocessors (more than any card of today has) times programs on each."""
@@ -52,7 +55,7 @@ def gpu_reserved(spec: ModelSpec, item_bytes: int, config: EngineConfig) -> Rese
     num_seqs = config.resolved.max_num_seqs
     num_tokens = largest_bucket(config.resolved.step_tokens, num_seqs)
     activations = activation_bytes(spec, item_bytes, num_tokens)
-    logits = num_seqs * (spec.vocab_size + 2 * spec.hidden_size) * item_bytes
+    logits = logits_bytes(spec, item_bytes, num_seqs)
     workspaces = attention_workspace_bytes(spec, num_seqs, num_tokens) + GEMM_WORKSPACE_BYTES
     return Reserved(
         context=CONTEXT_BYTES,
@@ -62,9 +65,26 @@ def gpu_reserved(spec: ModelSpec, item_bytes: int, config: EngineConfig) -> Rese
         workspaces=workspaces,
         step_buffers=step_buffer_bytes(spec, config),
         sampler=sampler_bytes(spec, num_seqs),
-        graphs=0 if config.worker.enforce_eager else GRAPH_BYTES,
-        slack=int(SLACK_SHARE * (activations + logits + workspaces)),
+        graphs=0 if config.worker.enforce_eager else graph_bytes(spec, item_bytes, num_tokens, num_seqs),
+        slack=int(SLACK_SHARE * (activations + logits + workspaces)) + SLACK_BYTES,
     )
+
+
+def logits_bytes(spec: ModelSpec, item_bytes: int, num_seqs: int) -> int:
+    """R · b · (vocabulary, and the sampled rows' hidden states and their norm)."""
+    return num_seqs * (spec.vocab_size + 2 * spec.hidden_size) * item_bytes
+
+
+def graph_bytes(spec: ModelSpec, item_bytes: int, num_tokens: int, num_seqs: int) -> int:
+    """Their pool, which holds the tensors of the largest captured step, and the driver's part.
+
+    The pool: activations, logits and a workspace of matrix products (from one graph to the next they do not share
+    memory of different sizes: the sum was seen). The driver's: per graph of a forward pass and layer.
+    """
+    captured = min(num_tokens, MAX_CAPTURED_TOKENS)
+    pool = activation_bytes(spec, item_bytes, captured) + logits_bytes(spec, item_bytes, num_seqs)
+    num_graphs = len(token_buckets(captured)) + len(row_buckets(num_seqs))
+    return pool + GEMM_WORKSPACE_BYTES + num_graphs * spec.num_layers * _GRAPH_LAYER_BYTES
 
 
 def activation_bytes(spec: ModelSpec, item_bytes: int, num_tokens: int) -> int:
