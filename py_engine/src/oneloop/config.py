@@ -113,7 +113,7 @@ class SchedulerConfig(_Settings):
     mixed_step_tokens: int | None = setting(
         None,
         "tokens that a step computes at most while streams are running, so that prompts do not hold them up; half of "
-        "it is for prompts however many run; default: about 25 ms of a known GPU's work, else as any step",
+        "it is for prompts however many run; default: about 50 ms of a known GPU's work, else as any step",
         minimum=1,
     )
     scheduling_policy: Literal["fcfs", "priority"] = setting("fcfs", "order of admission and preemption")
