@@ -63,7 +63,7 @@ SPECS = {"llama8b": LLAMA_8B, "qwen06b": QWEN_06B, "smollm2": SMOLLM2} if ON_GPU
 DTYPES = [torch.bfloat16] if ON_GPU else [torch.float32]
 ROW_ERROR = {torch.float32: 2e-5, torch.bfloat16: 1.8e-2}
 """‖row − expected‖ / ‖expected‖. In bfloat16 each of six sums into the residual is rounded, and its inputs four times,
-by 2^-9 at most each; done so in plain torch, of 3,000 rows the worst is 1.3 % off and the worst element 6 %."""
+by 2^-8 at most each; done so in plain torch, of 3,000 rows the worst is 1.3 % off and the worst element 6 %."""
 SHARPNESS = 2.0
 """Standard deviation of the scores: of 600 keys some ten matter, so that a wrong one shows."""
 ELEMENT_ERROR = 6.0

@@ -68,7 +68,7 @@ def check(rng, rows, shape, dtype=torch.float32, num_padding=0):
     out = torch.full((qkv.shape[0], shape.num_heads * shape.head_dim), 7.0, dtype=dtype)
     plan = PAGED_ATTENTION.resolve(CPU, dtype)(shape, step, dtype)
     plan.run(qkv, cache, out)
-    assert_close(out[: len(expected)], expected, dtype)
+    assert_close(out[: len(expected)], expected, dtype, kind="attention")
     assert torch.equal(out[len(expected) :], torch.full_like(out[len(expected) :], 7.0))
 
 
@@ -158,4 +158,4 @@ def test_a_row_reads_what_another_row_of_the_step_writes():
     expected = dense(
         qkv[5:, :2], torch.cat((keys, qkv[5:, 2:3])), torch.cat((values, qkv[5:, 3:4])), 4, shape.scale
     )
-    assert_close(out[:1], expected.flatten(1), torch.float32)
+    assert_close(out[:1], expected.flatten(1), torch.float32, kind="attention")

@@ -150,7 +150,7 @@ def check(case, attention, dtype, sinks=None, layers=1):
             (case.qkv.shape[0], case.expected.shape[1]), torch.nan, dtype=dtype, device=case.qkv.device
         )
         plan.run(case.qkv, case.cache, out, sinks)
-        assert_close(out[: case.num_tokens], case.expected, dtype)
+        assert_close(out[: case.num_tokens], case.expected, dtype, kind="attention")
         assert bool(out[case.num_tokens :].isnan().all())
 
 
@@ -421,7 +421,7 @@ def test_one_graph_serves_steps_of_all_lengths(inputs, kernel_device, has_multi)
         torch.cuda.synchronize()
         graph.replay()
         torch.cuda.synchronize()
-        assert_close(out[: case.num_tokens], case.expected, dtype)
+        assert_close(out[: case.num_tokens], case.expected, dtype, kind="attention")
         assert bool(out[case.num_tokens :].isnan().all())
 
 
@@ -452,7 +452,7 @@ def test_sharing_can_be_left_out(inputs, kernel_device):
     assert not plan.shares
     out = inputs.poisoned(len(case.qkv), 4 * 16, dtype=torch.float16)
     plan.run(case.qkv, case.cache, out)
-    assert_close(out[: case.num_tokens], case.expected, torch.float16)
+    assert_close(out[: case.num_tokens], case.expected, torch.float16, kind="attention")
 
 
 def test_runs_of_sharers(inputs, kernel_device):
