@@ -59,7 +59,7 @@ SMOLLM2 = replace(LLAMA_8B, hidden_size=576, intermediate_size=1536, num_heads=9
 SMALL = replace(
     QWEN_06B, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16
 )
-SPECS = {"llama8b": LLAMA_8B, "qwen06b": QWEN_06B, "smollm2": SMOLLM2} if ON_GPU else {"small": SMALL}
+SPECS = {"llama8b": LLAMA_8B, "qwen06b": QWEN_06B, "smol135m": SMOLLM2} if ON_GPU else {"small": SMALL}
 DTYPES = [torch.bfloat16] if ON_GPU else [torch.float32]
 ROW_ERROR = {torch.float32: 2e-5, torch.bfloat16: 1.8e-2}
 """‖row − expected‖ / ‖expected‖. In bfloat16 each of six sums into the residual is rounded, and its inputs four times,

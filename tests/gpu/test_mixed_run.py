@@ -49,7 +49,7 @@ SMALL = Scale(
 )
 LARGE = Scale(
     10_000,
-    num_prompts=150,
+    num_prompts=100,
     max_num_seqs=256,
     num_blocks=700,
     longest_prompt=400,
