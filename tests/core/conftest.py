@@ -181,6 +181,11 @@ class Harness:
 
 
 @pytest.fixture
+def slab_type() -> type[Slab]:
+    return Slab
+
+
+@pytest.fixture
 def make_harness() -> Callable[..., Harness]:
     return Harness
 

@@ -20,6 +20,7 @@ from oneloop_core._core import (
     SlabLayout,
     Stats,
     StreamDecoder,
+    StreamRelay,
     Vocabulary,
     __version__,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "SlabLayout",
     "Stats",
     "StreamDecoder",
+    "StreamRelay",
     "Vocabulary",
     "__version__",
 ]

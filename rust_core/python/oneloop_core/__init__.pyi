@@ -24,6 +24,7 @@ __all__ = [
     "SlabLayout",
     "Stats",
     "StreamDecoder",
+    "StreamRelay",
     "Vocabulary",
     "__version__",
 ]
@@ -360,3 +361,40 @@ class CompletionWatcher:
         """The word now. What the device wrote before it is visible after this."""
     def close(self) -> None:
         """End the thread, whatever is expected. Idempotent; also done when the object goes."""
+
+@final
+class StreamRelay:
+    """Sends the text of streamed replies to their sockets, on native threads that need no GIL.
+
+    A lane is a request's only sequence and a socket. What `deliver` adds to it is encoded as one server-sent event
+    (`before`, the text as a JSON string, `after`) and sent in one write; what comes while a write waits is merged into
+    the next. A lane whose socket takes no more sends nothing from then on: the relay writes `fd` once (an eventfd, best
+    non-blocking; it is duplicated), and whoever opened the lane detaches it and goes on by itself.
+
+    gap_bounds: upper bounds (inclusive, ascending) of the buckets for times between tokens. ValueError for others.
+    OSError for a descriptor that is not open, or when no thread can be started. All methods belong to one thread.
+    """
+
+    def __new__(cls, fd: int, gap_bounds: Sequence[float], *, num_threads: int = 1) -> StreamRelay: ...
+    def attach(
+        self, request: int, fd: int, before: bytes, after: bytes, *, chunked: bool, last_token_at: float
+    ) -> None:
+        """Open a lane. Until it is detached nobody else may write to the socket.
+
+        fd: the socket, which is duplicated: the connection ends when both are closed. chunked: whether each event goes
+        as a chunk of HTTP/1.1. last_token_at: when the sequence's last token came, on the clock of `deliver`'s now.
+        ValueError when the request has a lane. OSError when there is no descriptor to be had.
+        """
+    def deliver(self, deltas: Deltas, now: float) -> list[Delta]:
+        """Take the deltas of lanes, but not a sequence's last, nor those with log-probabilities; return the others."""
+    def detach(self, request: int) -> tuple[bytes, int, float] | None:
+        """Close a lane: (what was not sent, as it goes on the wire; tokens it took; when the last came).
+
+        None when the request has none. Waits for a write under way (which never waits for the socket).
+        """
+    def take_stalled(self) -> list[int]:
+        """Requests whose sockets took no more since the last call; some may be detached by now."""
+    def take_gaps(self) -> tuple[list[int], float]:
+        """(observations per bucket, their sum) of the times between tokens since the last call."""
+    def close(self) -> None:
+        """End the threads; nothing is sent any more. Idempotent."""

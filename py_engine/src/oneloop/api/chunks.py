@@ -115,6 +115,13 @@ class ChunkEncoder:
         text = delta.text
         return affixes[0] + orjson.dumps(text) + affixes[1] if text else b""
 
+    def text_affixes(self, choice: int) -> tuple[bytes, bytes] | None:
+        """What goes before and after the text's JSON string in each of this choice's events but the last.
+
+        None while they differ in something else: the opening is to come, or chunks show log-probabilities or the usage.
+        """
+        return self._text_affixes[choice]
+
     def usage_event(self) -> bytes:
         """The chunk with the usage and no choices."""
         return self._frame.usage_event()

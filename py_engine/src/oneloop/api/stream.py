@@ -69,10 +69,28 @@ class SseWriter:
 
     def write(self, events: bytes) -> bool:
         """One write without waiting, after the first send(). False: `await send(b"")` before the next one."""
+        return self.write_framed(b"%x\r\n%b\r\n" % (len(events), events) if self._chunked else events)
+
+    @property
+    def socket_fd(self) -> int | None:
+        """The socket's descriptor. None while something waits on our side of it, which goes before others' writes."""
+        transport = self._protocol.transport
+        if transport is None or transport.is_closing() or transport.get_write_buffer_size():
+            return None
+        sock = transport.get_extra_info("socket")
+        return None if sock is None or transport.get_extra_info("sslcontext") is not None else sock.fileno()
+
+    @property
+    def is_chunked(self) -> bool:
+        """Whether events go as chunks of HTTP/1.1; known once it has started."""
+        return self._chunked
+
+    def write_framed(self, data: bytes) -> bool:
+        """As write(), for what is framed as it goes on the wire."""
         transport = self._protocol.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client is gone")
-        transport.write(b"%x\r\n%b\r\n" % (len(events), events) if self._chunked else events)
+        transport.write(data)
         return not self._protocol.writing_paused
 
     async def done(self, events: bytes) -> web.StreamResponse:

@@ -15,6 +15,7 @@ from oneloop.engine.loop import StepLoop
 from oneloop.engine.metrics import EngineMetrics
 from oneloop.engine.outputs import OutputBuilder, RequestOutput
 from oneloop.engine.params import SamplingParams, check_token_ids
+from oneloop.engine.relay import Relay
 from oneloop.engine.stream import RequestStream
 from oneloop.engine.threads import in_daemon_thread
 from oneloop.errors import EngineDeadError, OneloopError, OverloadedError, RequestError
@@ -85,6 +86,7 @@ class AsyncEngine:
         self._step_loop: StepLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._streams: dict[int, RequestStream] = {}
+        self._relay = Relay(self.metrics.inter_token_latency_seconds, self._stalled)
         self._num_in_intake = 0
         self._without_streams = asyncio.Event()
         self._without_streams.set()
@@ -135,6 +137,7 @@ class AsyncEngine:
         if self._step_loop is not None and self._task is not None:
             self._step_loop.stop()
             await asyncio.wait([self._task])
+        self._relay.close()
         if self._assembly is not None:
             self._assembly.intake.close()
         await in_daemon_thread(self._executor.shutdown, "oneloop-shutdown")
@@ -364,6 +367,7 @@ class AsyncEngine:
             metrics=self.metrics,
             on_end=self._stream_ended,
             final_only=final_only,
+            relay=self._relay,
         )
         self._streams[handle] = stream
         self._without_streams.clear()
@@ -373,12 +377,18 @@ class AsyncEngine:
         return stream
 
     def _deliver(self, deltas: Deltas) -> None:
-        """The only loop over requests: it runs after the next step was launched."""
+        """The only loop over requests that need one: it runs after the next step was launched."""
         now = asyncio.get_running_loop().time()
-        for delta in deltas:
+        for delta in self._relay.deliver(deltas, now):
             stream = self._streams.get(delta.request)
             if stream is not None:
                 stream.push(delta, now)
+
+    def _stalled(self, handle: int) -> None:
+        """The relay's socket of this request takes no more."""
+        stream = self._streams.get(handle)
+        if stream is not None:
+            stream.stalled()
 
     def _stream_ended(self, stream: RequestStream) -> None:
         """Its last sequence ended. Where the core does not know that yet, it is an abort: free the blocks now."""

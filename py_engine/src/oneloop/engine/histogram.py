@@ -26,6 +26,12 @@ class Histogram:
         self._counts[bisect_left(self.bounds, value)] += count
         self.total += value * count
 
+    def add(self, counts: Sequence[int], total: float) -> None:
+        """Observations that were counted elsewhere, by the same bounds, and their sum."""
+        if total:
+            self._counts = [have + more for have, more in zip(self._counts, counts, strict=True)]
+            self.total += total
+
     @property
     def count(self) -> int:
         """Observations so far."""

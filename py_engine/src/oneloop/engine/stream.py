@@ -1,7 +1,8 @@
 """RequestStream: one request's way from the step loop to its consumer.
 
 The loop pushes, the consumer takes. A consumer that is slower than the engine finds the deltas of several steps merged,
-one per sequence, so what waits here never exceeds the request's own output.
+one per sequence, so what waits here never exceeds the request's own output. A consumer that only writes text to a
+socket may have that done by the relay: until something else happens than text it then hears of nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from oneloop.engine.metrics import EngineMetrics
     from oneloop.engine.outputs import Added, FinishReason
+    from oneloop.engine.relay import Relay
     from oneloop_core import Delta
 
 _SEVERITY: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
@@ -44,9 +46,9 @@ class RequestStream:
     """
 
     __slots__ = (
-        "_final_only", "_last_token_at", "_metrics", "_on_end", "_on_news", "_pending", "_waiter", "_wakes_at_end",
-        "finish_reason", "handle", "num_cached_tokens", "num_generated_tokens", "num_sequences", "prompt",
-        "prompt_token_ids", "request_id", "times",
+        "_final_only", "_is_relayed", "_last_token_at", "_metrics", "_on_end", "_on_news", "_pending", "_relay",
+        "_unsent", "_waiter", "_wakes_at_end", "finish_reason", "handle", "num_cached_tokens", "num_generated_tokens",
+        "num_sequences", "prompt", "prompt_token_ids", "request_id", "times",
     )  # fmt: skip
 
     def __init__(
@@ -61,8 +63,12 @@ class RequestStream:
         metrics: EngineMetrics,
         on_end: Callable[[RequestStream], None],
         final_only: bool = False,
+        relay: Relay | None = None,
     ) -> None:
-        """final_only: the core reports a sequence once, at its end, so tokens have no times of their own."""
+        """final_only: the core reports a sequence once, at its end, so tokens have no times of their own.
+
+        relay: None: every delta is the consumer's to write.
+        """
         self.handle = handle
         """The core's handle."""
         self.request_id = request_id
@@ -86,6 +92,9 @@ class RequestStream:
         self._metrics = metrics
         self._on_end = on_end
         self._final_only = final_only
+        self._relay = relay
+        self._is_relayed = False
+        self._unsent = b""
 
     @property
     def finished(self) -> bool:
@@ -137,6 +146,30 @@ class RequestStream:
         self._pending.clear()
         return deltas
 
+    def relay_text(self, fd: int, before: bytes, after: bytes, *, chunked: bool) -> bool:
+        """From now on text goes to the socket `fd` by itself: `before`, its JSON string, `after`.
+
+        chunked: as chunks of HTTP/1.1. It ends, and the consumer is called again, with the sequence's end, when the
+        socket takes no more, or with abort(); then `take_unsent()` goes before whatever the consumer writes. False, and
+        nothing has changed, where it cannot be: there are several sequences, something waits to be taken, no token has
+        come, or no descriptor is left.
+        """
+        last_token_at = self._last_token_at.get(0)
+        if self._relay is None or self.num_sequences > 1 or self._pending or last_token_at is None:
+            return False
+        try:
+            self._relay.attach(self.handle, fd, before, after, chunked=chunked, last_token_at=last_token_at)
+        except OSError:
+            return False
+        self._is_relayed = True
+        return True
+
+    def take_unsent(self) -> bytes:
+        """What the relay was given and has not sent, as it goes on the wire. Ends the relaying."""
+        self._leave_relay()
+        unsent, self._unsent = self._unsent, b""
+        return unsent
+
     def __aiter__(self) -> RequestStream:
         return self
 
@@ -171,6 +204,8 @@ class RequestStream:
 
     def push(self, delta: Delta, now: float) -> None:
         """Hand over one sequence's delta of one step. now: the event loop's time."""
+        if self._is_relayed:
+            self._leave_relay()
         index, last_token_at = delta.index, self._last_token_at
         if index not in last_token_at:
             return
@@ -188,10 +223,31 @@ class RequestStream:
 
     def end(self, reason: FinishReason, error: str | None = None) -> None:
         """End every open sequence with this reason (abort, or the engine's death). Idempotent."""
+        self._leave_relay()
         now = asyncio.get_running_loop().time()
         for index in list(self._last_token_at):
             self._add(index, SequenceDelta(index, "", [], None, reason, None, error))
             self._close(index, reason, now)
+
+    def stalled(self) -> None:
+        """The socket that the relay writes to takes no more."""
+        if self._is_relayed:
+            self._leave_relay()
+            if self._on_news is not None:
+                self._on_news(self)
+
+    def _leave_relay(self) -> None:
+        """Take back what the relay has of this stream."""
+        if not self._is_relayed:
+            return
+        self._is_relayed = False
+        assert self._relay is not None
+        left = self._relay.detach(self.handle)
+        if left is not None:
+            unsent, num_tokens, last_token_at = left
+            self._unsent += unsent
+            self.num_generated_tokens += num_tokens
+            self._last_token_at[0] = last_token_at
 
     def _begin(self, index: int, delta: Delta, now: float) -> None:
         """A sequence without a token so far: what is told once."""

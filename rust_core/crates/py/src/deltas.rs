@@ -11,6 +11,12 @@ pub(crate) struct Deltas {
     inner: oneloop_core::Deltas,
 }
 
+impl Deltas {
+    pub(crate) fn inner(&self) -> &oneloop_core::Deltas {
+        &self.inner
+    }
+}
+
 impl From<oneloop_core::Deltas> for Deltas {
     fn from(inner: oneloop_core::Deltas) -> Self {
         Self { inner }
@@ -68,6 +74,10 @@ pub(crate) struct Delta {
 }
 
 impl Delta {
+    pub(crate) fn new(deltas: Py<Deltas>, position: usize) -> Self {
+        Self { deltas, position }
+    }
+
     fn batch(&self) -> &oneloop_core::Deltas {
         &self.deltas.get().inner
     }

@@ -5,6 +5,7 @@ mod config;
 mod core;
 mod deltas;
 mod error;
+mod relay;
 mod slab;
 mod vocab;
 mod watcher;
@@ -21,6 +22,8 @@ mod _core {
     use crate::error::{
         AuditError, ConfigError, CoreError, CorePoisonedError, RequestError, SlabError,
     };
+    #[pymodule_export]
+    use crate::relay::StreamRelay;
     #[pymodule_export]
     use crate::slab::{Field, SlabLayout};
     #[pymodule_export]

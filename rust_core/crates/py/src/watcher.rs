@@ -164,7 +164,7 @@ impl Drop for CompletionWatcher {
 }
 
 /// A descriptor of our own, so that closing the caller's cannot redirect the signals to another file.
-fn duplicate(fd: i32) -> PyResult<OwnedFd> {
+pub(crate) fn duplicate(fd: i32) -> PyResult<OwnedFd> {
     if fd < 0 {
         return Err(PyOSError::new_err(format!("fd: {fd} is no descriptor")));
     }

@@ -120,6 +120,8 @@ class _Reply:
         self._handed = handed
         if self._has_news:
             self._outbox.post(self)
+        else:
+            self._relay()
         try:
             return await handed
         finally:
@@ -140,11 +142,13 @@ class _Reply:
         fault: Exception | None = None
         left = b""
         try:
-            events = self._take()
-            if not self._num_open or (events and not self._writer.started):
-                left = events
-            elif not events or self._writer.write(events):
-                return
+            if self._write_unsent():
+                events = self._take()
+                if not self._num_open or (events and not self._writer.started):
+                    left = events
+                elif not events or self._writer.write(events):
+                    self._relay()
+                    return
         except Exception as error:  # whatever it is, it is this reply's alone
             fault = error
         self._handed = None
@@ -154,6 +158,19 @@ class _Reply:
             handed.set_result(left)
         else:
             handed.set_exception(fault)
+
+    def _relay(self) -> None:
+        """Let the text of a plain reply go to the socket without us, until something else is to be told."""
+        if self._encoder.num_choices > 1 or not self._writer.started:
+            return
+        affixes, fd = self._encoder.text_affixes(0), self._writer.socket_fd
+        if affixes is not None and fd is not None:
+            self._streams[0].relay_text(fd, *affixes, chunked=self._writer.is_chunked)
+
+    def _write_unsent(self) -> bool:
+        """What the relay left goes first. False: the socket must become writable before anything is taken."""
+        unsent = b"".join([stream.take_unsent() for stream in self._streams])
+        return not unsent or self._writer.write_framed(unsent)
 
     def _take(self) -> bytes:
         """The events of everything new. ApiError when a sequence failed."""

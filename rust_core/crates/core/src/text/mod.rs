@@ -6,10 +6,12 @@
 mod detok;
 #[cfg(test)]
 mod fuzz;
+mod json;
 mod stop;
 mod utf8;
 mod vocab;
 
 pub use detok::StreamDecoder;
+pub use json::push_json_string;
 pub use stop::{StopSet, StopSetError};
 pub use vocab::{TokenOutOfRange, Vocabulary, VocabularyError};

@@ -1,0 +1,260 @@
+"""Streamed replies whose text the relay writes: over HTTP, with the real engine; what clients see is the same."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from oneloop.api.chunks import ChunkEncoder
+from oneloop.api.server import Connection
+from oneloop.config import EngineConfig
+from oneloop.engine.async_engine import AsyncEngine
+from oneloop.executor.base import ModelInfo
+from oneloop_bench.null_executor import NullExecutor
+from oneloop_core import Vocabulary
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+TEXT = 'words and "quotes", back\\slashes, 日本語, naïve 👩‍🚀,\n\ttabs \x7f\x1b, and so on. ' * 3
+END = 256
+
+
+class Tokenizer:
+    """Bytes as tokens, so that every character beyond ASCII is cut. A double of oneloop.tokenize.Tokenizer."""
+
+    vocab_size = 257
+    bos_token_id = None
+    eos_token_ids = (END,)
+    special_ids = frozenset({END})
+
+    def __init__(self) -> None:
+        self.vocabulary = Vocabulary([*(bytes([value]) for value in range(256)), b"<end>"], [END])
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.vocabulary.piece(token_id)
+
+    @property
+    def chat_template(self) -> Tokenizer:
+        return self
+
+    def render(self, messages: Any, **_: Any) -> str:
+        return "".join(str(message["content"]) for message in messages)
+
+
+@asynccontextmanager
+async def served(serve: Any, step_s: float = 0.0, **settings: Any) -> AsyncIterator[Any]:
+    """A server over the real engine, whose sequences "sample" TEXT from places of their own."""
+    info = ModelInfo(vocab_size=257, max_model_len=8192, num_blocks=4096, block_size=16)
+    executor = NullExecutor(np.frombuffer(TEXT.encode(), np.uint8).astype(np.int32), info, step_s)
+    config = EngineConfig.from_flat({"model": "null", "max_num_seqs": 64})
+    async with AsyncEngine(config, executor=executor, tokenizer=Tokenizer()) as engine:  # type: ignore[arg-type]
+        engine.paused = asyncio.Event()  # as the double's, which `serving` lets go at its end
+        async with serve(engine, **settings) as server:
+            yield server
+
+
+def texts_of(events: list[str]) -> str:
+    chunks = [json.loads(event) for event in events[:-1]]
+    parts = [part for chunk in chunks for part in chunk["choices"]]
+    assert parts[-1]["finish_reason"] is not None
+    return "".join(part["text"] if "text" in part else part["delta"].get("content", "") for part in parts)
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_a_stream_says_what_the_whole_reply_says(serve: Any, path: str) -> None:
+    source = random.Random(1)
+    async with served(serve) as server:
+
+        async def one() -> None:
+            body: dict[str, Any] = {"max_tokens": source.choice([1, 2, 7, 300]), "ignore_eos": True}
+            if path == CHAT:
+                body["messages"] = [{"role": "user", "content": "x" * source.randint(1, 40)}]
+            else:
+                body["prompt"] = "x" * source.randint(1, 40)
+            if source.random() < 0.2:
+                body["n"] = 2
+            if source.random() < 0.2:
+                body["stop"] = "naïve"
+            options = {"include_usage": True, "continuous_usage_stats": source.random() < 0.2}
+            events = await server.stream(path, {**body, "stream_options": options})
+            assert events[-1] == "[DONE]"
+            usage = json.loads(events[-2])["usage"]
+            chunks = [json.loads(event) for event in events[:-2]]
+            assert all(("usage" in chunk) for chunk in chunks)
+            # What a sequence says depends on its row, so it is checked by itself, not against another request.
+            for choice in range(body.get("n", 1)):
+                parts = [part for chunk in chunks for part in chunk["choices"] if part["index"] == choice]
+                text = "".join(
+                    part["text"] if path == COMPLETIONS else part["delta"].get("content", "")
+                    for part in parts
+                )
+                assert text.replace("\ufffd", "") in TEXT * 20 or "\ufffd" in text
+                assert [part["finish_reason"] for part in parts[:-1]] == [None] * (len(parts) - 1)
+                if parts[-1]["finish_reason"] == "length" and "\ufffd" not in text:
+                    assert len(text.encode()) == body["max_tokens"]
+            if "stop" not in body:
+                assert usage["completion_tokens"] == body["max_tokens"] * body.get("n", 1)
+
+        for _ in range(6):
+            await asyncio.gather(*[one() for _ in range(24)])
+        assert server.engine.stats().num_running == 0
+
+
+async def test_between_first_and_last_nothing_passes_python(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded = []
+    original = ChunkEncoder.encode
+
+    def encode(self: ChunkEncoder, choice: int, delta: Any) -> bytes:
+        encoded.append(len(delta.token_ids))
+        return original(self, choice, delta)
+
+    monkeypatch.setattr(ChunkEncoder, "encode", encode)
+    async with served(serve, 0.002) as server:
+        events = await server.stream(COMPLETIONS, {"prompt": "a", "max_tokens": 200, "ignore_eos": True})
+        assert len(events) > 100, "a chunk per token with text"
+        assert len(encoded) < 20
+        metrics = server.engine.metrics
+        assert metrics.inter_token_latency_seconds.count == 199
+        assert metrics.inter_token_latency_seconds.total == pytest.approx(199 * 0.002, rel=0.5)
+        assert metrics.request_generation_tokens.total == 200
+        assert metrics.request_decode_time_seconds.total == pytest.approx(199 * 0.002, rel=0.5)
+
+
+def request(body: Any) -> bytes:
+    data = json.dumps({"stream": True, "ignore_eos": True, "prompt": "a", **body}).encode()
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Connection.connection_made
+
+    def connection_made(self: Any, transport: Any) -> None:
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        original(self, transport)
+
+    monkeypatch.setattr(Connection, "connection_made", connection_made)
+
+
+async def test_a_slow_reader_gets_everything_in_order(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The socket stalls again and again: the relay hands back, Python goes on, the relay takes over again."""
+    small_buffers(monkeypatch)
+    async with served(serve, 0.0005) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=4096)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        writer.write(request({"max_tokens": 4000}))
+        received = b""
+        while not received.endswith(b"\r\n0\r\n\r\n"):
+            received += await asyncio.wait_for(reader.read(3000), 10)
+            if len(received) < 200_000:
+                await asyncio.sleep(0.02)
+        writer.close()
+    body = received.partition(b"\r\n\r\n")[2]
+    data = b""
+    while body:
+        size, _, rest = body.partition(b"\r\n")
+        length = int(size, 16)
+        assert rest[length : length + 2] == b"\r\n"
+        data, body = data + rest[:length], rest[length + 2 :]
+    text = texts_of([event.removeprefix("data: ") for event in data.decode().split("\n\n")[:-1]])
+    assert len(text.encode()) == 4000
+    assert text in TEXT * 40
+
+
+async def test_a_reader_of_nothing_is_cut(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_buffers(monkeypatch)
+    async with served(serve, 0.0002, write_timeout_s=0.3) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        writer.transport.pause_reading()
+        writer.write(request({"max_tokens": 8000}))
+        await until(lambda: server.engine.stats().num_running)
+        await until(lambda: not server.engine.stats().num_running)
+        writer.transport.resume_reading()
+        with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+            await reader.readuntil(b"[DONE]")
+        writer.close()
+
+
+async def test_clients_that_leave(serve: Any) -> None:
+    async with served(serve, 0.002) as server:
+        connections = []
+        for _ in range(30):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(request({"max_tokens": 8000}))
+            connections.append((reader, writer))
+        for reader, _ in connections:
+            await reader.readuntil(b"\n\n\r\n")
+        await asyncio.sleep(0.02)
+        handles = list(server.engine._streams)
+        for number, (_, writer) in enumerate(connections):
+            if number % 2:
+                writer.transport.abort()
+            else:
+                writer.close()
+        await until(lambda: not server.engine.stats().num_running)
+        assert [server.engine._relay.detach(handle) for handle in handles] == [None] * 30
+        assert server.engine.metrics.request_success["abort"] == 30
+
+
+async def test_shutdown_under_way(serve: Any) -> None:
+    async with served(serve, 0.002, shutdown_timeout=0.1) as server:
+        tasks = [
+            asyncio.create_task(
+                server.stream(COMPLETIONS, {"prompt": "a", "max_tokens": 8000, "ignore_eos": True})
+            )
+            for _ in range(10)
+        ]
+        await asyncio.sleep(0.2)
+        server.stop.set()
+        for events in await asyncio.gather(*tasks):
+            assert json.loads(events[-1])["error"]["type"] == "ServiceUnavailableError"
+            assert len(events) > 10
+            assert "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1]).replace(
+                "\ufffd", ""
+            )
+        await server.task
+
+
+async def test_connections_are_used_again(serve: Any) -> None:
+    async with served(serve) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        for _ in range(30):
+            writer.write(request({"max_tokens": 50}))
+            received = await asyncio.wait_for(reader.readuntil(b"\r\n0\r\n\r\n"), 5)
+            assert received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        writer.close()
+
+
+async def test_a_machine_without_descriptors_left_goes_on_in_python(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(serve) as server:
+
+        def attach(*_: Any, **__: Any) -> None:
+            raise OSError(24, "too many open files")
+
+        monkeypatch.setattr(server.engine._relay, "attach", attach)
+        events = await server.stream(COMPLETIONS, {"prompt": "a", "max_tokens": 100, "ignore_eos": True})
+        assert texts_of(events)
+        assert events[-1] == "[DONE]"
