@@ -40,7 +40,7 @@ BLOCK_SIZE = 16
 VOCAB = 512
 NAN_TOKEN = VOCAB - 1
 """Its embedding is NaN; the tokens of padding rows."""
-MAX_ROWS, MAX_TOKENS, MAX_CONTEXT = 512, 512, 640
+MAX_ROWS, MAX_TOKENS, MAX_CONTEXT, NUM_BLOCKS = (512, 512, 640, 4200) if ON_GPU else (8, 16, 48, 40)
 LLAMA_8B = ModelSpec(
     architecture="LlamaForCausalLM", hidden_size=4096, intermediate_size=14336, num_layers=3, num_heads=32,
     num_kv_heads=8, head_dim=128, vocab_size=VOCAB, max_position=MAX_CONTEXT, rms_norm_eps=1e-5, rope_theta=5e5,
@@ -57,7 +57,7 @@ QWEN_06B = replace(
 )
 SMOLLM2 = replace(LLAMA_8B, hidden_size=576, intermediate_size=1536, num_heads=9, num_kv_heads=3, head_dim=64)
 SMALL = replace(
-    QWEN_06B, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16
+    QWEN_06B, hidden_size=32, intermediate_size=48, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=16
 )
 SPECS = {"llama8b": LLAMA_8B, "qwen06b": QWEN_06B, "smol135m": SMOLLM2} if ON_GPU else {"small": SMALL}
 DTYPES = [torch.bfloat16] if ON_GPU else [torch.float32]
@@ -114,12 +114,15 @@ def test_a_graph_of_layers(chain, load):
     print(f"seed {seed}")
     first, other = chain.step(load, seed), chain.step(load, seed + 1)
     results = []
-    for step, times in ((first, 1), (other, 1), (first, 1), (first, 3)):
+    again = [(first, 1), (first, 3)] if ON_GPU else []
+    for step, times in ((first, 1), (other, 1), *again):
         chain.poison(load)
         chain.fill(step)
         chain.run(load, times)
         results.append(chain.hidden[: step.num_tokens].clone())
         check_rows(results[-1], step.expected, chain.model.dtype)
+    if not ON_GPU:
+        return
     chain.launch(load.bucket, load.has_multi)
     results.append(chain.hidden[: first.num_tokens].clone())
     # Sums are cut and merged in an order that the step alone decides, whoever comes first, in a graph or not.
@@ -165,10 +168,9 @@ class Chain:
 
     def __init__(self, spec: ModelSpec, dtype: torch.dtype) -> None:
         self.width = -(-MAX_CONTEXT // BLOCK_SIZE)
-        num_blocks = 4200
         with contextlib.nullcontext() if ON_GPU else prefer(TRITON):
             self.model = build_model(spec, dtype, DEVICE)
-            self.kv = PagedKVCache(spec, num_blocks, BLOCK_SIZE, dtype=dtype, device=DEVICE)
+            self.kv = PagedKVCache(spec, NUM_BLOCKS, BLOCK_SIZE, dtype=dtype, device=DEVICE)
             self.attention = DEVICE_ATTENTION.resolve(DEVICE, dtype)(
                 AttentionShape(spec.num_heads, spec.num_kv_heads, spec.head_dim, BLOCK_SIZE, spec.head_dim**-0.5),
                 max_rows=MAX_ROWS, max_tokens=MAX_TOKENS, max_blocks_per_row=self.width, dtype=dtype, device=DEVICE,
