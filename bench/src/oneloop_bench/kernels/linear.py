@@ -336,8 +336,7 @@ def short(plan: Plan) -> str:
         tile = f"{plan.block_n}x{plan.block_k}/{plan.num_stages}"
         return f"stream {tile} warps {plan.num_warps} programs {plan.programs} rows {plan.most_rows}"
     if isinstance(plan, DensePlan):
-        tile = f"{plan.block_n}x{plan.block_m}/{plan.num_stages}"
-        return f"dense {tile} programs {plan.programs} spread {plan.spread}"
+        return f"dense {'+'.join(map(str, plan.widths))}/{plan.num_stages}"
     body = f"dot/{plan.num_stages}" if plan.use_dot else "registers"
     return f"{body} {plan.block_n}x{plan.block_k} split {plan.split_k} warps {plan.num_warps}"
 

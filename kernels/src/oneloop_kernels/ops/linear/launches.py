@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from oneloop_kernels.launch import pdl_options
-from oneloop_kernels.ops.linear.plans import DENSE_BLOCK_K, DensePlan, StreamPlan
+from oneloop_kernels.ops.linear.plans import DENSE_BLOCK_K, DENSE_BLOCK_M, DensePlan, StreamPlan
 from oneloop_kernels.ops.linear.triton.few_rows import few_rows_kernel
 from oneloop_kernels.ops.rms_norm.triton import rms_norm
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _MERGED_PER_THREAD = 128
 """Partial sums that a thread of the streaming kernel fetches at a time."""
+_DENSE_WARPS = 8
+"""Two warpgroups: 64 rows of a tile each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,40 +129,53 @@ def stream(plan: StreamPlan, call: LinearCall) -> Launch:
         "num_warps": plan.num_warps,
         **pdl_options(call.x.device),
     }
-    boxes = (block_m, plan.block_n, plan.block_k)
-    arguments = _hopper_arguments(call, boxes, out, 2 * programs * part_size if cut else 1)
+    x, device = call.x, call.x.device
+    arguments = (
+        _tensor_map(x, block_m, plan.block_k),
+        _tensor_map(call.weight, plan.block_n, plan.block_k),
+        x if call.bias is None else call.bias,
+        out,
+        torch.empty(2 * programs * part_size if cut else 1, dtype=torch.float32, device=device),
+        torch.empty(1, dtype=torch.int32, device=device) if call.tickets is None else call.tickets,
+        num_tokens,
+        in_size,
+        call.out_size,
+        out.stride(0),
+    )
     return Launch(stream_kernel, (programs,), arguments, constants, out)
 
 
 def dense(plan: DensePlan, call: LinearCall) -> Launch:
     """The call by one kernel of Hopper, after one for the norm, which is launched at once.
 
-    x and weight: as `may_stream` says. tickets: one at least per program where programs share tiles (ValueError).
+    x and weight: as `may_stream` says.
     """
     from oneloop_kernels.ops.linear.triton.dense import dense_kernel
 
     call = _normed(call)
-    num_tokens, in_size = call.x.shape
-    num_tiles = plan.num_tiles(num_tokens, call.out_size)
-    programs = plan.grid(num_tiles, -(-in_size // DENSE_BLOCK_K))
-    cut = num_tiles % programs != 0
-    if cut:
-        _check_tickets(call, programs)
-    part_size = plan.block_n * plan.block_m * (2 if call.gated else 1)
-    out = _result(call)
+    x, out, widths = call.x, _result(call), plan.three_widths
+    maps = {width: _tensor_map(call.weight, width, DENSE_BLOCK_K) for width in plan.widths}
+    arguments = (
+        _tensor_map(x, DENSE_BLOCK_M, DENSE_BLOCK_K),
+        *(maps[width or widths[0]] for width in widths),
+        x if call.bias is None else call.bias,
+        out,
+        x.shape[0],
+        x.shape[1],
+        call.out_size,
+        out.stride(0),
+    )
     constants: dict[str, object] = {
         **_surroundings(call),
-        "BLOCK_M": plan.block_m,
-        "BLOCK_N": plan.block_n,
+        **dict(zip(("FIRST", "SECOND", "THIRD"), widths, strict=True)),
+        "BLOCK_M": DENSE_BLOCK_M,
         "BLOCK_K": DENSE_BLOCK_K,
         "STAGES": plan.num_stages,
-        "SPREAD": plan.spread,
-        "num_warps": plan.num_warps,
-        **pdl_options(call.x.device),
+        "num_warps": _DENSE_WARPS,
+        **pdl_options(x.device),
     }
-    boxes = (plan.block_m, plan.block_n, DENSE_BLOCK_K)
-    arguments = _hopper_arguments(call, boxes, out, programs * part_size if cut else 1)
-    return Launch(dense_kernel, (programs,), arguments, constants, out)
+    grid = plan.grid(x.device, x.shape[0], call.out_size)
+    return Launch(dense_kernel, (grid,), arguments, constants, out)
 
 
 def may_stream(x: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -199,26 +214,6 @@ def _surroundings(call: LinearCall) -> dict[str, object]:
 def _check_tickets(call: LinearCall, least: int) -> None:
     if call.tickets is None or call.tickets.numel() < least:
         raise ValueError(f"tickets: {least} are needed to split sums among programs")
-
-
-def _hopper_arguments(
-    call: LinearCall, boxes: tuple[int, int, int], out: torch.Tensor, partial_size: int
-) -> tuple[object, ...]:
-    """Arguments of both kernels of Hopper. boxes: rows of x, rows of weight, columns of a copy."""
-    x, device = call.x, call.x.device
-    block_m, block_n, block_k = boxes
-    return (
-        _tensor_map(x, block_m, block_k),
-        _tensor_map(call.weight, block_n, block_k),
-        x if call.bias is None else call.bias,
-        out,
-        torch.empty(partial_size, dtype=torch.float32, device=device),
-        torch.empty(1, dtype=torch.int32, device=device) if call.tickets is None else call.tickets,
-        x.shape[0],
-        x.shape[1],
-        call.out_size,
-        out.stride(0),
-    )
 
 
 def _tensor_map(matrix: torch.Tensor, block_rows: int, block_columns: int) -> object:

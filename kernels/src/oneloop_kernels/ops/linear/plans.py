@@ -28,6 +28,10 @@ MAX_REGISTER_ROWS: Final = 2
 MAX_STREAMING_ROWS: Final = 64
 """By the rule, on Hopper: up to here weights stream through shared memory."""
 
+DENSE_BLOCK_M: Final = 128
+DENSE_BLOCK_K: Final = 64
+"""Of `triton.dense`: rows and columns of x in a copy."""
+
 _STAGES_BYTES: Final = 208 << 10
 _MAX_STAGES: Final = 11
 _HOPPER: Final = 9
@@ -111,35 +115,28 @@ class StreamPlan:
         return min(self.most_rows, max(least, 1 << (num_tokens - 1).bit_length()))
 
 
-DENSE_BLOCK_K: Final = 64
-"""Columns of a copy of `triton.dense.dense_kernel`: the widest swizzled row."""
-
-
 @dataclass(frozen=True, slots=True)
 class DensePlan:
     """Constants of `triton.dense.dense_kernel`, for Hopper.
 
-    block_n: results of a tile. block_m: rows of x of a tile. num_stages: copies under way. programs: in the grid, at
-    most. spread: programs of each tile that finish a slice of it each; then programs must be that many times the tiles,
-    and no more than there are multiprocessors.
+    widths: of a chunk of results, powers of two, one to three. num_stages: copies under way.
     """
 
-    block_n: int
-    block_m: int
+    widths: tuple[int, ...]
     num_stages: int
-    programs: int
-    spread: int = 1
-    num_warps: int = 8
 
-    def num_tiles(self, num_tokens: int, out_size: int) -> int:
-        """out_size: of the result."""
-        return -(-out_size // self.block_n) * -(-num_tokens // self.block_m)
+    @property
+    def three_widths(self) -> tuple[int, int, int]:
+        """With zeros for those that are not there."""
+        first, second, third = (*self.widths, 0, 0)[:3]
+        return first, second, third
 
-    def grid(self, num_tiles: int, num_blocks: int) -> int:
-        """Programs for so many tiles of so many blocks."""
-        if self.spread > 1:
-            return num_tiles * self.spread
-        return min(self.programs, num_tiles * num_blocks)
+    def grid(self, device: torch.device, num_tokens: int, out_size: int) -> int:
+        """Programs: each has the same number of tiles, or one less. out_size: of the result."""
+        token_tiles = -(-num_tokens // DENSE_BLOCK_M)
+        num_chunks = -(-out_size // sum(self.widths))
+        each = -(-num_chunks // max(1, num_sms(device) // token_tiles))
+        return token_tiles * -(-num_chunks // each)
 
 
 Plan = FewRowsPlan | StreamPlan | DensePlan
@@ -234,7 +231,7 @@ def plan_for(
     may_stream: whether the tensors are as `gpu.may_stream` asks.
     """
     if 0 < num_tokens <= MAX_PLANNED_ROWS:
-        return _plan_for(device, dtype, num_tokens, shape, may_split, may_stream and may_split)
+        return _plan_for(device, dtype, num_tokens, shape, may_split, may_stream)
     return None
 
 
@@ -250,19 +247,17 @@ def _plan_for(
         )
     else:
         plan = next((plan for most, plan in tuned if num_tokens <= most), None)
-    if isinstance(plan, StreamPlan | DensePlan):
-        num_tiles = plan.num_tiles(num_tokens, _out_size(shape))
-        if may_stream and num_tiles <= NUM_TICKETS and _fits(device, plan, num_tiles):
+    if isinstance(plan, DensePlan) and not may_stream:
+        plan = None
+    elif isinstance(plan, DensePlan):
+        return plan
+    if isinstance(plan, StreamPlan):
+        if may_stream and may_split and plan.num_tiles(num_tokens, _out_size(shape)) <= NUM_TICKETS:
             return plan
         plan = _by_rule(device, dtype, num_tokens, shape)
     if plan is None or plan.split_k == 1 or (may_split and plan.num_tiles(_out_size(shape)) <= NUM_TICKETS):
         return plan
     return replace(plan, split_k=1)
-
-
-def _fits(device: torch.device, plan: StreamPlan | DensePlan, num_tiles: int) -> bool:
-    """Whether programs that wait for one another run at once, one to a multiprocessor."""
-    return isinstance(plan, StreamPlan) or plan.spread == 1 or num_tiles * plan.spread <= num_sms(device)
 
 
 def _streaming_by_rule(

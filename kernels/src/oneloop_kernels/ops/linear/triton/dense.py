@@ -1,12 +1,8 @@
 """A linear map on Hopper for as many rows as keep the tensor cores busy: one warp copies, two warpgroups multiply.
 
-The work is numbered and cut into equal ranges as in `stream`. Of a tile that is cut, the program that has its first
-block finishes it: the others have left their sums in the slot of their own number and raised their flag. In each of
-those that piece is the first of the range, so it has been there for long; and they have lower indices in the grid, so
-they have been started before.
-
-With SPREAD > 1 each tile is that many programs' only piece, and each of them finishes a slice of its columns. They wait
-for one another: the grid must fit the device at once.
+A tile is BLOCK_M rows of x times a chunk of results, as wide as leaves all multiprocessors the same number of tiles.
+Shapes are powers of two, so a chunk is up to three of them side by side, each with sums of its own. Programs that follow
+one another have the same weights and different rows of x, so that weights come from memory once.
 """
 
 from __future__ import annotations
@@ -16,57 +12,60 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
+    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
-)
-
-from oneloop_kernels.ops.linear.triton.hopper import (
-    activate,
-    copy_rows,
-    copy_weights,
-    leave,
-    part_places,
-    program_of,
-    sums_layout,
 )
 
 PRODUCER_REGISTERS = gl.constexpr(24)
 
 
 @gluon.constexpr_function
+def _sums_layout(columns, num_warps):
+    return gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[num_warps, 1], instr_shape=[16, columns, 16]
+    )
+
+
+@gluon.constexpr_function
 def _out_layout(columns, num_warps):
-    """Eight results of a row, 16 bytes, to a thread; whole sectors of partial sums to a warp."""
-    across = min(4, columns // 8)
-    return gl.BlockedLayout([8, 1], [across, 32 // across], [1, num_warps], [0, 1])
+    """Eight results of a row, 16 bytes, to a thread."""
+    across = min(8, columns // 8)
+    return gl.BlockedLayout([1, 8], [32 // across, across], [num_warps, 1], [1, 0])
 
 
 @gluon.jit(do_not_specialize=["num_tokens", "in_size"])
 def dense_kernel(
-    x_desc, weight_desc, bias_ptr, out_ptr, partial_ptr, tickets_ptr,
+    x_desc, first_desc, second_desc, third_desc, bias_ptr, out_ptr,
     num_tokens, in_size, out_size, out_stride,
     HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
-    SPREAD: gl.constexpr, USE_PDL: gl.constexpr,
+    FIRST: gl.constexpr, SECOND: gl.constexpr, THIRD: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
-    """out (or +=, with HAS_RESIDUAL) = silu(a) · b where [a; b] = W · xᵀ + bias, or that product itself.
+    """out (or +=, with HAS_RESIDUAL) = silu(a) · b where [a; b] = x · Wᵀ + bias, or that product itself.
 
-    x_desc, weight_desc: tensor maps with boxes [BLOCK_M, BLOCK_K] and [BLOCK_N, BLOCK_K]; what lies outside reads as
-    zero. out_size: columns of the result. partial: float32 [programs, 2 if GATED else 1, BLOCK_N · BLOCK_M],
-    uninitialised. tickets: int32, one per program or tile, 0 before and after.
+    x_desc: tensor map with boxes [BLOCK_M, BLOCK_K]; first_, second_, third_desc: of the weights, with boxes
+    [FIRST, BLOCK_K], …; SECOND and THIRD may be 0. What lies outside reads as zero. out_size: columns of the result.
+    Grid: a multiple of the number of tiles of rows.
     """
     halves: gl.constexpr = 2 if GATED else 1
+    CHUNK: gl.constexpr = FIRST + SECOND + THIRD
     num_blocks = gl.cdiv(in_size, BLOCK_K)
     token_tiles = gl.cdiv(num_tokens, BLOCK_M)
-    total = gl.cdiv(out_size, BLOCK_N) * token_tiles * num_blocks
-    base, extra = total // gl.num_programs(0), total % gl.num_programs(0)
-    program = gl.num_programs(0) - 1 - gl.program_id(0)
-    begin = program * base + gl.minimum(program, extra)
-    end = begin + base + (program < extra).to(gl.int32)
+    num_chunks = gl.cdiv(out_size, CHUNK)
+    first_token = gl.program_id(0) % token_tiles * BLOCK_M
+    chunk = gl.program_id(0) // token_tiles
+    step = gl.num_programs(0) // token_tiles
 
-    weights = gl.allocate_shared_memory(
-        weight_desc.dtype, [STAGES * halves, BLOCK_N, BLOCK_K], weight_desc.layout
-    )
-    rows = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BLOCK_M, BLOCK_K], x_desc.layout)
+    kind: gl.constexpr = x_desc.dtype
+    rows = gl.allocate_shared_memory(kind, [STAGES, BLOCK_M, BLOCK_K], x_desc.layout)
+    first = gl.allocate_shared_memory(kind, [STAGES, halves * FIRST, BLOCK_K], first_desc.layout)
+    second = first
+    if SECOND > 0:
+        second = gl.allocate_shared_memory(kind, [STAGES, halves * SECOND, BLOCK_K], second_desc.layout)
+    third = first
+    if THIRD > 0:
+        third = gl.allocate_shared_memory(kind, [STAGES, halves * THIRD, BLOCK_K], third_desc.layout)
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
@@ -77,17 +76,17 @@ def dense_kernel(
             (
                 _multiply,
                 (
-                    weights, rows, arrived, free, bias_ptr, out_ptr, partial_ptr, tickets_ptr,
-                    num_tokens, num_blocks, token_tiles, out_size, out_stride, program, base, extra, begin, end,
-                    HAS_BIAS, GATED, HAS_RESIDUAL, BLOCK_M, BLOCK_N, STAGES, SPREAD, USE_PDL,
+                    rows, first, second, third, arrived, free, bias_ptr, out_ptr,
+                    first_token, chunk, step, num_chunks, num_blocks, num_tokens, out_size, out_stride,
+                    HAS_BIAS, GATED, HAS_RESIDUAL, FIRST, SECOND, THIRD, BLOCK_M, STAGES, USE_PDL,
                 ),
             ),
             (
                 _copy,
                 (
-                    x_desc, weight_desc, weights, rows, arrived, free,
-                    num_blocks, token_tiles, out_size, begin, end,
-                    GATED, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, USE_PDL,
+                    x_desc, first_desc, second_desc, third_desc, rows, first, second, third, arrived, free,
+                    first_token, chunk, step, num_chunks, num_blocks, out_size,
+                    GATED, FIRST, SECOND, THIRD, BLOCK_M, BLOCK_K, STAGES, USE_PDL,
                 ),
             ),
         ],
@@ -98,189 +97,184 @@ def dense_kernel(
 
 @gluon.jit
 def _copy(
-    x_desc, weight_desc, weights, rows, arrived, free, num_blocks, token_tiles, out_size, begin, end,
-    GATED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
-    USE_PDL: gl.constexpr,
+    x_desc, first_desc, second_desc, third_desc, rows, first, second, third, arrived, free,
+    first_token, chunk, step, num_chunks, num_blocks, out_size,
+    GATED: gl.constexpr, FIRST: gl.constexpr, SECOND: gl.constexpr, THIRD: gl.constexpr, BLOCK_M: gl.constexpr,
+    BLOCK_K: gl.constexpr, STAGES: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
     """The warp that copies: STAGES blocks ahead, the first weights before its kernel's turn has come."""
+    total = gl.cdiv(num_chunks - chunk, step) * num_blocks
     for ahead in gl.static_range(STAGES):
-        copy_weights(
-            weight_desc, weights, arrived, begin + ahead, end, ahead, num_blocks, token_tiles, out_size,
-            GATED, BLOCK_M, BLOCK_N, BLOCK_K,
+        _copy_weights(
+            first_desc, second_desc, third_desc, first, second, third, arrived.index(ahead), ahead,
+            ahead, total, chunk, step, num_blocks, out_size, GATED, FIRST, SECOND, THIRD, BLOCK_M, BLOCK_K,
         )  # fmt: skip
     if USE_PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_launch_dependents()  # so that the next kernel's copies start while this one runs
         tl.extra.cuda.gdc_wait()
     for ahead in gl.static_range(STAGES):
-        copy_rows(x_desc, rows, arrived, begin + ahead, end, ahead, num_blocks, token_tiles, BLOCK_M, BLOCK_K)
-    for unit in range(begin + STAGES, end):
-        step = unit - begin
-        stage = step % STAGES
-        mbarrier.wait(free.index(stage), (step // STAGES - 1) & 1)
-        copy_weights(
-            weight_desc, weights, arrived, unit, end, stage, num_blocks, token_tiles, out_size,
-            GATED, BLOCK_M, BLOCK_N, BLOCK_K,
+        tma.async_copy_global_to_shared(
+            x_desc, [first_token, ahead % num_blocks * BLOCK_K], arrived.index(ahead), rows.index(ahead),
+            pred=ahead < total,
         )  # fmt: skip
-        copy_rows(x_desc, rows, arrived, unit, end, stage, num_blocks, token_tiles, BLOCK_M, BLOCK_K)
+    for unit in range(STAGES, total):
+        stage = unit % STAGES
+        mbarrier.wait(free.index(stage), (unit // STAGES - 1) & 1)
+        _copy_weights(
+            first_desc, second_desc, third_desc, first, second, third, arrived.index(stage), stage,
+            unit, total, chunk, step, num_blocks, out_size, GATED, FIRST, SECOND, THIRD, BLOCK_M, BLOCK_K,
+        )  # fmt: skip
+        tma.async_copy_global_to_shared(
+            x_desc, [first_token, unit % num_blocks * BLOCK_K], arrived.index(stage), rows.index(stage)
+        )
+
+
+@gluon.jit
+def _copy_weights(
+    first_desc, second_desc, third_desc, first, second, third, barrier, stage,
+    unit, total, chunk, step, num_blocks, out_size,
+    GATED: gl.constexpr, FIRST: gl.constexpr, SECOND: gl.constexpr, THIRD: gl.constexpr, BLOCK_M: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+):  # fmt: skip
+    """Ask for a unit's weights; the stage has arrived when they and the unit's rows of x have."""
+    halves: gl.constexpr = 2 if GATED else 1
+    CHUNK: gl.constexpr = FIRST + SECOND + THIRD
+    row = (chunk + unit // num_blocks * step) * CHUNK
+    column = unit % num_blocks * BLOCK_K
+    mbarrier.expect(barrier, 2 * (halves * CHUNK + BLOCK_M) * BLOCK_K, pred=unit < total)
+    for half in gl.static_range(halves):
+        place = row + half * out_size
+        tma.async_copy_global_to_shared(
+            first_desc,
+            [place, column],
+            barrier,
+            first.index(stage).slice(half * FIRST, FIRST),
+            pred=unit < total,
+        )
+        if SECOND > 0:
+            tma.async_copy_global_to_shared(
+                second_desc, [place + FIRST, column], barrier,
+                second.index(stage).slice(half * SECOND, SECOND), pred=unit < total,
+            )  # fmt: skip
+        if THIRD > 0:
+            tma.async_copy_global_to_shared(
+                third_desc, [place + FIRST + SECOND, column], barrier,
+                third.index(stage).slice(half * THIRD, THIRD), pred=unit < total,
+            )  # fmt: skip
 
 
 @gluon.jit
 def _multiply(
-    weights, rows, arrived, free, bias_ptr, out_ptr, partial_ptr, tickets_ptr,
-    num_tokens, num_blocks, token_tiles, out_size, out_stride, program, base, extra, begin, end,
+    rows, first, second, third, arrived, free, bias_ptr, out_ptr,
+    first_token, chunk, step, num_chunks, num_blocks, num_tokens, out_size, out_stride,
     HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, SPREAD: gl.constexpr, USE_PDL: gl.constexpr,
+    FIRST: gl.constexpr, SECOND: gl.constexpr, THIRD: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
+    USE_PDL: gl.constexpr,
 ):  # fmt: skip
     """The warps that multiply and finish."""
-    layout: gl.constexpr = sums_layout(BLOCK_M, BLOCK_N, gl.num_warps())
+    CHUNK: gl.constexpr = FIRST + SECOND + THIRD
     if USE_PDL:
-        tl.extra.cuda.gdc_wait()  # what is read and written at the end is the kernel's before
-    unit = begin
-    while unit < end:
-        tile = unit // num_blocks
-        first = unit - tile * num_blocks
-        count = gl.minimum(end - unit, num_blocks - first)
-        gate, up = _products(
-            weights, rows, arrived, free, unit - begin, count, GATED, BLOCK_M, BLOCK_N, STAGES, layout
-        )
-        columns = tile // token_tiles * BLOCK_N
-        tokens = tile % token_tiles * BLOCK_M
-        if SPREAD > 1:
-            _finish_slice(
-                gate, up, bias_ptr, out_ptr, partial_ptr, tickets_ptr, program, tile, columns, tokens,
-                num_tokens, out_size, out_stride,
-                HAS_BIAS, GATED, HAS_RESIDUAL, BLOCK_M, BLOCK_N, SPREAD, layout,
+        tl.extra.cuda.gdc_wait()  # the kernel before may read what is written here, or write what is added
+    begin = 0
+    for mine in range(chunk, num_chunks, step):
+        a, b, c = _products(
+            rows, first, second, third, arrived, free, begin, num_blocks,
+            GATED, FIRST, SECOND, THIRD, BLOCK_M, STAGES,
+        )  # fmt: skip
+        column = mine * CHUNK
+        _finish(
+            a, bias_ptr, out_ptr, column, first_token, num_tokens, out_size, out_stride,
+            HAS_BIAS, GATED, HAS_RESIDUAL, BLOCK_M, FIRST,
+        )  # fmt: skip
+        if SECOND > 0:
+            _finish(
+                b, bias_ptr, out_ptr, column + FIRST, first_token, num_tokens, out_size, out_stride,
+                HAS_BIAS, GATED, HAS_RESIDUAL, BLOCK_M, SECOND,
             )  # fmt: skip
-        elif first != 0:
-            leave(partial_ptr, program, gate, up, GATED, BLOCK_M, BLOCK_N, layout)
-            gl.thread_barrier()  # all of the sums are written before the flag is raised
-            gl.atomic_xchg(tickets_ptr + program, 1, sem="release", scope="gpu")
-        else:
-            if count != num_blocks:
-                last_program = program_of((tile + 1) * num_blocks - 1, base, extra)
-                gate, up = _collect(
-                    gate, up, partial_ptr, tickets_ptr, program + 1, last_program,
-                    GATED, BLOCK_M, BLOCK_N, layout,
-                )  # fmt: skip
-            gate = activate(gate, up, bias_ptr, columns, out_size, HAS_BIAS, GATED, BLOCK_N, layout)
-            _write(
-                gate, out_ptr, columns, tokens, num_tokens, out_size, out_stride,
-                HAS_RESIDUAL, BLOCK_M, BLOCK_N,
+        if THIRD > 0:
+            _finish(
+                c, bias_ptr, out_ptr, column + FIRST + SECOND, first_token, num_tokens, out_size, out_stride,
+                HAS_BIAS, GATED, HAS_RESIDUAL, BLOCK_M, THIRD,
             )  # fmt: skip
-        unit += count
+        begin += num_blocks
 
 
 @gluon.jit
 def _products(
-    weights, rows, arrived, free, begin, count,
-    GATED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, layout: gl.constexpr,
+    rows, first, second, third, arrived, free, begin, count,
+    GATED: gl.constexpr, FIRST: gl.constexpr, SECOND: gl.constexpr, THIRD: gl.constexpr, BLOCK_M: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Sums of so many units, from the program's unit `begin` on: gate, up [BLOCK_N, BLOCK_M]."""
+    """Sums of a tile, [BLOCK_M, halves · width] for each width; `begin`: the program's units before."""
     halves: gl.constexpr = 2 if GATED else 1
-    gate = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
-    up = gate
-    if GATED:
-        up = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
-    for step in range(begin, begin + count):
-        stage = step % STAGES
-        mbarrier.wait(arrived.index(stage), (step // STAGES) & 1)
-        x = rows.index(stage).permute((1, 0))
-        gate = warpgroup_mma(weights.index(stage * halves), x, gate, is_async=True)
-        if GATED:
-            up = warpgroup_mma(weights.index(stage * halves + 1), x, up, is_async=True)
-            gate, up = warpgroup_mma_wait(2, deps=[gate, up])
-        else:
-            gate = warpgroup_mma_wait(1, deps=[gate])
+    kinds: gl.constexpr = 1 + (SECOND > 0) + (THIRD > 0)
+    a = _zeros(BLOCK_M, halves * FIRST)
+    b = a
+    if SECOND > 0:
+        b = _zeros(BLOCK_M, halves * SECOND)
+    c = a
+    if THIRD > 0:
+        c = _zeros(BLOCK_M, halves * THIRD)
+    for unit in range(begin, begin + count):
+        stage = unit % STAGES
+        mbarrier.wait(arrived.index(stage), (unit // STAGES) & 1)
+        x = rows.index(stage)
+        a = warpgroup_mma(x, first.index(stage).permute((1, 0)), a, is_async=True)
+        if SECOND > 0:
+            b = warpgroup_mma(x, second.index(stage).permute((1, 0)), b, is_async=True)
+        if THIRD > 0:
+            c = warpgroup_mma(x, third.index(stage).permute((1, 0)), c, is_async=True)
+        a, b, c = _wait(a, b, c, kinds, SECOND, THIRD)
         # Those of the block before are through; this one's are under way.
-        mbarrier.arrive(free.index((step + STAGES - 1) % STAGES), pred=step > begin)
-    if GATED:
-        gate, up = warpgroup_mma_wait(0, deps=[gate, up])
-    else:
-        gate = warpgroup_mma_wait(0, deps=[gate])
+        mbarrier.arrive(free.index((unit + STAGES - 1) % STAGES), pred=unit > begin)
+    a, b, c = _wait(a, b, c, 0, SECOND, THIRD)
     mbarrier.arrive(free.index((begin + count - 1) % STAGES))
-    return gate, up
+    return a, b, c
 
 
 @gluon.jit
-def _collect(
-    gate, up, partial_ptr, tickets_ptr, first, last,
-    GATED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, layout: gl.constexpr,
+def _zeros(BLOCK_M: gl.constexpr, COLUMNS: gl.constexpr):
+    layout: gl.constexpr = _sums_layout(COLUMNS, gl.num_warps())
+    return gl.zeros([BLOCK_M, COLUMNS], gl.float32, layout)
+
+
+@gluon.jit
+def _wait(a, b, c, outstanding: gl.constexpr, SECOND: gl.constexpr, THIRD: gl.constexpr):
+    if THIRD > 0:
+        a, b, c = warpgroup_mma_wait(outstanding, deps=[a, b, c])
+    elif SECOND > 0:
+        a, b = warpgroup_mma_wait(outstanding, deps=[a, b])
+    else:
+        a = warpgroup_mma_wait(outstanding, deps=[a])
+    return a, b, c
+
+
+@gluon.jit
+def _finish(
+    sums, bias_ptr, out_ptr, first_column, first_token, num_tokens, out_size, out_stride,
+    HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr, BLOCK_M: gl.constexpr,
+    COLUMNS: gl.constexpr,
 ):  # fmt: skip
-    """The sums, and those that the programs first … last left. Lowers their flags."""
-    halves: gl.constexpr = 2 if GATED else 1
-    for slot in range(first, last + 1):
-        _wait_for(tickets_ptr + slot, 1)
-        gl.thread_barrier()
-        gl.store(tickets_ptr + slot, 0)
-        places = partial_ptr + slot * (halves * BLOCK_N * BLOCK_M) + part_places(BLOCK_M, BLOCK_N, layout)
-        gate += gl.load(places, cache_modifier=".cg")
-        if GATED:
-            up += gl.load(places + BLOCK_N * BLOCK_M, cache_modifier=".cg")
-    return gate, up
-
-
-@gluon.jit
-def _wait_for(ptr, least):
-    """Until a counter has come so far."""
-    value = gl.atomic_add(ptr, 0, sem="acquire", scope="gpu")
-    while value < least:
-        value = gl.atomic_add(ptr, 0, sem="acquire", scope="gpu")
-
-
-@gluon.jit
-def _finish_slice(
-    gate, up, bias_ptr, out_ptr, partial_ptr, tickets_ptr, program, tile, columns, tokens,
-    num_tokens, out_size, out_stride,
-    HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, SPREAD: gl.constexpr, layout: gl.constexpr,
-):  # fmt: skip
-    """Leave the sums, wait for the tile's other programs, finish a slice of the columns."""
-    halves: gl.constexpr = 2 if GATED else 1
-    SLICE: gl.constexpr = BLOCK_N // SPREAD
-    out_layout: gl.constexpr = _out_layout(SLICE, gl.num_warps())
-    leave(partial_ptr, program, gate, up, GATED, BLOCK_M, BLOCK_N, layout)
-    gl.thread_barrier()  # all of the sums are written before they are counted
-    gl.atomic_add(tickets_ptr + tile, 1, sem="release", scope="gpu")
-    _wait_for(tickets_ptr + tile, SPREAD)
-    gl.thread_barrier()
-    part = program % SPREAD * SLICE
-    down = gl.arange(0, SLICE, gl.SliceLayout(1, out_layout)) + part
-    across = gl.arange(0, BLOCK_M, gl.SliceLayout(0, out_layout))
-    places = partial_ptr + (program - program % SPREAD) * (halves * BLOCK_N * BLOCK_M)
-    places += down[:, None] * 8 + (across // 8 * (8 * BLOCK_N) + across % 8)[None, :]
-    sums = gl.load(places, cache_modifier=".cg")
-    others = sums
-    if GATED:
-        others = gl.load(places + BLOCK_N * BLOCK_M, cache_modifier=".cg")
-    for index in gl.static_range(1, SPREAD):
-        piece = places + index * (halves * BLOCK_N * BLOCK_M)
-        sums += gl.load(piece, cache_modifier=".cg")
-        if GATED:
-            others += gl.load(piece + BLOCK_N * BLOCK_M, cache_modifier=".cg")
-    sums = activate(sums, others, bias_ptr, columns + part, out_size, HAS_BIAS, GATED, SLICE, out_layout)
-    _write(
-        sums, out_ptr, columns + part, tokens, num_tokens, out_size, out_stride, HAS_RESIDUAL, BLOCK_M, SLICE
-    )
-    gl.thread_barrier()
-    if gl.atomic_add(tickets_ptr + tile, 1, sem="relaxed", scope="gpu") == 2 * SPREAD - 1:
-        gl.store(tickets_ptr + tile, 0)
-
-
-@gluon.jit
-def _write(
-    sums, out_ptr, first_column, first_token, num_tokens, out_size, out_stride,
-    HAS_RESIDUAL: gl.constexpr, BLOCK_M: gl.constexpr, COLUMNS: gl.constexpr,
-):  # fmt: skip
-    """Write (or add) the results [COLUMNS, BLOCK_M]."""
+    """Bias, the gate, the residual; write."""
     layout: gl.constexpr = _out_layout(COLUMNS, gl.num_warps())
-    columns = first_column + gl.arange(0, COLUMNS, gl.SliceLayout(1, layout))
-    tokens = first_token + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
-    places = out_ptr + tokens[None, :].to(gl.int64) * out_stride + columns[:, None]
-    mask = (columns < out_size)[:, None] & (tokens < num_tokens)[None, :]
+    columns = first_column + gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
+    tokens = first_token + gl.arange(0, BLOCK_M, gl.SliceLayout(1, layout))
+    places = out_ptr + tokens[:, None].to(gl.int64) * out_stride + columns[None, :]
+    within = columns < out_size
+    mask = (tokens < num_tokens)[:, None] & within[None, :]
+    if HAS_BIAS:
+        halves: gl.constexpr = 2 if GATED else 1
+        sums_layout: gl.constexpr = _sums_layout(halves * COLUMNS, gl.num_warps())
+        place = gl.arange(0, halves * COLUMNS, gl.SliceLayout(0, sums_layout))
+        column = first_column + place % COLUMNS
+        bias = gl.load(bias_ptr + place // COLUMNS * out_size + column, mask=column < out_size, other=0.0)
+        sums += bias.to(gl.float32)[None, :]
+    if GATED:
+        gate, up = sums.reshape([BLOCK_M, 2, COLUMNS]).permute((0, 2, 1)).split()
+        sums = gate / (1.0 + gl.exp(-gate)) * up
     if HAS_RESIDUAL:
         out = gl.convert_layout(sums, layout)
         out += gl.load(places, mask=mask, other=0.0).to(gl.float32)
         gl.store(places, out.to(out_ptr.dtype.element_ty), mask=mask)
     else:
-        out = gl.convert_layout(sums.to(out_ptr.dtype.element_ty), layout)
-        gl.store(places, out, mask=mask)
+        gl.store(places, gl.convert_layout(sums.to(out_ptr.dtype.element_ty), layout), mask=mask)

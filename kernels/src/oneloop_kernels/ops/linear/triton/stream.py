@@ -17,19 +17,21 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
+    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-from oneloop_kernels.ops.linear.triton.hopper import (
-    activate,
-    copy_rows,
-    copy_weights,
-    leave,
-    part_places,
-    program_of,
-    sums_layout,
-)
+
+@gluon.constexpr_function
+def _sums_layout(block_m, block_n, num_warps):
+    """Sixteen results to a warp, and where there are more warps than that, the rows of x divided among them."""
+    down = min(num_warps, block_n // 16)
+    return gl.NVMMADistributedLayout(
+        version=[3, 0],
+        warps_per_cta=[down, num_warps // down],
+        instr_shape=[16, block_m * down // num_warps, 16],
+    )
 
 
 @gluon.constexpr_function
@@ -58,7 +60,7 @@ def stream_kernel(
     halves: gl.constexpr = 2 if GATED else 1
     per_thread: gl.constexpr = BLOCK_M * BLOCK_N // (32 * gl.num_warps())
     EARLY: gl.constexpr = per_thread <= 32  # there are no registers for more
-    layout: gl.constexpr = sums_layout(BLOCK_M, BLOCK_N, gl.num_warps())
+    layout: gl.constexpr = _sums_layout(BLOCK_M, BLOCK_N, gl.num_warps())
     out_layout: gl.constexpr = _out_layout(BLOCK_M, BLOCK_N, gl.num_warps(), layout)
     num_blocks = gl.cdiv(in_size, BLOCK_K)
     token_tiles = gl.cdiv(num_tokens, BLOCK_M)
@@ -76,7 +78,7 @@ def stream_kernel(
     for ahead in gl.static_range(STAGES):
         mbarrier.init(arrived.index(ahead), count=1)
     for ahead in gl.static_range(STAGES):
-        copy_weights(
+        _copy_weights(
             weight_desc, weights, arrived, begin + ahead, end, ahead, num_blocks, token_tiles, out_size,
             GATED, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
@@ -84,7 +86,9 @@ def stream_kernel(
         tl.extra.cuda.gdc_launch_dependents()  # so that the next kernel's copies start while this one runs
         tl.extra.cuda.gdc_wait()
     for ahead in gl.static_range(STAGES):
-        copy_rows(x_desc, rows, arrived, begin + ahead, end, ahead, num_blocks, token_tiles, BLOCK_M, BLOCK_K)
+        _copy_rows(
+            x_desc, rows, arrived, begin + ahead, end, ahead, num_blocks, token_tiles, BLOCK_M, BLOCK_K
+        )
 
     unit = begin
     while unit < end:
@@ -110,7 +114,7 @@ def stream_kernel(
             )  # fmt: skip
         if whole:
             first_column = tile // token_tiles * BLOCK_N
-            gate = activate(gate, up, bias_ptr, first_column, out_size, HAS_BIAS, GATED, BLOCK_N, layout)
+            gate = _activate(gate, up, bias_ptr, first_column, out_size, HAS_BIAS, GATED, BLOCK_N, layout)
             out = gl.convert_layout(gate, out_layout)
             if HAS_RESIDUAL and EARLY:
                 out += residual.to(gl.float32)
@@ -141,11 +145,13 @@ def _products(
         else:
             gate = warpgroup_mma_wait(0, deps=[gate])
         gl.thread_barrier()  # every warp has read the stage
-        copy_weights(
+        _copy_weights(
             weight_desc, weights, arrived, here + STAGES, end, stage, num_blocks, token_tiles, out_size,
             GATED, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
-        copy_rows(x_desc, rows, arrived, here + STAGES, end, stage, num_blocks, token_tiles, BLOCK_M, BLOCK_K)
+        _copy_rows(
+            x_desc, rows, arrived, here + STAGES, end, stage, num_blocks, token_tiles, BLOCK_M, BLOCK_K
+        )
     return gate, up
 
 
@@ -155,10 +161,10 @@ def _settle(
     GATED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, MERGE: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
     """Leave the sums of a piece of a tile; if it is the last to come, whole is true and the sums are the tile's."""
-    leave(partial_ptr, 2 * program + second, gate, up, GATED, BLOCK_M, BLOCK_N, layout)
+    _leave(partial_ptr, 2 * program + second, gate, up, GATED, BLOCK_M, BLOCK_N, layout)
     first_unit = tile * num_blocks
-    first_program = program_of(first_unit, base, extra)
-    last_program = program_of(first_unit + num_blocks - 1, base, extra)
+    first_program = _program_of(first_unit, base, extra)
+    last_program = _program_of(first_unit + num_blocks - 1, base, extra)
     gl.thread_barrier()  # all of the sums are written before the ticket is taken
     ticket = gl.atomic_add(tickets_ptr + tile, 1, sem="acq_rel", scope="gpu")
     whole = ticket == last_program - first_program
@@ -173,13 +179,82 @@ def _settle(
 
 
 @gluon.jit
+def _copy_weights(
+    weight_desc, weights, arrived, unit, end, stage, num_blocks, token_tiles, out_size,
+    GATED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
+):  # fmt: skip
+    """Ask for a unit's weights; the stage has arrived when they and the unit's rows of x have."""
+    halves: gl.constexpr = 2 if GATED else 1
+    tile = unit // num_blocks
+    column = (unit - tile * num_blocks) * BLOCK_K
+    row = tile // token_tiles * BLOCK_N
+    barrier = arrived.index(stage)
+    mbarrier.expect(barrier, 2 * (halves * BLOCK_N + BLOCK_M) * BLOCK_K, pred=unit < end)
+    tma.async_copy_global_to_shared(
+        weight_desc, [row, column], barrier, weights.index(stage * halves), pred=unit < end
+    )
+    if GATED:
+        tma.async_copy_global_to_shared(
+            weight_desc,
+            [out_size + row, column],
+            barrier,
+            weights.index(stage * halves + 1),
+            pred=unit < end,
+        )
+
+
+@gluon.jit
+def _copy_rows(
+    x_desc, rows, arrived, unit, end, stage, num_blocks, token_tiles,
+    BLOCK_M: gl.constexpr, BLOCK_K: gl.constexpr,
+):  # fmt: skip
+    """Ask for a unit's rows of x."""
+    tile = unit // num_blocks
+    column = (unit - tile * num_blocks) * BLOCK_K
+    tma.async_copy_global_to_shared(
+        x_desc,
+        [(tile % token_tiles) * BLOCK_M, column],
+        arrived.index(stage),
+        rows.index(stage),
+        pred=unit < end,
+    )
+
+
+@gluon.jit
+def _program_of(unit, base, extra):
+    """Whose range has this unit. Every range has one at least."""
+    longer = extra * (base + 1)
+    return gl.where(unit < longer, unit // (base + 1), extra + (unit - longer) // base)
+
+
+@gluon.jit
+def _places(BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, layout: gl.constexpr):
+    """Offsets in a tile of partial sums: eight tokens side by side, so that a warp writes 256 bytes in a row."""
+    columns = gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout))
+    tokens = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
+    return columns[:, None] * 8 + (tokens // 8 * (8 * BLOCK_N) + tokens % 8)[None, :]
+
+
+@gluon.jit
+def _leave(
+    partial_ptr, slot, gate, up,
+    GATED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    halves: gl.constexpr = 2 if GATED else 1
+    places = partial_ptr + slot * (halves * BLOCK_N * BLOCK_M) + _places(BLOCK_M, BLOCK_N, layout)
+    gl.store(places, gate)
+    if GATED:
+        gl.store(places + BLOCK_N * BLOCK_M, up)
+
+
+@gluon.jit
 def _merge(
     partial_ptr, first, last, first_is_second,
     GATED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, MERGE: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
     """Sums of the programs first … last, in that order. Past the first-level cache: others wrote while we ran."""
     halves: gl.constexpr = 2 if GATED else 1
-    places = partial_ptr + part_places(BLOCK_M, BLOCK_N, layout)
+    places = partial_ptr + _places(BLOCK_M, BLOCK_N, layout)
     gate = gl.load(
         places + (2 * first + first_is_second) * (halves * BLOCK_N * BLOCK_M), cache_modifier=".cg"
     )
@@ -197,3 +272,20 @@ def _merge(
             if GATED:
                 up += gl.load(part + BLOCK_N * BLOCK_M, mask=live, other=0.0, cache_modifier=".cg")
     return gate, up
+
+
+@gluon.jit
+def _activate(
+    gate, up, bias_ptr, first_column, out_size,
+    HAS_BIAS: gl.constexpr, GATED: gl.constexpr, BLOCK_N: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """Bias, then the gate."""
+    if HAS_BIAS:
+        columns = first_column + gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout))
+        within = columns < out_size
+        gate += gl.load(bias_ptr + columns, mask=within, other=0.0).to(gl.float32)[:, None]
+        if GATED:
+            up += gl.load(bias_ptr + out_size + columns, mask=within, other=0.0).to(gl.float32)[:, None]
+    if GATED:
+        gate = gate / (1.0 + gl.exp(-gate)) * up
+    return gate
