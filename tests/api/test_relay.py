@@ -42,6 +42,9 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
+    def encode_batch(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+
     def token_bytes(self, token_id: int) -> bytes:
         return self.vocabulary.piece(token_id)
 

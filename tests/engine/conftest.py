@@ -65,6 +65,9 @@ class ByteTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
+    def encode_batch(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+
     @property
     def chat_template(self) -> ByteTokenizer:
         return self

@@ -58,13 +58,14 @@ def make_engine(
     tokenizer: Tokenizer,
     step_s: float = 0.0,
     token_s: float = 0.0,
+    row_s: float = 0.0,
     *,
     max_num_batched_tokens: int = 8192,
     loop_times: LoopTimes | None = None,
 ) -> AsyncEngine:
     """An engine over steps that cost nothing, with room for 512 sequences of the workload.
 
-    step_s, token_s: what a step takes, and what it takes more for each of its tokens.
+    step_s, token_s, row_s: what a step takes, and what it takes more for each of its tokens and rows.
     """
     info = ModelInfo(
         vocab_size=tokenizer.vocab_size,
@@ -78,7 +79,7 @@ def make_engine(
         "max_num_batched_tokens": max_num_batched_tokens,
     }
     text = np.array(tokenizer.encode(TEXT), np.int32)
-    executor = NullExecutor(text, info, step_s, token_s)
+    executor = NullExecutor(text, info, step_s, token_s, row_s)
     config = EngineConfig.from_flat(settings)
     return AsyncEngine(config, executor=executor, tokenizer=tokenizer, loop_times=loop_times)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 import random
 import re
@@ -28,7 +27,7 @@ import numpy as np
 import psutil
 
 from oneloop.engine.event_loop import turn_loop
-from oneloop.engine.loop_times import LoopTimes
+from oneloop.engine.loop_times import LoopTimes, settle_collector
 from oneloop_bench.report import print_result
 
 if TYPE_CHECKING:
@@ -158,6 +157,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     )
     command = [sys.executable, "-m", "oneloop_bench.host_load", "--serve"]
     command += ["--step-ms", str(options.step_ms), "--token-us", str(options.token_us)]
+    command += ["--row-us", str(options.row_us)]
     if options.tokenizer is not None:
         command += ["--tokenizer", str(options.tokenizer)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
@@ -208,7 +208,9 @@ def _short(name: str) -> str:
     return re.sub(r'engine="0",?|model_name="null",?|oneloop:|event_loop_', "", name).replace("{}", "")
 
 
-async def serve(tokenizer: Tokenizer, step_ms: float, token_us: float, times: LoopTimes) -> None:
+async def serve(
+    tokenizer: Tokenizer, step_ms: float, token_us: float, row_us: float, times: LoopTimes
+) -> None:
     """The server, until SIGTERM; prints its port."""
     from oneloop.api.server import run_server
     from oneloop.config import ServerConfig
@@ -219,11 +221,10 @@ async def serve(tokenizer: Tokenizer, step_ms: float, token_us: float, times: Lo
     sock = socket.create_server(("127.0.0.1", 0), backlog=1024)
     sock.setblocking(False)
     engine = make_engine(
-        tokenizer, step_ms / 1e3, token_us / 1e6, max_num_batched_tokens=2048, loop_times=times
+        tokenizer, step_ms / 1e3, token_us / 1e6, row_us / 1e6, max_num_batched_tokens=2048, loop_times=times
     )
     async with engine:
-        gc.collect()
-        gc.freeze()
+        settle_collector()
         print(sock.getsockname()[1], flush=True)
         await run_server(engine, ServerConfig(), sock, stop)
 
@@ -237,15 +238,17 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2048)
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--output-tokens", type=int, default=256)
-    parser.add_argument("--step-ms", type=float, default=5.1, help="what a step takes")
-    parser.add_argument("--token-us", type=float, default=2.2, help="… and more for each of its tokens")
+    parser.add_argument("--step-ms", type=float, default=0.9, help="what a step takes")
+    parser.add_argument("--token-us", type=float, default=1.5, help="… and more for each of its tokens")
+    parser.add_argument("--row-us", type=float, default=9.0, help="… and for each of its rows")
     parser.add_argument("--tokenizer", type=Path, help="folder; default: the embedded model's")
     parser.add_argument("--serve", action="store_true", help="be the server")
     options = parser.parse_args()
     if options.serve:
         times = LoopTimes()
         with asyncio.Runner(loop_factory=turn_loop(times)) as runner, times.watching_gc():
-            runner.run(serve(load_tokenizer(options.tokenizer), options.step_ms, options.token_us, times))
+            tokenizer = load_tokenizer(options.tokenizer)
+            runner.run(serve(tokenizer, options.step_ms, options.token_us, options.row_us, times))
         return
     result = measure(options)
     for name, value in result.items():

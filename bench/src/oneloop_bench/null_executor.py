@@ -35,7 +35,8 @@ class Slab:
         self._bytes = raw[start : start + layout.num_bytes]
         self.buffer = self._bytes.data
         self._fields = {field.name: field for field in layout.fields}
-        self._num_samples, self._num_tokens = layout.header["num_samples"], layout.header["num_tokens"]
+        self._places = layout.header
+        self._num_samples = self._places["num_samples"]
         self._header = self._view("header")
         self._slots = self._view("sample_slot")
         self._indices = self._view("sample_output_index")
@@ -49,7 +50,12 @@ class Slab:
     @property
     def num_tokens(self) -> int:
         """Tokens of the step."""
-        return int(self._header[self._num_tokens])
+        return int(self._header[self._places["num_tokens"]])
+
+    @property
+    def num_rows(self) -> int:
+        """Sequences in the step."""
+        return int(self._header[self._places["num_rows"]])
 
     def execute(self, text: np.ndarray[Any, Any]) -> None:
         """Every slot "samples" the text from a place of its own, token after token."""
@@ -62,15 +68,21 @@ class NullExecutor:
     """Steps are told one per turn of the loop, as a device's steps come in."""
 
     def __init__(
-        self, text: np.ndarray[Any, Any], info: ModelInfo, step_s: float = 0.0, token_s: float = 0.0
+        self,
+        text: np.ndarray[Any, Any],
+        info: ModelInfo,
+        step_s: float = 0.0,
+        token_s: float = 0.0,
+        row_s: float = 0.0,
     ) -> None:
         """text: the ids that the sequences "sample".
 
-        step_s, token_s: how long each step takes, and how much longer for each of its tokens; it costs no CPU time.
+        step_s, token_s, row_s: how long each step takes, and how much longer for each of its tokens and rows. It
+        costs no CPU time.
         """
         self._text = text
         self._info = info
-        self._step_s, self._token_s = step_s, token_s
+        self._step_s, self._token_s, self._row_s = step_s, token_s, row_s
         self._last_end = 0.0
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
         self._done: deque[int] = deque()
@@ -96,7 +108,7 @@ class NullExecutor:
         slab = self._slabs[slab_index]
         slab.execute(self._text)
         self.num_steps += 1
-        takes_s = self._step_s + self._token_s * slab.num_tokens
+        takes_s = self._step_s + self._token_s * slab.num_tokens + self._row_s * slab.num_rows
         if not takes_s:
             self._complete(slab_index)
             return

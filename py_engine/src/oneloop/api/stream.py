@@ -102,10 +102,11 @@ class SseWriter:
         return await self._end(event(error_body(error)))
 
     async def _end(self, events: bytes) -> web.StreamResponse:
-        await self.send(events)
+        if self._protocol.writing_paused:
+            await self.send(b"")
         try:
             async with asyncio.timeout(self._write_timeout_s):
-                await self._response.write_eof()
+                await self._response.write_eof(events)  # one write, and one of its end
         except TimeoutError:
             raise self._cut() from None
         return self._response

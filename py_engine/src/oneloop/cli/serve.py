@@ -7,7 +7,6 @@ once. Exit code: 0 after a stop that was asked for, 1 when something failed, 128
 from __future__ import annotations
 
 import asyncio
-import gc
 import importlib
 import logging
 import os
@@ -20,7 +19,7 @@ from oneloop.cli.loading import answering_while_loading
 from oneloop.cli.logs import logging_to_stderr
 from oneloop.config import EngineConfig, ServerConfig
 from oneloop.engine.event_loop import turn_loop
-from oneloop.engine.loop_times import LoopTimes
+from oneloop.engine.loop_times import LoopTimes, settle_collector
 from oneloop.errors import ConfigError
 from oneloop.start_times import StartTimes, process_age_s
 
@@ -112,10 +111,7 @@ class _Serving:
                 loaded = await self._unless_stopped(engine.start(bars))
                 if loaded:
                     await importing
-        # What is loaded now lives as long as the process. Left to the collector, each full collection walks all of it:
-        # 100 ms with torch imported, in which nothing else runs.
-        gc.collect()
-        gc.freeze()
+        settle_collector()
         return loaded
 
     def _import_api(self) -> None:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from oneloop.engine.encoding import Encoding
 from oneloop.engine.params import MAX_INT32, check_token_ids, encode_utf8, integer
 from oneloop.errors import RequestError
 
@@ -60,6 +61,7 @@ class Intake:
         self._max_sequences = max_sequences
         self._takes_priority = takes_priority
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="oneloop-intake")
+        self._encoding = Encoding(tokenizer, self._threads)
 
     def close(self) -> None:
         """Drop what waits for a thread; running tokenisations end by themselves."""
@@ -93,9 +95,7 @@ class Intake:
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text. RequestError for lone surrogates."""
         encode_utf8("prompt", text)
-        return await self.in_thread(
-            lambda: self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        )
+        return await self._encoding.encode(text, add_special_tokens=add_special_tokens)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run text work off the loop."""

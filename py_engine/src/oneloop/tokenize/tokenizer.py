@@ -45,12 +45,17 @@ class Tokenizer:
         add_special_tokens: also add what the tokenizer puts around a plain prompt (mostly a BOS). Chat templates
         write theirs themselves. RequestError for text that has no UTF-8 form (lone surrogates).
         """
+        return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+
+    def encode_batch(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """encode() of several texts, on several cores; the GIL is taken once for all."""
         try:
-            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            found = self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(
                 "prompt", "text holds lone surrogates, which no UTF-8 text can hold"
             ) from error
+        return [encoding.ids for encoding in found]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of a whole sequence; malformed UTF-8 becomes U+FFFD. IndexError for an id out of range."""

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     """One conversation, n answers."""
     state = request.app[STATE]
-    chat = read_chat(await state.bodies.read_object(request), state.limits, state.engine.default_sampling)
+    body = await state.bodies.read_object(request)
+    with state.engine.metrics.loop.part("parse"):
+        chat = read_chat(body, state.limits, state.engine.default_sampling)
     model = state.check_model(chat.model)
     if chat.scheduling.request_id is not None:
         request[REQUEST_ID] = chat.scheduling.request_id

@@ -37,9 +37,9 @@ class _Prompt:
 async def completions(request: web.Request) -> web.StreamResponse:
     """Several prompts, n answers each; choice index = prompt index · n + answer index."""
     state = request.app[STATE]
-    asked = read_completion(
-        await state.bodies.read_object(request), state.limits, state.engine.default_sampling
-    )
+    body = await state.bodies.read_object(request)
+    with state.engine.metrics.loop.part("parse"):
+        asked = read_completion(body, state.limits, state.engine.default_sampling)
     model = state.check_model(asked.model)
     if asked.scheduling.request_id is not None:
         request[REQUEST_ID] = asked.scheduling.request_id
