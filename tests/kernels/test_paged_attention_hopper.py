@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from oneloop_kernels.ops.paged_attention.triton.hopper import box_layout
 from oneloop_kernels.testing.hopper import KernelSpec, compile_all_for_hopper
 
 MODULE = "oneloop_kernels.ops.paged_attention.triton"
@@ -55,6 +57,37 @@ def tiles_spec(*, tma, partial):
     return KernelSpec(f"{MODULE}.tiles", "tiles_kernel", signature, constants, options, ("max_rows",))
 
 
+def boxes(*shape):
+    return f"tensordesc<bf16[{', '.join(map(str, shape))}],{box_layout(torch.bfloat16, *shape)!r}>"
+
+
+def stream_spec(heads, block_size, *, beside=False):
+    box = min(64, block_size)
+    signature = pointers("row_slot seq_lens block_tables programs split tickets") | {
+        "q_desc": boxes(8, 64), "kv_desc": boxes(box, 64), "out_ptr": "*bf16", "table_stride": "i32",
+        "partial_acc": "*fp32", "partial_norm": "*fp32", "scale_log2": "fp32",
+    }  # fmt: skip
+    constants = {
+        "HEADS": heads, "KV_HEADS": KV_HEADS, "BLOCK_SIZE": block_size, "BOX": box, "QUERIES": 8, "STAGES": 6,
+        "MERGE": 8, "BESIDE": beside, "USE_PDL": True,
+    }  # fmt: skip
+    options = {"num_warps": 4, "maxnreg": 128, "launch_pdl": True}
+    return KernelSpec(f"{MODULE}.stream", "stream_kernel", signature, constants, options, ("table_stride",))
+
+
+def prefill_spec(heads, block_size):
+    box, group = min(64, block_size), heads // KV_HEADS
+    signature = pointers("block_tables items num_items") | {
+        "q_desc": boxes(64 // group, group, 64), "kv_desc": boxes(box, 64), "out_ptr": "*bf16", "table_stride": "i32",
+        "scale_log2": "fp32",
+    }  # fmt: skip
+    constants = {
+        "HEADS": heads, "KV_HEADS": KV_HEADS, "BLOCK_SIZE": block_size, "BOX": box, "RING": 5, "USE_PDL": True,
+    }  # fmt: skip
+    options = {"num_warps": 4, "maxnreg": 168, "launch_pdl": True}
+    return KernelSpec(f"{MODULE}.prefill", "prefill_kernel", signature, constants, options, ("table_stride",))
+
+
 def plan_specs():
     common = KernelSpec(
         f"{MODULE}.planning", "common_kernel",
@@ -96,6 +129,13 @@ def reports():
         "tiles": tiles_spec(tma=False, partial=False),
         "tiles tma": tiles_spec(tma=True, partial=False),
         "shared tma": tiles_spec(tma=True, partial=True),
+        "stream": stream_spec(HEADS, 16),
+        "stream beside": stream_spec(HEADS, 16, beside=True),
+        "stream, groups of 8": stream_spec(64, 64),
+        "stream, groups of 1": stream_spec(8, 128),
+        "prefill": prefill_spec(HEADS, 16),
+        "prefill, groups of 8": prefill_spec(64, 64),
+        "prefill, groups of 1": prefill_spec(8, 128),
     } | {spec.name: spec for spec in plan_specs()}
     return dict(zip(specs, compile_all_for_hopper(list(specs.values())), strict=True))
 
@@ -121,3 +161,20 @@ def test_blocks_of_queries_use_the_matrix_units_of_hopper_and_fit(reports, name)
     assert report.count("UTMALDG") > 0 or name == "tiles"
     assert report.count(r"LDGSTS.*\.128") == report.count("LDGSTS")
     assert report.shared <= 227 * 1024
+
+
+@pytest.mark.parametrize("group", ["", ", groups of 8", ", groups of 1"])
+@pytest.mark.parametrize("name", ["stream", "prefill"])
+def test_kernels_of_hopper_copy_by_boxes_and_use_its_matrix_units(reports, name, group):
+    report = reports[name + group]
+    assert report.count("HGMMA") > 0
+    assert report.count("HMMA") == report.count("LDGSTS") == 0
+    assert report.count("UTMALDG") > 0
+    assert report.shared <= 227 * 1024
+    assert report.registers <= (128 if name == "stream" else 168)
+
+
+def test_queries_come_in_few_boxes(reports):
+    """Two for a pair in either place of the code; the rest, for a tile of 64 keys, are four to a block."""
+    assert reports["stream"].count("UTMALDG") == 2 * (2 + 4 * 64 // 16)
+    assert reports["stream beside"].count("UTMALDG") == 2 + 4 * 64 // 16

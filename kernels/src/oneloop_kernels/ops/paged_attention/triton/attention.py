@@ -10,6 +10,7 @@ import torch
 import triton
 
 from oneloop_kernels.launch import INTERPRETED, num_sms, pdl_options
+from oneloop_kernels.ops.paged_attention.triton import hopper
 from oneloop_kernels.ops.paged_attention.triton.configs import config_for
 from oneloop_kernels.ops.paged_attention.triton.decode import decode_kernel
 from oneloop_kernels.ops.paged_attention.triton.planning import (
@@ -78,6 +79,7 @@ class TritonAttention:
             and max_rows >= config.min_sharers
             and capacity > max(config.min_shared, self._unit)
         )
+        self._on_hopper = not INTERPRETED and hopper.fits(shape, dtype)
         self._max_rows = max_rows
         self._max_items = triton.cdiv(max_tokens, self._tokens) + min(max_rows, max_tokens)
         self._space = _Workspace.make(
@@ -101,7 +103,7 @@ class TritonAttention:
         shares = may_share and self._can_share and num_rows >= self.config.min_sharers
         if shares:
             self._plan_common(step, num_rows)
-        decode = self.config.decode_for(num_rows)
+        decode = self.config.decode_for(num_rows, shares=shares)
         self._plan_decode(step, decode, shares)
         if has_multi:
             self._plan_prefill(step)
@@ -153,6 +155,13 @@ class TritonAttention:
         """Launch tiles.py on one layer: the shared parts of single rows, or the rows with several queries."""
         space = self._space
         partial = shared and space.shared_acc is not None
+        if not partial and self.config.tiles.ring and self._runs_on_hopper(cache, sinks):
+            hopper.launch_prefill(
+                qkv, cache, out, self.shape, step.block_tables, step.block_tables.stride(0),
+                space.items, space.num_items, self._scale,
+                programs=self._multiprocessors, ring=self.config.tiles.ring, pdl=self._pdl,
+            )  # fmt: skip
+            return
         tiles = self.config.shared if partial else self.config.tiles
         dim = int(self._layer_constants["DIM"])
         aligned = self.shape.head_dim * cache.element_size() % 16 == 0
@@ -171,12 +180,23 @@ class TritonAttention:
             **self._pdl,
         )  # fmt: skip
 
+    def _runs_on_hopper(self, cache: torch.Tensor, sinks: torch.Tensor | None) -> bool:
+        return self._on_hopper and sinks is None and hopper.lies_densely(cache)
+
     def run_decode(
         self, step: AttentionStep, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor,
         sinks: torch.Tensor | None, config: DecodeConfig, *, shares: bool, beside: bool,
     ) -> None:  # fmt: skip
         """Launch decode.py on one layer. beside: directly after run_tiles for rows with several queries."""
         space = self._space
+        if config.stream_stages and not shares and self._runs_on_hopper(cache, sinks):
+            hopper.launch_stream(
+                qkv, cache, out, self.shape, step.row_slot, step.seq_lens, step.block_tables,
+                step.block_tables.stride(0), space.programs, space.split, space.partial_acc, space.partial_norm,
+                space.tickets, self._scale,
+                programs=self._programs(config), stages=config.stream_stages, beside=beside, pdl=self._pdl,
+            )  # fmt: skip
+            return
         limits = [config.max_registers, self.config.beside_registers if beside or shares else None]
         registers = min((limit for limit in limits if limit is not None), default=None)
         dim = self._layer_constants["DIM"]

@@ -17,11 +17,17 @@ class DecodeConfig:
     """A program is given at least so many tiles: fewer partial results where there is little to do."""
     max_registers: int | None = None
     """Per thread, so that programs_per_sm fit; None: as many as the compiler likes."""
+    stream_stages: int = 0
+    """Where stream.py can, it takes decode.py's place with so many stages; block_n must be 64. 0: it does not."""
 
 
 @dataclass(frozen=True, slots=True)
 class TilesConfig:
-    """Of tiles.py. tma: load whole boxes of BLOCK_N tokens where a block of the cache has them."""
+    """Of tiles.py. tma: load whole boxes of BLOCK_N tokens where a block of the cache has them.
+
+    ring: where prefill.py can, it takes this kernel's place with so many tiles in its ring; block_m must be 128. 0: it
+    does not.
+    """
 
     block_m: int
     block_n: int
@@ -30,6 +36,7 @@ class TilesConfig:
     programs_per_sm: int
     tma: bool = False
     max_registers: int | None = None
+    ring: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +56,25 @@ class AttentionConfig:
     max_chunks: int = 4
     """What a run of rows shares is cut into so many items at most, to fill the card: each leaves partial results."""
     few_rows: tuple[tuple[int, DecodeConfig], ...] = ()
-    """Of decode.py in steps of at most so many rows, ascending; `decode` is for those with more."""
+    """Of steps of at most so many rows, ascending, which share nothing…"""
+    unshared: DecodeConfig | None = None
+    """…and of those with more rows; None: `decode`, which is for steps with shared rows in any case."""
     beside_registers: int | None = None
     """Most registers per thread of decode.py where it runs beside tiles.py and has to fit there."""
 
-    def decode_for(self, num_rows: int) -> DecodeConfig:
+    def decode_for(self, num_rows: int, *, shares: bool = False) -> DecodeConfig:
         """Of a step with at most so many rows."""
-        return next((config for most, config in self.few_rows if num_rows <= most), self.decode)
+        if shares:
+            return self.decode
+        return next(
+            (config for most, config in self.few_rows if num_rows <= most), self.unshared or self.decode
+        )
 
     @property
     def most_programs_per_sm(self) -> int:
         """Of decode.py, in any step."""
-        return max(config.programs_per_sm for config in (self.decode, *(few for _, few in self.few_rows)))
+        configs = (self.decode, self.unshared or self.decode, *(few for _, few in self.few_rows))
+        return max(config.programs_per_sm for config in configs)
 
 
 def default_config(element_size: int, head_dim: int) -> AttentionConfig:

@@ -80,11 +80,11 @@ def decode_plan_kernel(
     """Plan of decode.py for num_programs programs; with SHARED also the items of the shared parts. One program.
 
     split: [2] tiles per program, and how many programs, the first, have one more. ends: [ROW_LANES] scratch,
-    prefix sums of the rows' tiles. run_…: [ROW_LANES] scratch.
+    prefix sums of the rows' tiles. run_…: [ROW_LANES] scratch. Lets no kernel start early: stream.py reads the plan
+    before it waits.
     """
     if USE_PDL:
         tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     count = tl.load(num_single)
     rows = tl.arange(0, ROW_LANES)
     lengths = tl.load(seq_lens + rows, mask=rows < count, other=0)

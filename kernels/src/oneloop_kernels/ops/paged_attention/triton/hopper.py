@@ -1,0 +1,92 @@
+"""Launches of the kernels that only Hopper runs: stream.py and prefill.py.
+
+Both read the cache as a matrix whose rows are the heads of its tokens, in the order block, head (keys' before
+values'), token; so blocks must lie densely, by head. Kernels are imported when they are launched: the interpreter has
+none of this.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+if TYPE_CHECKING:
+    from oneloop_kernels.ops.paged_attention import AttentionShape
+
+_HEAD_DIM: Final = 128
+_HALF: Final = 64
+_MERGE: Final = 8
+"""Partial results that stream.py fetches at a time."""
+_QUERIES: Final = 8
+"""Least rows of a matrix product's right operand; query heads of a key head are filled up to it."""
+
+
+def fits(shape: AttentionShape, dtype: torch.dtype) -> bool:
+    """Whether the kernels compute attention of this shape."""
+    size = shape.block_size
+    return (
+        dtype in (torch.bfloat16, torch.float16)
+        and shape.head_dim == _HEAD_DIM
+        and shape.num_heads // shape.num_kv_heads in (1, 2, 4, 8)
+        and shape.sliding_window is None
+        and shape.soft_cap is None
+        and size % 8 == 0
+        and (_HALF % size == 0 or size % _HALF == 0)
+    )
+
+
+def lies_densely(cache: torch.Tensor) -> bool:
+    """Whether a layer's cache [num_blocks, block_size, heads, head_dim] is the matrix that the kernels read."""
+    return cache.transpose(1, 2).is_contiguous()
+
+
+def launch_stream(
+    qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, shape: AttentionShape, *arguments: object,
+    programs: int, stages: int, beside: bool, pdl: dict[str, bool],
+) -> None:  # fmt: skip
+    """stream.py on one layer. arguments: what it takes after out."""
+    from oneloop_kernels.ops.paged_attention.triton.stream import stream_kernel
+
+    queries = qkv.view(-1, _HEAD_DIM)
+    stream_kernel[(programs,)](
+        _tensor_map(queries, _QUERIES, _HALF), _cache_map(cache), out, *arguments,
+        HEADS=shape.num_heads, KV_HEADS=shape.num_kv_heads, BLOCK_SIZE=shape.block_size,
+        BOX=min(_HALF, shape.block_size), QUERIES=_QUERIES, STAGES=stages, MERGE=_MERGE, BESIDE=beside,
+        num_warps=4, maxnreg=128, **pdl,
+    )  # fmt: skip
+
+
+def launch_prefill(
+    qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, shape: AttentionShape, *arguments: object,
+    programs: int, ring: int, pdl: dict[str, bool],
+) -> None:  # fmt: skip
+    """prefill.py on one layer. arguments: what it takes after out."""
+    from oneloop_kernels.ops.paged_attention.triton.prefill import prefill_kernel
+
+    group = shape.num_heads // shape.num_kv_heads
+    prefill_kernel[(programs,)](
+        _tensor_map(qkv, _HALF // group, group, _HALF), _cache_map(cache), out, *arguments,
+        HEADS=shape.num_heads, KV_HEADS=shape.num_kv_heads, BLOCK_SIZE=shape.block_size,
+        BOX=min(_HALF, shape.block_size), RING=ring, num_warps=4, maxnreg=168, **pdl,
+    )  # fmt: skip
+
+
+def _cache_map(cache: torch.Tensor) -> object:
+    box = min(_HALF, cache.shape[1])
+    return _tensor_map(cache.transpose(1, 2).view(-1, _HEAD_DIM), box, _HALF)
+
+
+def _tensor_map(tensor: torch.Tensor, *box: int) -> object:
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    layout = box_layout(tensor.dtype, *box)
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), list(box), layout)
+
+
+def box_layout(dtype: torch.dtype, *box: int) -> Any:
+    """How a box lies in shared memory."""
+    from triton.experimental.gluon import language as gl
+
+    kind = gl.bfloat16 if dtype is torch.bfloat16 else gl.float16
+    return gl.NVMMASharedLayout.get_default_for(list(box), kind)
