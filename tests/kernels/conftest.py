@@ -28,6 +28,11 @@ def kernel_device() -> torch.device:
     return torch.device("cuda" if ON_GPU else "cpu")
 
 
+@pytest.fixture(scope="session")
+def kernel_dtypes() -> tuple[torch.dtype, ...]:
+    return KERNEL_DTYPES
+
+
 @pytest.fixture(params=KERNEL_DTYPES, ids=str)
 def kernel_dtype(request) -> torch.dtype:
     """The dtypes that kernels are tested in, one after the other."""
@@ -35,22 +40,28 @@ def kernel_dtype(request) -> torch.dtype:
 
 
 class RandomInputs:
-    """Fresh random tensors on the device of the kernels."""
+    """Fresh random tensors on the device of the kernels.
 
-    def __init__(self, device: torch.device, seed: int) -> None:
+    maker: the device that makes them; the CPU's are the same everywhere, a GPU's are quick.
+    """
+
+    def __init__(self, device: torch.device, seed: int, maker: torch.device) -> None:
         self.device = device
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator(maker).manual_seed(seed)
 
     def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.randn(*shape, generator=self._generator).to(dtype).to(self.device)
+        made = torch.randn(*shape, generator=self._generator, device=self._generator.device)
+        return made.to(dtype).to(self.device)
 
     def integers(self, low: int, high: int, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         """In [low, high)."""
-        return torch.randint(low, high, shape, generator=self._generator).to(dtype).to(self.device)
+        made = torch.randint(low, high, shape, generator=self._generator, device=self._generator.device)
+        return made.to(dtype).to(self.device)
 
     def permutation(self, size: int) -> torch.Tensor:
         """int64."""
-        return torch.randperm(size, generator=self._generator).to(self.device)
+        made = torch.randperm(size, generator=self._generator, device=self._generator.device)
+        return made.to(self.device)
 
     def poisoned(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         """For outputs: an element that nobody writes stays NaN, or the smallest integer."""
@@ -58,9 +69,19 @@ class RandomInputs:
         return torch.full(shape, value, dtype=dtype, device=self.device)
 
 
-@pytest.fixture
-def inputs(kernel_device) -> RandomInputs:
+def random_inputs(device: torch.device, maker: torch.device) -> RandomInputs:
     """A new seed each time; a failing test's report shows it (captured output)."""
     seed = random.SystemRandom().randrange(1 << 31)
     print(f"seed of the random inputs: {seed}")
-    return RandomInputs(kernel_device, seed)
+    return RandomInputs(device, seed, maker)
+
+
+@pytest.fixture
+def inputs(kernel_device) -> RandomInputs:
+    return random_inputs(kernel_device, torch.device("cpu"))
+
+
+@pytest.fixture
+def device_inputs(kernel_device) -> RandomInputs:
+    """For large tensors."""
+    return random_inputs(kernel_device, kernel_device)

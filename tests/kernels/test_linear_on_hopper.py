@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
-from oneloop_kernels.ops.linear.launches import box_layout
-from oneloop_kernels.testing.hopper import KernelSpec, compile_all_for_hopper
+from oneloop_kernels.ops.linear import NUM_TICKETS, LinearCall
+from oneloop_kernels.ops.linear.launches import planned
+from oneloop_kernels.ops.linear.plans import TUNED
+from oneloop_kernels.testing.hopper import KernelSpec, compile_all_for_hopper, spec_of_launch
 
 TENSORS = ("x_ptr", "weight_ptr", "bias_ptr", "norm_ptr", "residual_ptr", "out_ptr")
 SIZES = ("in_size", "out_size", "x_stride", "weight_stride", "residual_stride")
@@ -33,39 +37,6 @@ def few_rows(
         constants,
         options,
         ("num_tokens",),
-    )
-
-
-def stream(
-    *,
-    block_m,
-    block_n=64,
-    block_k=128,
-    stages,
-    warps=4,
-    gated=False,
-    bias=False,
-    residual=False,
-    merge,
-):
-    def box(rows):
-        return f"tensordesc<bf16[{rows}, {block_k}],{box_layout(torch.bfloat16, rows, block_k)!r}>"
-
-    signature = {
-        "x_desc": box(block_m), "weight_desc": box(block_n), "bias_ptr": "*bf16", "out_ptr": "*bf16",
-        "partial_ptr": "*fp32", "tickets_ptr": "*i32",
-    } | dict.fromkeys(("num_tokens", "in_size", "out_size", "out_stride"), "i32")  # fmt: skip
-    constants = {
-        "HAS_BIAS": bias, "GATED": gated, "HAS_RESIDUAL": residual,
-        "BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "STAGES": stages, "MERGE": merge, "USE_PDL": True,
-    }  # fmt: skip
-    return KernelSpec(
-        "oneloop_kernels.ops.linear.triton.stream",
-        "stream_kernel",
-        signature,
-        constants,
-        {"num_warps": warps, "launch_pdl": True},
-        ("num_tokens", "in_size"),
     )
 
 
@@ -116,34 +87,65 @@ SPECS = {
 }
 
 
-STREAMING = {
-    "8 rows": stream(block_m=8, stages=11, merge=8),
-    "8 rows, residual": stream(block_m=8, block_n=128, stages=6, residual=True, merge=8),
-    "8 rows, gated": stream(block_m=8, block_n=128, stages=3, gated=True, bias=True, merge=8),
-    "64 rows": stream(block_m=64, stages=6, residual=True, merge=4),
-    "64 rows, gated": stream(block_m=64, stages=4, gated=True, merge=2),
-    "32 rows": stream(block_m=32, block_n=128, stages=5, residual=True, merge=4),
-    "128 rows, gated": stream(block_m=128, stages=3, gated=True, warps=8, merge=2),
-}
+def tuned_specs():
+    """Each kernel that a tuned plan launches, once. Tensors of the meta device have shapes and no memory."""
+    found = {}
+    for card in TUNED.values():
+        for shape, choices in card.items():
+            for num_tokens, plan in choices:
+                if plan is not None:
+                    spec = spec_of_plan(plan, shape, num_tokens)
+                    kind = json.dumps([spec.signature, spec.constants, spec.options])
+                    found.setdefault(kind, (f"{shape[0]}x{shape[1]}, {num_tokens} rows", spec))
+    return dict(found.values())
+
+
+def spec_of_plan(plan, shape, num_tokens):
+    out_size, in_size, gated = shape
+
+    def tensor(*sizes, dtype=torch.bfloat16):
+        return torch.empty(sizes, dtype=dtype, device="meta")
+
+    call = LinearCall(
+        tensor(num_tokens, in_size),
+        tensor(out_size, in_size),
+        gated=gated,
+        residual=None if gated else tensor(num_tokens, out_size),
+        tickets=tensor(NUM_TICKETS, dtype=torch.int32),
+    )
+    launch = planned(plan, call)
+    return spec_of_launch(launch.kernel, launch.arguments, launch.constants, ("num_tokens", "in_size"))
+
+
+TUNED_SPECS = tuned_specs()
 
 
 @pytest.fixture(scope="module")
 def reports():
-    specs = SPECS | STREAMING
+    specs = SPECS | TUNED_SPECS
     return dict(zip(specs, compile_all_for_hopper(list(specs.values())), strict=True))
 
 
-@pytest.mark.parametrize("name", STREAMING)
+@pytest.mark.parametrize("name", TUNED_SPECS)
 def test_the_copy_engine_feeds_the_tensor_cores(reports, name):
-    report, options = reports[name], STREAMING[name].constants
-    warps_beside = max(1, STREAMING[name].options["num_warps"] * 16 // options["BLOCK_N"])
+    """Nothing spilled, the next kernel let in, this one's turn awaited, wide stores where rows are many."""
+    report, constants = reports[name], TUNED_SPECS[name].constants
     assert report.spilled == 0
-    assert report.count("ACQBULK") == 1, "no wait for the kernel before"
+    assert report.count("ACQBULK"), "no wait for the kernel before"
     assert report.count("PREEXIT") == 1, "the next kernel is not let in"
-    assert report.count(r"UTMALDG\.2D") >= 2 * options["STAGES"]
-    assert report.count(rf"HGMMA\.64x{options['BLOCK_M'] // warps_beside}x16\.F32\.BF16")
-    assert report.count(r"STG\.E\.128") or not 32 <= options["BLOCK_M"] <= 4096 // options["BLOCK_N"]
+    assert report.count(r"UTMALDG\.2D") >= 2 * constants["STAGES"]
+    assert report.count(rf"HGMMA\.64x{widest_instruction(TUNED_SPECS[name])}x16\.F32\.BF16")
+    many_rows = 32 <= constants["BLOCK_M"] <= 4096 // constants.get("BLOCK_N", 1)
+    assert report.count(r"STG\.E\.128") or not many_rows
     assert report.shared <= 227 * 1024
+
+
+def widest_instruction(spec):
+    """Columns of the widest product: rows of x in `stream`, of the weights (gate and up at once) in `dense`."""
+    constants = spec.constants
+    if spec.name == "dense_kernel":
+        return constants["FIRST"] * (2 if constants["GATED"] else 1)
+    return constants["BLOCK_M"] // max(1, spec.options["num_warps"] * 16 // constants["BLOCK_N"])
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -6,7 +6,9 @@ cannot be compiled: a JSON list of `KernelSpec` on standard input, one of `Kerne
 
 from __future__ import annotations
 
+import inspect
 import json
+import multiprocessing
 import os
 import re
 import subprocess
@@ -16,7 +18,10 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 _ASSUMED_DIVISIBLE: Final = 16
 """Triton specialises on arguments that are multiples of this; allocations and most strides are."""
@@ -57,6 +62,33 @@ class KernelReport:
     def count(self, pattern: str) -> int:
         """How many instructions match the regular expression from their start."""
         return sum(number for opcode, number in self.opcodes.items() if re.match(pattern, opcode))
+
+
+def spec_of_launch(
+    kernel: Any, arguments: Sequence[object], constants: Mapping[str, Any], unaligned: tuple[str, ...] = ()
+) -> KernelSpec:
+    """What a launch with these arguments compiles, with programmatic dependent launch. Tensors may be on any device."""
+    names = list(inspect.signature(kernel.fn).parameters)
+    options = {name: constants[name] for name in ("num_warps", "num_stages") if name in constants}
+    return KernelSpec(
+        kernel.fn.__module__,
+        kernel.fn.__name__,
+        dict(zip(names, map(_triton_type, arguments), strict=False)),
+        {name: value for name, value in constants.items() if name.isupper()} | {"USE_PDL": True},
+        options | {"launch_pdl": True},
+        unaligned,
+    )
+
+
+def _triton_type(argument: Any) -> str:
+    import torch
+
+    types = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32"}
+    if isinstance(argument, torch.Tensor):
+        return f"*{types[argument.dtype]}"
+    if isinstance(argument, int | float):
+        return "i32" if isinstance(argument, int) else "fp32"
+    return f"tensordesc<{types[argument.base.dtype]}{list(argument.block_shape)},{argument.layout!r}>"
 
 
 def compile_for_hopper(spec: KernelSpec) -> KernelReport:
@@ -128,7 +160,8 @@ def _inspect(name: str, cubin: bytes, shared: int) -> KernelReport:
 def main() -> None:
     """Compile what standard input lists."""
     specs = [KernelSpec(**entry) for entry in json.load(sys.stdin)]
-    json.dump([asdict(compile_for_hopper(spec)) for spec in specs], sys.stdout)
+    with multiprocessing.get_context("spawn").Pool(min(len(specs), os.cpu_count() or 1)) as processes:
+        json.dump([asdict(report) for report in processes.map(compile_for_hopper, specs, 1)], sys.stdout)
 
 
 if __name__ == "__main__":
