@@ -141,10 +141,11 @@ def make_attention(shape, dtype, device, *, max_rows=40, max_tokens=512, max_blo
     )  # fmt: skip
 
 
-def check(case, attention, dtype, sinks=None, layers=1):
-    """layers: runs of one plan; tickets and counters must be back at zero after each."""
-    has_multi = case.num_tokens > int(case.step.num_single)
-    plan = attention.plan(case.step, case.step.row_slot.shape[0], case.qkv.shape[0], has_multi)
+def check(case, attention, dtype, sinks=None, layers=1, may_share=True, has_multi=False):
+    """layers: runs of one plan; tickets and counters must be back at zero after each. has_multi: as if it had."""
+    has_multi |= case.num_tokens > int(case.step.num_single)
+    num_rows, num_tokens = case.step.row_slot.shape[0], case.qkv.shape[0]
+    plan = attention.plan(case.step, num_rows, num_tokens, has_multi, may_share=may_share)
     for _ in range(layers):
         out = torch.full(
             (case.qkv.shape[0], case.expected.shape[1]), torch.nan, dtype=dtype, device=case.qkv.device
@@ -343,21 +344,85 @@ def test_long_contexts(inputs, kernel_device, kernel_dtype, heads, kv_heads, hea
     check(make_case(inputs, shape, rows, kernel_dtype, by_head=True), attention, kernel_dtype, layers=5)
 
 
+@pytest.fixture
+def hopper(kernel_device):
+    """For tests marked `gpu`: the interpreter knows nothing of the copy engine."""
+    assert torch.cuda.get_device_capability(kernel_device) == (9, 0), "the GPU tests need a Hopper GPU"
+    return kernel_device
+
+
+def streaming(programs_per_sm=1, stages=6, min_tiles=1):
+    from oneloop_kernels.ops.paged_attention.triton.configs import DecodeConfig
+
+    return DecodeConfig(64, 4, 3, programs_per_sm, min_tiles, stream_stages=stages)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("programs_per_sm", "stages"), [(1, 6), (2, 3)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "block_size"),
+    [(32, 8, 16), (16, 8, 16), (4, 4, 32), (16, 2, 64), (8, 1, 128), (8, 2, 8)],
+)
+def test_streams_of_keys(inputs, hopper, kernel_dtype, heads, kv_heads, block_size, programs_per_sm, stages):
+    shape = make_shape(heads, kv_heads, head_dim=128, block_size=block_size)
+    attention = make_attention(
+        shape, kernel_dtype, hopper, unshared=streaming(programs_per_sm, stages), max_tokens=64
+    )
+    rng = random.Random(int(inputs.integers(0, 1 << 30, 1)))
+    some = [(1, rng.randint(0, 900)) for _ in range(30)]
+    for rows in (some, [(1, 63)], [(1, n) for n in (64, 0, 127, 62, 15, 16)], [(1, 4100), (1, 0)]):
+        case = make_case(inputs, shape, rows, kernel_dtype, by_head=True)
+        check(case, attention, kernel_dtype, layers=3, may_share=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("decode", ["stream", "decode"])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "block_size"),
+    [(32, 8, 16), (16, 8, 16), (4, 4, 32), (16, 2, 64), (8, 1, 128), (8, 2, 8)],
+)
+def test_rings_of_tiles(inputs, hopper, kernel_dtype, heads, kv_heads, block_size, decode):
+    shape = make_shape(heads, kv_heads, head_dim=128, block_size=block_size)
+    attention = make_attention(
+        shape, kernel_dtype, hopper, tiles_block_m=128, tiles_ring=5, max_tokens=4096,
+        unshared=streaming() if decode == "stream" else None,
+    )  # fmt: skip
+    rng = random.Random(int(inputs.integers(0, 1 << 30, 1)))
+    edges = [(2, 126), (3, 254), (64, 64), (128, 0), (1100, 0), (20, 1500)]
+    for rows in (mixed_rows(rng, 5, 4, scale=9), mixed_rows(rng, 0, 3, scale=9), [(1, 77)], edges):
+        case = make_case(inputs, shape, rows, kernel_dtype, by_head=True)
+        check(case, attention, kernel_dtype, layers=3, may_share=False, has_multi=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("why", ["sinks", "by_token", "window"])
+def test_what_the_kernels_of_hopper_cannot_do(inputs, hopper, why):
+    """The same plan then serves the other kernels."""
+    shape = make_shape(32, 8, head_dim=128, sliding_window=100 if why == "window" else None)
+    sinks = inputs.normal(32) if why == "sinks" else None
+    attention = make_attention(
+        shape, torch.bfloat16, hopper, tiles_block_m=128, tiles_ring=5, max_tokens=512, unshared=streaming()
+    )
+    rows = [(1, 700), (1, 3), (90, 40), (33, 0)]
+    case = make_case(inputs, shape, rows, torch.bfloat16, by_head=why != "by_token", sinks=sinks)
+    check(case, attention, torch.bfloat16, sinks, layers=2, may_share=False)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("by_head", [False, True])
-def test_blocks_beyond_two_to_the_31(inputs, kernel_device, by_head):
+def test_blocks_beyond_two_to_the_31(inputs, hopper, by_head):
     dtype, size = torch.bfloat16, 600_000
     shape = make_shape(2, 1, head_dim=128)
     case = make_case(inputs, shape, [(1, 500), (1, 0), (40, 90)], dtype, by_head=by_head)
-    wide = torch.empty(
-        (size, 2, 16, 128) if by_head else (size, 16, 2, 128), dtype=dtype, device=kernel_device
-    )
+    wide = torch.empty((size, 2, 16, 128) if by_head else (size, 16, 2, 128), dtype=dtype, device=hopper)
     wide = wide.transpose(1, 2) if by_head else wide
     wide[-len(case.cache) :] = case.cache
     tables = case.step.block_tables
     tables[tables != GARBAGE] += size - len(case.cache)
     case.cache = wide
-    check(case, make_attention(shape, dtype, kernel_device), dtype)
+    check(case, make_attention(shape, dtype, hopper), dtype)
+    attention = make_attention(shape, dtype, hopper, unshared=streaming(), tiles_block_m=128, tiles_ring=5)
+    check(case, attention, dtype, may_share=False)
 
 
 @pytest.mark.gpu

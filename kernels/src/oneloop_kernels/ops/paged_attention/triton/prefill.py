@@ -166,7 +166,7 @@ def _copy_tile(
     blocks = ()
     for box in gl.static_range(BOXES):
         position = index * KEYS + box * BOX
-        blocks = blocks + (gl.load(table + position // BLOCK_SIZE, mask=position < end, other=0),)  # noqa: RUF005
+        blocks = blocks + (gl.load(table + position // BLOCK_SIZE, mask=position < end, other=0),)  # type: ignore[assignment]  # noqa: RUF005
     mbarrier.wait(freed.index(stage), (count // RING & 1) ^ 1)
     mbarrier.expect(barrier, KEYS * HEAD_DIM * 2)
     for box in gl.static_range(BOXES):

@@ -159,7 +159,7 @@ def _copy_tile(
     blocks = ()
     for box in gl.static_range(BOXES):
         position = index * KEYS + box * BOX
-        blocks = blocks + (gl.load(table + position // BLOCK_SIZE, mask=position < length, other=0),)  # noqa: RUF005
+        blocks = blocks + (gl.load(table + position // BLOCK_SIZE, mask=position < length, other=0),)  # type: ignore[assignment]  # noqa: RUF005
     mbarrier.wait(freed.index(stage), (count // STAGES & 1) ^ 1)
     mbarrier.expect(barrier, KV_BYTES + Q_BYTES, pred=with_queries)
     mbarrier.expect(barrier, KV_BYTES, pred=not with_queries)
