@@ -59,11 +59,11 @@ PREFILL: dict[str, tuple[tuple[int, int], ...]] = {
 """Rows as (queries of the step, tokens computed before)."""
 
 BLOCK_SIZES = (16, 32, 64, 128)
-DEFAULT_BLOCK_SIZE = 64
+DEFAULT_BLOCK_SIZE = 16
+"""The engine's."""
 SHARED_PREFIX, SHARED_ROWS, SHARED_OWN = 4096, 256, 128
 MAX_ROWS, MAX_TOKENS, MAX_CONTEXT = 512, 8192 + 64, 32768
 """Of all planners but the smoke run's, so that kernels are compiled once. Sharing is on from 8 rows."""
-NEVER_SHARED = 1 << 30
 SWEPT = ("1x512", "1x1k", "1x32k", "32x1k", "256x1k", "8x1k", "1x8k")
 """Cases of --sweep, with the heads of the 8B model; others by --only."""
 
@@ -80,6 +80,8 @@ class Case:
     """Storage order [blocks, 2 · key heads, block_size, head_dim]; else [blocks, block_size, …]."""
     shared: int = 0
     """First tokens that all rows have in common."""
+    may_share: bool = False
+    """As the engine says of steps whose rows have much in common."""
 
     def __post_init__(self) -> None:
         self.lengths = [scheduled + computed for scheduled, computed in self.rows]
@@ -168,7 +170,7 @@ class Case:
         """A planned step."""
         step = self.step(device)
         return self.attention(dtype, device, config).plan(
-            step, len(self.rows), self.num_tokens, self.has_multi
+            step, len(self.rows), self.num_tokens, self.has_multi, may_share=self.may_share
         )
 
 
@@ -200,10 +202,7 @@ def _cases(
     return cases
 
 
-def _measure(
-    bench: KernelBench, dtype: torch.dtype, case: Case, config: AttentionConfig | None = None
-) -> None:
-    """config: None for the card's."""
+def _measure(bench: KernelBench, dtype: torch.dtype, case: Case) -> None:
     if not bench.wanted(case.name):
         return
     sets = bench.sets(partial(case.layer, dtype, bench.device), num_bytes=case.num_bytes)
@@ -215,7 +214,7 @@ def _measure(
         }
         bench.best(case.name, candidates, sets, **work)
     else:
-        plan = case.plan(dtype, bench.device, config)
+        plan = case.plan(dtype, bench.device)
         bench.measure(case.name, partial(_run, plan), sets, **work)
 
 
@@ -229,9 +228,8 @@ def _measure_caches(bench: KernelBench, dtype: torch.dtype) -> None:
         case = Case(f"prefill 8B 1x8k {cache}", PREFILL["1x8k"], LLAMA_8B, block_size, by_head)
         _measure(bench, dtype, case)
     for name in ("32x1k", "256x1k"):
-        case = Case(f"decode 8B {name} sharing off", DECODE[name], LLAMA_8B)
-        config = replace(case.attention(dtype, bench.device).config, min_shared=NEVER_SHARED)
-        _measure(bench, dtype, case, config)
+        case = Case(f"decode 8B {name} ready to share", DECODE[name], LLAMA_8B, may_share=True)
+        _measure(bench, dtype, case)
 
 
 def _run(plan: DevicePlan, layer: LAYER) -> None:
@@ -259,12 +257,17 @@ def _decode_configs(case: Case) -> dict[str, AttentionConfig]:
         (64, 4, 3, 3, 168), (64, 4, 4, 1, None), (64, 4, 4, 2, None),
         (128, 4, 2, 2, None), (128, 8, 2, 2, 128), (128, 8, 3, 1, None), (128, 4, 3, 1, None),
     )  # fmt: skip
-    most = sum(case.lengths) * case.heads[1]
-    return {
-        f"n{n} w{w} s{s} x{x} r{r} m{m}": replace(base, decode=DecodeConfig(n, w, s, x, m, r))
+    min_tiles = (1, 2, 4) if sum(case.lengths) * case.heads[1] < 64 * 1024 else (1,)
+    configs = {
+        f"n{n} w{w} s{s} x{x} r{r} m{m}": DecodeConfig(n, w, s, x, m, r)
         for n, w, s, x, r in tiles
-        for m in ((1, 2, 4) if most < 64 * 1024 else (1,))
+        for m in min_tiles
+    } | {
+        f"stream s{s} x{x} m{m}": DecodeConfig(64, 4, 3, x, m, stream_stages=s)
+        for s, x in ((6, 1), (5, 1), (4, 1), (3, 1), (3, 2), (2, 2))
+        for m in min_tiles
     }
+    return {key: replace(base, decode=config, few_rows=(), unshared=None) for key, config in configs.items()}
 
 
 def _prefill_configs(case: Case) -> dict[str, AttentionConfig]:
@@ -276,7 +279,10 @@ def _prefill_configs(case: Case) -> dict[str, AttentionConfig]:
         (128, 64, 8, 3, 1, None), (128, 64, 8, 4, 1, None), (128, 128, 8, 2, 1, None), (128, 128, 8, 3, 1, None),
         (128, 32, 8, 4, 2, 128), (128, 32, 4, 4, 2, None), (256, 64, 8, 2, 1, None),
     )  # fmt: skip
-    return {
+    rings = {
+        f"ring {ring}": replace(base, tiles=replace(base.tiles, block_m=128, ring=ring)) for ring in (4, 5)
+    }
+    return rings | {
         f"m{m} n{n} w{w} s{s} x{x}{' tma' if tma else ''}": replace(
             base, tiles=TilesConfig(m, n, w, s, x, tma, r)
         )
@@ -288,11 +294,9 @@ def _prefill_configs(case: Case) -> dict[str, AttentionConfig]:
 def _measure_shared(bench: KernelBench, dtype: torch.dtype) -> None:
     """A batch over one prefix: shared parts read once, and, for comparison, by every row."""
     rows = ((1, SHARED_PREFIX + SHARED_OWN - 1),) * SHARED_ROWS
-    case = Case(f"decode 8B {SHARED_ROWS} over {SHARED_PREFIX}", rows, LLAMA_8B, shared=SHARED_PREFIX)
-    _measure(bench, dtype, case)
-    config = replace(case.attention(dtype, bench.device).config, min_shared=NEVER_SHARED)
-    case.name += " sharing off"
-    _measure(bench, dtype, case, config)
+    name = f"decode 8B {SHARED_ROWS} over {SHARED_PREFIX}"
+    for more, may_share in (("", True), (" sharing off", False)):
+        _measure(bench, dtype, Case(name + more, rows, LLAMA_8B, shared=SHARED_PREFIX, may_share=may_share))
 
 
 def _measure_plans(bench: KernelBench, dtype: torch.dtype) -> None:
