@@ -2,10 +2,13 @@
 
 import json
 import re
+import resource
 import signal
 import time
 
 import pytest
+
+from oneloop.cli.serve import allow_many_descriptors
 
 LONG = {
     "model": "tiny",
@@ -118,3 +121,18 @@ def test_a_dead_engine_ends_the_process(serving):
         _, errors = server.process.communicate(timeout=15)
         assert server.process.returncode == 1
         assert "did not complete within 0.001 s" in errors
+
+
+def test_the_limit_of_descriptors_is_raised(monkeypatch):
+    """To what the process may have, and never lowered."""
+    limits, hard = [], 5000
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, pair: limits.append((kind, pair)))
+    for soft, expected in (
+        (1024, [(resource.RLIMIT_NOFILE, (5000, 5000))]),
+        (5000, []),
+        (resource.RLIM_INFINITY, []),
+    ):
+        limits.clear()
+        monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, hard))
+        allow_many_descriptors()
+        assert limits == expected

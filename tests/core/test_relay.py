@@ -6,7 +6,6 @@ import os
 import random
 import select
 import socket
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,18 +49,8 @@ def make_batch(slab_type: Any) -> Callable[..., Batch]:
 
 
 @pytest.fixture
-def signal() -> Iterator[int]:
-    fd = os.eventfd(0, os.EFD_NONBLOCK)
-    yield fd
-    os.close(fd)
-
-
-@pytest.fixture(params=[1, 3])
-def relay(request: pytest.FixtureRequest, signal: int) -> Iterator[StreamRelay]:
-    made = StreamRelay(signal, BOUNDS, num_threads=request.param)
-    yield made
-    made.close()
-    made.close()
+def relay() -> StreamRelay:
+    return StreamRelay(BOUNDS)
 
 
 @pytest.fixture
@@ -107,10 +96,10 @@ def text_of(events: list[bytes]) -> str:
     return "".join(texts)
 
 
-def drain(sock: socket.socket, patience_s: float = 0.02) -> bytes:
-    """What has come, once nothing more comes for that long."""
+def drain(sock: socket.socket) -> bytes:
+    """What has come."""
     data = b""
-    while select.select([sock], [], [], patience_s)[0]:
+    while select.select([sock], [], [], 0)[0]:
         piece = sock.recv(1 << 16)
         if not piece:
             break
@@ -135,10 +124,11 @@ def test_bytes_are_the_python_encoders(
             texts[number] += one.text
             told[number] += len(one.token_ids)
         assert relay.deliver(deltas, 1.0) == []
+        if step % draw.randint(1, 4) == 0:  # else several steps are merged
+            assert relay.send(10.0) == ([], False)
         if step % 20 == 0:
             for number, (_, theirs) in enumerate(pairs):
-                wires[number] += drain(theirs, 0)
-    assert relay.take_stalled() == []
+                wires[number] += drain(theirs)
     for number, handle in enumerate(batch.handles):
         unsent, num_tokens, last_token_at = relay.detach(handle) or (b"", 0, 0.0)
         wire = wires[number] + drain(pairs[number][1]) + unsent
@@ -146,14 +136,13 @@ def test_bytes_are_the_python_encoders(
         assert (num_tokens, last_token_at) == (told[number], 1.0)
 
 
-def test_every_step_is_one_event_when_nobody_is_behind(
-    make_batch: Callable[..., Batch], relay: StreamRelay, pairs: Any
-) -> None:
+def test_every_step_is_one_event(make_batch: Callable[..., Batch], relay: StreamRelay, pairs: Any) -> None:
     (ours, theirs), *_ = pairs
     batch = make_batch(1)
     attach(relay, batch.handles[0], ours)
     for number in range(50):
         relay.deliver(batch.step(65 + number % 26), float(number))
+        assert relay.send(1.0) == ([], False)
         event = BEFORE + orjson.dumps(chr(65 + number % 26)) + AFTER
         assert theirs.recv(1 << 16) == b"%x\r\n%b\r\n" % (len(event), event)
 
@@ -167,6 +156,7 @@ def test_who_has_no_lane_and_who_ends_is_returned(
         batch.handles[0],
         batch.handles[2],
     ]
+    assert relay.send(1.0) == ([], False)
     last = relay.deliver(batch.step(65, 66, 67), 2.0)
     assert [(one.request, one.text, one.finish_reason) for one in last] == [
         (handle, text, "length") for handle, text in zip(batch.handles, "ABC", strict=True)
@@ -200,30 +190,43 @@ def test_times_between_tokens_are_counted(
     assert relay.take_gaps() == ([0, 0, 0, 0], 0.0)
 
 
+def test_a_slice_ends_in_time(make_batch: Callable[..., Batch], relay: StreamRelay, pairs: Any) -> None:
+    """At least one event per call; the rest keeps its order, and what comes meanwhile is merged or goes behind."""
+    batch = make_batch(len(pairs))
+    for handle, (ours, _) in zip(batch.handles, pairs, strict=True):
+        attach(relay, handle, ours)
+    relay.deliver(batch.step(*[65] * len(pairs)), 1.0)
+    for number in range(5):
+        assert relay.send(0.0) == ([], True)
+        assert [bool(drain(theirs)) for _, theirs in pairs].index(True) == number
+    relay.deliver(batch.step(*[66] * len(pairs)), 2.0)
+    assert relay.send(10.0) == ([], False)
+    assert [text_of(events_of(drain(theirs))) for _, theirs in pairs] == ["B"] * 5 + ["AB"] * (len(pairs) - 5)
+    assert relay.send(0.0) == ([], False)
+
+
 def test_a_socket_that_takes_no_more(
-    make_batch: Callable[..., Batch], relay: StreamRelay, signal: int, pairs: Any
+    make_batch: Callable[..., Batch], relay: StreamRelay, pairs: Any
 ) -> None:
     """It is told once; what comes then waits, merged; nothing is lost and nothing twice."""
     (ours, theirs), *_ = pairs
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     batch = make_batch(1)
     attach(relay, batch.handles[0], ours)
-    text, num_steps = "", 0
-    while not select.select([signal], [], [], 0)[0]:
-        deltas = batch.step(256 + num_steps % 9)
+    text, num_steps, stalled = "", 0, []
+    while not stalled:
+        deltas = batch.step(256 + num_steps % len(WORDS))
         text += "".join(one.text for one in deltas)
         relay.deliver(deltas, 1.0)
+        stalled, _ = relay.send(1.0)
         num_steps += 1
-        time.sleep(0.0002)
         assert num_steps < 3000
-    assert relay.take_stalled() == batch.handles
-    assert relay.take_stalled() == []
+    assert stalled == batch.handles
     for number in range(100):
-        deltas = batch.step(256 + number % 9)
+        deltas = batch.step(256 + number % len(WORDS))
         text += "".join(one.text for one in deltas)
         relay.deliver(deltas, 1.0)
-    time.sleep(0.02)
-    assert relay.take_stalled() == []
+        assert relay.send(1.0) == ([], False)
     unsent, num_tokens, _ = relay.detach(batch.handles[0]) or (b"", 0, 0.0)
     assert num_tokens == num_steps + 100
     events = events_of(drain(theirs) + unsent)
@@ -231,19 +234,33 @@ def test_a_socket_that_takes_no_more(
     assert len(events) < num_tokens
 
 
-def test_a_client_that_left(
-    make_batch: Callable[..., Batch], relay: StreamRelay, signal: int, pairs: Any
-) -> None:
+def test_a_client_that_left(make_batch: Callable[..., Batch], relay: StreamRelay, pairs: Any) -> None:
     (ours, theirs), *_ = pairs
     batch = make_batch(1)
     attach(relay, batch.handles[0], ours)
     theirs.close()
     relay.deliver(batch.step(65), 1.0)
-    assert select.select([signal], [], [], 5)[0]
-    assert relay.take_stalled() == batch.handles
+    assert relay.send(1.0) == (batch.handles, False)
     relay.deliver(batch.step(66), 1.0)
+    assert relay.send(1.0) == ([], False)
     unsent, _, _ = relay.detach(batch.handles[0]) or (b"", 0, 0.0)
     assert text_of(events_of(unsent)) == "AB"
+
+
+def test_detached_while_it_waits(make_batch: Callable[..., Batch], relay: StreamRelay, pairs: Any) -> None:
+    """Its place in the queue means nothing any more, nor does it when the request is attached again."""
+    (ours, theirs), *_ = pairs
+    batch = make_batch(1)
+    attach(relay, batch.handles[0], ours)
+    relay.deliver(batch.step(65), 1.0)
+    unsent, _, _ = relay.detach(batch.handles[0]) or (b"", 0, 0.0)
+    assert text_of(events_of(unsent)) == "A"
+    attach(relay, batch.handles[0], ours)
+    assert relay.send(1.0) == ([], False)
+    assert drain(theirs) == b""
+    relay.deliver(batch.step(66), 1.0)
+    assert relay.send(1.0) == ([], False)
+    assert text_of(events_of(drain(theirs))) == "B"
 
 
 def test_the_connection_ends_with_the_lane(
@@ -258,42 +275,26 @@ def test_the_connection_ends_with_the_lane(
     os.dup2(other.fileno(), number)  # the number means another connection now
     try:
         relay.deliver(batch.step(65), 1.0)
-        assert text_of(events_of(theirs.recv(1 << 16))) == "A"
-        assert not select.select([others_peer], [], [], 0.02)[0]
+        assert relay.send(1.0) == ([], False)
+        assert text_of(events_of(drain(theirs))) == "A"
+        assert drain(others_peer) == b""
         relay.detach(batch.handles[0])
         assert theirs.recv(1 << 16) == b""
     finally:
         os.close(number)
 
 
-def test_arguments(signal: int, pairs: Any) -> None:
-    with pytest.raises(OSError, match="descriptor"):
-        StreamRelay(-1, BOUNDS)
+def test_arguments(relay: StreamRelay, pairs: Any) -> None:
     with pytest.raises(ValueError, match="ascending"):
-        StreamRelay(signal, (2.0, 1.0))
-    with pytest.raises(ValueError, match="num_threads"):
-        StreamRelay(signal, BOUNDS, num_threads=0)
-    relay = StreamRelay(signal, np.array(BOUNDS))
+        StreamRelay((2.0, 1.0))
+    assert StreamRelay(np.array(BOUNDS)).take_gaps() == ([0, 0, 0, 0], 0.0)
     attach(relay, 7, pairs[0][0])
     with pytest.raises(ValueError, match="7 has a lane already"):
         attach(relay, 7, pairs[0][0])
-    with pytest.raises(OSError, match="descriptor"):
-        relay.attach(8, 1 << 20, b"", b"", chunked=True, last_token_at=0.0)
+    for fd in (-1, 1 << 20):
+        with pytest.raises(OSError, match="descriptor"):
+            relay.attach(8, fd, b"", b"", chunked=True, last_token_at=0.0)
     assert relay.detach(8) is None
-    relay.close()
-
-
-def test_closing_ends_it_whatever_waits(make_batch: Callable[..., Batch], signal: int, pairs: Any) -> None:
-    batch = make_batch(len(pairs))
-    relay = StreamRelay(signal, BOUNDS, num_threads=2)
-    for handle, (ours, _) in zip(batch.handles, pairs, strict=True):
-        attach(relay, handle, ours)
-    relay.deliver(batch.step(*[65] * len(pairs)), 1.0)
-    begin = time.monotonic()
-    relay.close()
-    assert time.monotonic() - begin < 1
-    relay.deliver(batch.step(*[66] * len(pairs)), 2.0)
-    for handle, (_, theirs) in zip(batch.handles, pairs, strict=True):
-        unsent, num_tokens, _ = relay.detach(handle) or (b"", 0, 0.0)
-        assert num_tokens == 2
-        assert text_of(events_of(drain(theirs) + unsent)) == "AB"
+    for wrong in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="max_s"):
+            relay.send(wrong)

@@ -27,7 +27,7 @@ import numpy as np
 import psutil
 
 from oneloop.engine.event_loop import turn_loop
-from oneloop.engine.loop_times import LoopTimes, settle_collector
+from oneloop.engine.loop_times import LoopTimes, settle_interpreter
 from oneloop_bench.report import print_result
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ async def serve(
         tokenizer, step_ms / 1e3, token_us / 1e6, row_us / 1e6, max_num_batched_tokens=2048, loop_times=times
     )
     async with engine:
-        settle_collector()
+        settle_interpreter()
         print(sock.getsockname()[1], flush=True)
         await run_server(engine, ServerConfig(), sock, stop)
 

@@ -364,37 +364,41 @@ class CompletionWatcher:
 
 @final
 class StreamRelay:
-    """Sends the text of streamed replies to their sockets, on native threads that need no GIL.
+    """Encodes the text of streamed replies and sends it to their sockets, many per call and without the GIL.
 
-    A lane is a request's only sequence and a socket. What `deliver` adds to it is encoded as one server-sent event
-    (`before`, the text as a JSON string, `after`) and sent in one write; what comes while a write waits is merged into
-    the next. A lane whose socket takes no more sends nothing from then on: the relay writes `fd` once (an eventfd, best
-    non-blocking; it is duplicated), and whoever opened the lane detaches it and goes on by itself.
+    A lane is a request's only sequence and a socket. What `deliver` adds to it `send` sends as one server-sent event
+    (`before`, the text as a JSON string, `after`) in one write; what comes while it waits is merged. A lane whose
+    socket takes no more sends nothing from then on, until whoever opened it detaches it and goes on by itself.
+
+    Whoever attaches a socket that a transport writes to sees to it that the transport's buffer is empty then, and that
+    nobody writes there while it is attached; else bytes overtake each other.
 
     gap_bounds: upper bounds (inclusive, ascending) of the buckets for times between tokens. ValueError for others.
-    OSError for a descriptor that is not open, or when no thread can be started. All methods belong to one thread.
+    All methods belong to one thread.
     """
 
-    def __new__(cls, fd: int, gap_bounds: Sequence[float], *, num_threads: int = 1) -> StreamRelay: ...
+    def __new__(cls, gap_bounds: Sequence[float]) -> StreamRelay: ...
     def attach(
         self, request: int, fd: int, before: bytes, after: bytes, *, chunked: bool, last_token_at: float
     ) -> None:
-        """Open a lane. Until it is detached nobody else may write to the socket.
+        """Open a lane.
 
-        fd: the socket, which is duplicated: the connection ends when both are closed. chunked: whether each event goes
-        as a chunk of HTTP/1.1. last_token_at: when the sequence's last token came, on the clock of `deliver`'s now.
-        ValueError when the request has a lane. OSError when there is no descriptor to be had.
+        fd: the socket, which is duplicated: a number that comes to mean another connection misleads nothing, and the
+        connection ends when both are closed. chunked: whether each event goes as a chunk of HTTP/1.1. last_token_at:
+        when the sequence's last token came, on the clock of `deliver`'s now. ValueError when the request has a lane.
+        OSError when there is no descriptor to be had.
         """
     def deliver(self, deltas: Deltas, now: float) -> list[Delta]:
         """Take the deltas of lanes, but not a sequence's last, nor those with log-probabilities; return the others."""
+    def send(self, max_s: float) -> tuple[list[int], bool]:
+        """Send what waits, for about that long, at least one event; never waits for a socket.
+
+        (requests whose sockets have just taken no more, whether something still waits). ValueError for a negative time.
+        """
     def detach(self, request: int) -> tuple[bytes, int, float] | None:
         """Close a lane: (what was not sent, as it goes on the wire; tokens it took; when the last came).
 
-        None when the request has none. Waits for a write under way (which never waits for the socket).
+        None when the request has none.
         """
-    def take_stalled(self) -> list[int]:
-        """Requests whose sockets took no more since the last call; some may be detached by now."""
     def take_gaps(self) -> tuple[list[int], float]:
         """(observations per bucket, their sum) of the times between tokens since the last call."""
-    def close(self) -> None:
-        """End the threads; nothing is sent any more. Idempotent."""

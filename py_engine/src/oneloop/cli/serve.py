@@ -10,6 +10,7 @@ import asyncio
 import importlib
 import logging
 import os
+import resource
 import signal
 import socket
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from oneloop.cli.loading import answering_while_loading
 from oneloop.cli.logs import logging_to_stderr
 from oneloop.config import EngineConfig, ServerConfig
 from oneloop.engine.event_loop import turn_loop
-from oneloop.engine.loop_times import LoopTimes, settle_collector
+from oneloop.engine.loop_times import LoopTimes, settle_interpreter
 from oneloop.errors import ConfigError
 from oneloop.start_times import StartTimes, process_age_s
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BACKLOG = 1024
+MAX_DESCRIPTORS = 1 << 16
 API_KEY_VARIABLE = "ONELOOP_API_KEY"
 
 
@@ -45,6 +47,7 @@ def serve(options: argparse.Namespace) -> int:
     engine_config = EngineConfig.from_flat(engine_values(options))
     server_config = ServerConfig(**{"api_key": os.environ.get(API_KEY_VARIABLE), **server_values(options)})
     with bind(server_config.host, server_config.port) as listening, logging_to_stderr():
+        allow_many_descriptors()
         start_times = StartTimes(process_age_s())
         loop_times = LoopTimes()
         serving = _Serving(engine_config, server_config, listening, start_times, loop_times)
@@ -65,6 +68,14 @@ def bind(host: str, port: int) -> socket.socket:
             "port",
             f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; choose another with --port",
         ) from None
+
+
+def allow_many_descriptors() -> None:
+    """Raise this process's limit to what it may be: a streamed reply takes two descriptors, and 1,024 are soon gone."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class _Serving:
@@ -111,7 +122,7 @@ class _Serving:
                 loaded = await self._unless_stopped(engine.start(bars))
                 if loaded:
                     await importing
-        settle_collector()
+        settle_interpreter()
         return loaded
 
     def _import_api(self) -> None:

@@ -86,7 +86,7 @@ class AsyncEngine:
         self._step_loop: StepLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._streams: dict[int, RequestStream] = {}
-        self._relay = Relay(self.metrics.inter_token_latency_seconds, self._stalled)
+        self._relay = Relay(self.metrics, self._stalled)
         self._num_in_intake = 0
         self._without_streams = asyncio.Event()
         self._without_streams.set()
@@ -137,7 +137,6 @@ class AsyncEngine:
         if self._step_loop is not None and self._task is not None:
             self._step_loop.stop()
             await asyncio.wait([self._task])
-        self._relay.close()
         if self._assembly is not None:
             self._assembly.intake.close()
         await in_daemon_thread(self._executor.shutdown, "oneloop-shutdown")

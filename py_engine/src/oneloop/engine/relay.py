@@ -1,84 +1,74 @@
-"""The engine's side of the native relay: made when the first reply is streamed; tells which streams have stalled."""
+"""Streamed text's way from a commit to the sockets: encoded and sent by the core, on the loop's thread, in slices.
+
+Sending is what a token costs most: some µs each in the kernel. A slice is short, so that 500 of them hold up neither
+the next step nor the first tokens of new requests; what is still waiting when the next step comes is merged with it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from oneloop.engine.metrics import SHORT_S
 from oneloop_core import StreamRelay
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
-    from oneloop.engine.histogram import Histogram
+    from oneloop.engine.metrics import EngineMetrics
     from oneloop_core import Delta, Deltas
 
-_CORES_PER_THREAD = 8
-MAX_THREADS = 4
-"""Writing threads: one can send about 100,000 events a second."""
+SLICE_S = 0.001
+"""How long sending holds the loop at a time."""
 
 
 class Relay:
-    """Lanes from commits to sockets, past Python. Belongs to the running event loop."""
+    """The lanes of an engine's streams. Belongs to the running event loop.
 
-    def __init__(self, gaps: Histogram, on_stalled: Callable[[int], None]) -> None:
-        """gaps: where times between tokens are counted, with the bounds SHORT_S.
+    Invariant: while a stream is attached its transport's buffer is empty and nobody else writes to its socket.
+    """
 
-        on_stalled: called with the handle of a request whose socket takes no more.
-        """
-        self._gaps = gaps
+    def __init__(self, metrics: EngineMetrics, on_stalled: Callable[[int], None]) -> None:
+        """on_stalled: called with the handle of a request whose socket takes no more."""
+        self._core = StreamRelay(SHORT_S)
+        self._gaps = metrics.inter_token_latency_seconds
+        self._times = metrics.loop
         self._on_stalled = on_stalled
-        self._core: StreamRelay | None = None
-        self._fd = -1
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._num_attached = 0
+        self._is_scheduled = False
 
     def attach(
         self, handle: int, fd: int, before: bytes, after: bytes, *, chunked: bool, last_token_at: float
     ) -> None:
         """As StreamRelay.attach."""
-        core = self._core or self._start()
-        core.attach(handle, fd, before, after, chunked=chunked, last_token_at=last_token_at)
+        self._core.attach(handle, fd, before, after, chunked=chunked, last_token_at=last_token_at)
+        self._num_attached += 1
 
     def detach(self, handle: int) -> tuple[bytes, int, float] | None:
         """As StreamRelay.detach."""
-        return None if self._core is None else self._core.detach(handle)
+        left = self._core.detach(handle)
+        self._num_attached -= left is not None
+        return left
 
-    def deliver(self, deltas: Deltas, now: float) -> Iterable[Delta]:
-        """Those that no lane took."""
-        core = self._core
-        if core is None:
+    def deliver(self, deltas: Deltas, now: float) -> Deltas | list[Delta]:
+        """Take what is attached streams' text, to be sent from the loop's next turn on; return the others."""
+        if not self._num_attached:
             return deltas
-        others = core.deliver(deltas, now)
-        self._gaps.add(*core.take_gaps())
+        others = self._core.deliver(deltas, now)
+        self._gaps.add(*self._core.take_gaps())
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._send)
         return others
 
-    def close(self) -> None:
-        """End the threads. Idempotent."""
-        core, self._core = self._core, None
-        if core is not None and self._loop is not None:
-            core.close()
-            self._loop.remove_reader(self._fd)
-            os.close(self._fd)
-
-    def _start(self) -> StreamRelay:
-        num_threads = min(1 + len(os.sched_getaffinity(0)) // _CORES_PER_THREAD, MAX_THREADS)
-        fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        try:
-            core = StreamRelay(fd, SHORT_S, num_threads=num_threads)
-        except BaseException:
-            os.close(fd)
-            raise
-        self._core, self._fd = core, fd
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(fd, self._take_stalled)
-        return core
-
-    def _take_stalled(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._fd)
-        if self._core is not None:
-            for handle in self._core.take_stalled():
-                self._on_stalled(handle)
+    def _send(self) -> None:
+        """One slice; the rest in the turns that follow."""
+        began = perf_counter()
+        stalled, more = self._core.send(SLICE_S)
+        self._times.parts["send"] += perf_counter() - began
+        self._is_scheduled = more
+        if more:
+            asyncio.get_running_loop().call_soon(self._send)
+        for handle in stalled:
+            self._on_stalled(handle)

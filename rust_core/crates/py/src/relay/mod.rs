@@ -1,16 +1,14 @@
-//! `StreamRelay`: streamed text goes from a commit to the sockets without passing through Python.
+//! `StreamRelay`: streamed text goes from a commit to the sockets without an object of Python's per token.
 //!
 //! The event loop starts a reply and ends it. In between its tokens' text is added to the reply's lane when a step is
-//! delivered, and threads of our own encode and send it, so that a write, which costs more than everything else that
-//! happens to a token, neither takes the loop's time nor needs the GIL.
+//! delivered, and the loop has what waits encoded and sent in slices, a batch of sockets per call.
 #![allow(unsafe_code)] // one system call: see `lane.rs`
 
 mod lane;
-mod writers;
 
-use std::collections::HashMap;
-use std::fs::File;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -19,25 +17,20 @@ use pyo3::types::PyBytes;
 use crate::deltas::{Delta, Deltas};
 use crate::watcher::duplicate;
 use lane::{Frame, Lane};
-use writers::Writers;
 
-/// Lanes, the threads that serve them, and what the event loop wants to know of their tokens.
+/// The lanes, and what the event loop wants to know of their tokens.
 #[pyclass(module = "oneloop_core", frozen)]
 pub(crate) struct StreamRelay {
-    writers: Writers,
     state: Mutex<State>,
 }
 
 struct State {
-    lanes: HashMap<u64, Attached>,
+    lanes: HashMap<u64, Lane>,
+    /// Requests whose lanes have something to send, each once; some may be detached by now.
+    queue: VecDeque<u64>,
     gaps: Gaps,
-}
-
-/// A lane, and what was counted of its tokens.
-struct Attached {
-    lane: Arc<Lane>,
-    num_tokens: u64,
-    last_token_at: f64,
+    /// Where events are built.
+    bytes: Vec<u8>,
 }
 
 /// Times between tokens, by bucket.
@@ -56,9 +49,53 @@ impl Gaps {
     }
 }
 
+impl State {
+    /// Gives a delta to its lane. False when it has none, or when it is more than text.
+    fn take(
+        &mut self,
+        deltas: &oneloop_core::Deltas,
+        delta: &oneloop_core::Delta,
+        now: f64,
+    ) -> bool {
+        if delta.finish_reason.is_some() || deltas.logprobs(delta).is_some() {
+            return false;
+        }
+        let Some(lane) = self.lanes.get_mut(&delta.request) else {
+            return false;
+        };
+        let num_tokens = deltas.token_ids(delta).len() as u64;
+        if num_tokens > 0 {
+            let gap = (now - lane.last_token_at) / num_tokens as f64;
+            self.gaps.observe(gap, num_tokens);
+            lane.last_token_at = now;
+            lane.num_tokens += num_tokens;
+        }
+        if lane.add(deltas.text(delta)) {
+            self.queue.push_back(delta.request);
+        }
+        true
+    }
+
+    /// Sends until the time is up, at least one; returns the requests whose sockets have stalled.
+    fn send(&mut self, until: Instant) -> Vec<u64> {
+        let mut stalled = Vec::new();
+        while let Some(request) = self.queue.pop_front() {
+            if let Some(lane) = self.lanes.get_mut(&request)
+                && !lane.send(&mut self.bytes)
+            {
+                stalled.push(request);
+            }
+            if Instant::now() >= until {
+                break;
+            }
+        }
+        stalled
+    }
+}
+
 impl StreamRelay {
     fn state(&self) -> MutexGuard<'_, State> {
-        // Counters and a map: nothing can be left half done by a panic.
+        // Text, counters, maps: nothing can be left half done by a panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -66,23 +103,20 @@ impl StreamRelay {
 #[pymethods]
 impl StreamRelay {
     #[new]
-    #[pyo3(signature = (fd, gap_bounds, *, num_threads = 1))]
-    fn new(fd: i32, gap_bounds: Vec<f64>, num_threads: usize) -> PyResult<Self> {
+    fn new(gap_bounds: Vec<f64>) -> PyResult<Self> {
         if !gap_bounds.is_sorted() {
             return Err(PyValueError::new_err("gap_bounds: not in ascending order"));
         }
-        if num_threads == 0 {
-            return Err(PyValueError::new_err("num_threads: at least one is needed"));
-        }
         Ok(Self {
-            writers: Writers::start(num_threads, File::from(duplicate(fd)?))?,
             state: Mutex::new(State {
                 lanes: HashMap::new(),
+                queue: VecDeque::new(),
                 gaps: Gaps {
                     counts: vec![0; gap_bounds.len() + 1],
                     bounds: gap_bounds,
                     total: 0.0,
                 },
+                bytes: Vec::new(),
             }),
         })
     }
@@ -98,8 +132,8 @@ impl StreamRelay {
         chunked: bool,
         last_token_at: f64,
     ) -> PyResult<()> {
-        let mut state = self.state();
-        if state.lanes.contains_key(&request) {
+        let lanes = &mut self.state().lanes;
+        if lanes.contains_key(&request) {
             return Err(PyValueError::new_err(format!(
                 "request: {request} has a lane already"
             )));
@@ -109,50 +143,30 @@ impl StreamRelay {
             after: after.into(),
             is_chunked: chunked,
         };
-        let attached = Attached {
-            lane: Arc::new(Lane::new(request, frame, duplicate(fd)?)),
-            num_tokens: 0,
-            last_token_at,
-        };
-        state.lanes.insert(request, attached);
+        lanes.insert(request, Lane::new(frame, duplicate(fd)?, last_token_at));
         Ok(())
     }
 
-    /// Send the text of deltas that have a lane and end nothing; return the others.
+    /// Give deltas to their lanes; return those that have none, and those that are more than text.
     fn deliver(&self, deltas: &Bound<'_, Deltas>, now: f64) -> Vec<Delta> {
         let inner = deltas.get().inner();
-        let mut others = Vec::new();
-        let mut ready = Vec::new();
         let mut state = self.state();
-        let State { lanes, gaps } = &mut *state;
-        for (position, delta) in inner.entries().iter().enumerate() {
-            let is_plain = delta.finish_reason.is_none() && inner.logprobs(delta).is_none();
-            let attached = if is_plain {
-                lanes.get_mut(&delta.request)
-            } else {
-                None
-            };
-            let Some(attached) = attached else {
-                others.push(Delta::new(deltas.clone().unbind(), position));
-                continue;
-            };
-            let num_tokens = inner.token_ids(delta).len() as u64;
-            if num_tokens > 0 {
-                gaps.observe(
-                    (now - attached.last_token_at) / num_tokens as f64,
-                    num_tokens,
-                );
-                attached.last_token_at = now;
-                attached.num_tokens += num_tokens;
-            }
-            let text = inner.text(delta);
-            if !text.is_empty() && attached.lane.add(text) {
-                ready.push(Arc::clone(&attached.lane));
-            }
-        }
-        drop(state);
-        self.writers.queue(ready);
+        let entries = inner.entries().iter().enumerate();
+        let others = entries.filter(|(_, delta)| !state.take(inner, delta, now));
         others
+            .map(|(position, _)| Delta::new(deltas.clone().unbind(), position))
+            .collect()
+    }
+
+    /// Send what waits, for about `max_s` seconds: (requests whose sockets took no more, whether something still waits).
+    fn send(&self, py: Python<'_>, max_s: f64) -> PyResult<(Vec<u64>, bool)> {
+        let slice = Duration::try_from_secs_f64(max_s)
+            .map_err(|error| PyValueError::new_err(format!("max_s: {error}")))?;
+        Ok(py.detach(|| {
+            let mut state = self.state();
+            let stalled = state.send(Instant::now() + slice);
+            (stalled, !state.queue.is_empty())
+        }))
     }
 
     /// Close a request's lane: (what was not sent, as it goes on the wire; tokens it took; time of the last).
@@ -161,19 +175,13 @@ impl StreamRelay {
         py: Python<'py>,
         request: u64,
     ) -> Option<(Bound<'py, PyBytes>, u64, f64)> {
-        let attached = self.state().lanes.remove(&request)?;
-        // A write may be under way: a few µs, for which giving up the GIL would cost more.
-        let left = attached.lane.close();
+        let lane = self.state().lanes.remove(&request)?;
+        let (num_tokens, last_token_at) = (lane.num_tokens, lane.last_token_at);
         Some((
-            PyBytes::new(py, &left),
-            attached.num_tokens,
-            attached.last_token_at,
+            PyBytes::new(py, &lane.into_unsent()),
+            num_tokens,
+            last_token_at,
         ))
-    }
-
-    /// Requests whose sockets took no more since the last call.
-    fn take_stalled(&self) -> Vec<u64> {
-        self.writers.take_stalled()
     }
 
     /// (counts per bucket, sum) of the times between tokens since the last call.
@@ -184,10 +192,5 @@ impl StreamRelay {
             std::mem::replace(&mut gaps.counts, fresh),
             std::mem::take(&mut gaps.total),
         )
-    }
-
-    /// End the threads. Idempotent.
-    fn close(&self, py: Python<'_>) {
-        py.detach(|| self.writers.close());
     }
 }
