@@ -85,7 +85,7 @@ def prefill_kernel(
             )),
         ],
         [4, 1],
-        [232, 40],
+        [224, 56],
     )  # fmt: skip
 
 
@@ -242,6 +242,7 @@ def _attend(
     weights, maximum, total, _ = _soften(scores, maximum, 0, query_positions, scale_log2, True, layout)
     weights = weights.to(q.dtype)
     acc = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout)
+    mbarrier.wait(arrived.index(count % RING), count // RING & 1)
     for index in range(1, clear):
         acc, weights, maximum, total = _step(
             index, acc, weights, maximum, total, q, matrices, arrived, freed, count, query_positions, scale_log2,
@@ -255,7 +256,6 @@ def _attend(
         )  # fmt: skip
         count += 2
     stage = count % RING
-    mbarrier.wait(arrived.index(stage), count // RING & 1)
     if end % BLOCK_SIZE != 0:
         _clear(matrices.index(stage), end - (tiles - 1) * KEYS)
         fence_async_shared()
@@ -273,11 +273,12 @@ def _step(
     index, acc, weights, maximum, total, q, matrices, arrived, freed, count, query_positions, scale_log2,
     MASKED: gl.constexpr, RING: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """Scores of the index-th tile, while the weights of the one before are multiplied with its values."""
+    """Scores of the index-th tile, which has arrived; then their exponentials, while the weights of the tile before are
+    multiplied with its values. At the end the next tile in the ring has arrived.
+    """
     none = gl.zeros([ROWS, KEYS], gl.float32, layout)
     k_stage = count % RING
     v_stage = (count + 1) % RING
-    mbarrier.wait(arrived.index(k_stage), count // RING & 1)
     scores = warpgroup_mma(q, matrices.index(k_stage).permute((1, 0)), none, use_acc=False, is_async=True)
     mbarrier.wait(arrived.index(v_stage), (count + 1) // RING & 1)
     operand = gl.convert_layout(weights, gl.DotOperandLayout(0, layout, 2))
@@ -287,7 +288,9 @@ def _step(
         scores, maximum, index, query_positions, scale_log2, MASKED, layout
     )
     total = total * shrink + sums
-    acc, operand = warpgroup_mma_wait(0, deps=[acc, operand])
+    # This wait, a loop, keeps the assembler from moving the next one up: it would make exponentials wait for products.
+    mbarrier.wait(arrived.index((count + 2) % RING), (count + 2) // RING & 1)
+    acc, operand, total = warpgroup_mma_wait(0, deps=[acc, operand, total])
     acc = acc * shrink[:, None]
     gl.thread_barrier()  # every warp has read both stages
     mbarrier.arrive(freed.index(k_stage), count=1)
