@@ -93,6 +93,9 @@ class DevicePlan(Protocol):
     ) -> None:
         """Attention of one layer; as AttentionPlan.run, and capturable in a graph.
 
+        Under programmatic dependent launch the kernel ahead, which writes the step's own queries, keys and values
+        (`rope.rotate_and_store`), lets this one begin only after its own wait: what came before it is read at once.
+
         cache: [num_blocks, block_size, 2 · num_kv_heads, head_dim] with any strides but the last, which is 1.
         sinks: [num_heads] of a float type: logits that take part in each head's softmax and have no value.
         """

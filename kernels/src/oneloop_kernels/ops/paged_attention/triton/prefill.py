@@ -262,7 +262,7 @@ def _attend(
         gl.thread_barrier()
     operand = gl.convert_layout(weights, gl.DotOperandLayout(0, layout, 2))
     acc = warpgroup_mma(operand, matrices.index(stage), acc, is_async=True)
-    acc = warpgroup_mma_wait(0, deps=[acc])
+    acc, operand = warpgroup_mma_wait(0, deps=[acc, operand])
     gl.thread_barrier()
     mbarrier.arrive(freed.index(stage), count=1)
     return acc, total
