@@ -1,8 +1,8 @@
 """A linear map on Hopper for as many rows as keep the tensor cores busy: one warp copies, two warpgroups multiply.
 
 A tile is BLOCK_M rows of x times a chunk of results, as wide as leaves all multiprocessors the same number of tiles.
-Shapes are powers of two, so a chunk is up to three of them side by side, each with sums of its own. Programs that follow
-one another have the same weights and different rows of x, so that weights come from memory once.
+Shapes are powers of two, so a chunk is up to three of them side by side, each with sums of its own. Programs that
+follow one another have the same weights and different rows of x, so that weights come from memory once.
 """
 
 from __future__ import annotations
@@ -103,64 +103,74 @@ def _copy(
     BLOCK_K: gl.constexpr, STAGES: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
     """The warp that copies: STAGES blocks ahead, the first weights before its kernel's turn has come."""
+    CHUNK: gl.constexpr = FIRST + SECOND + THIRD
+    width = num_blocks * BLOCK_K
     total = gl.cdiv(num_chunks - chunk, step) * num_blocks
-    for ahead in gl.static_range(STAGES):
+    ahead = gl.minimum(total, STAGES)
+    row = chunk * CHUNK
+    column = row * 0
+    for stage in range(ahead):
         _copy_weights(
-            first_desc, second_desc, third_desc, first, second, third, arrived.index(ahead), ahead,
-            ahead, total, chunk, step, num_blocks, out_size, GATED, FIRST, SECOND, THIRD, BLOCK_M, BLOCK_K,
+            first_desc, second_desc, third_desc, first, second, third, arrived.index(stage), stage, row, column,
+            out_size, GATED, FIRST, SECOND, THIRD, BLOCK_M, BLOCK_K,
         )  # fmt: skip
+        row, column = _following(row, column, step * CHUNK, width, BLOCK_K)
     if USE_PDL:
         tl.extra.cuda.gdc_launch_dependents()  # so that the next kernel's copies start while this one runs
         tl.extra.cuda.gdc_wait()
-    for ahead in gl.static_range(STAGES):
+    for stage in range(ahead):
         tma.async_copy_global_to_shared(
-            x_desc, [first_token, ahead % num_blocks * BLOCK_K], arrived.index(ahead), rows.index(ahead),
-            pred=ahead < total,
-        )  # fmt: skip
+            x_desc, [first_token, stage % num_blocks * BLOCK_K], arrived.index(stage), rows.index(stage)
+        )
     for unit in range(STAGES, total):
         stage = unit % STAGES
         mbarrier.wait(free.index(stage), (unit // STAGES - 1) & 1)
         _copy_weights(
-            first_desc, second_desc, third_desc, first, second, third, arrived.index(stage), stage,
-            unit, total, chunk, step, num_blocks, out_size, GATED, FIRST, SECOND, THIRD, BLOCK_M, BLOCK_K,
+            first_desc, second_desc, third_desc, first, second, third, arrived.index(stage), stage, row, column,
+            out_size, GATED, FIRST, SECOND, THIRD, BLOCK_M, BLOCK_K,
         )  # fmt: skip
         tma.async_copy_global_to_shared(
-            x_desc, [first_token, unit % num_blocks * BLOCK_K], arrived.index(stage), rows.index(stage)
+            x_desc, [first_token, column], arrived.index(stage), rows.index(stage)
         )
+        row, column = _following(row, column, step * CHUNK, width, BLOCK_K)
+
+
+@gluon.jit
+def _following(row, column, rows_on, width, BLOCK_K: gl.constexpr):
+    """Where the next unit is."""
+    column += BLOCK_K
+    wrapped = column >= width
+    return gl.where(wrapped, row + rows_on, row), gl.where(wrapped, 0, column)
 
 
 @gluon.jit
 def _copy_weights(
-    first_desc, second_desc, third_desc, first, second, third, barrier, stage,
-    unit, total, chunk, step, num_blocks, out_size,
+    first_desc, second_desc, third_desc, first, second, third, barrier, stage, row, column, out_size,
     GATED: gl.constexpr, FIRST: gl.constexpr, SECOND: gl.constexpr, THIRD: gl.constexpr, BLOCK_M: gl.constexpr,
     BLOCK_K: gl.constexpr,
 ):  # fmt: skip
     """Ask for a unit's weights; the stage has arrived when they and the unit's rows of x have."""
     halves: gl.constexpr = 2 if GATED else 1
-    CHUNK: gl.constexpr = FIRST + SECOND + THIRD
-    row = (chunk + unit // num_blocks * step) * CHUNK
-    column = unit % num_blocks * BLOCK_K
-    mbarrier.expect(barrier, 2 * (halves * CHUNK + BLOCK_M) * BLOCK_K, pred=unit < total)
+    mbarrier.expect(barrier, 2 * (halves * (FIRST + SECOND + THIRD) + BLOCK_M) * BLOCK_K)
     for half in gl.static_range(halves):
         place = row + half * out_size
         tma.async_copy_global_to_shared(
-            first_desc,
-            [place, column],
-            barrier,
-            first.index(stage).slice(half * FIRST, FIRST),
-            pred=unit < total,
+            first_desc, [place, column], barrier, first.index(stage).slice(half * FIRST, FIRST)
         )
         if SECOND > 0:
             tma.async_copy_global_to_shared(
-                second_desc, [place + FIRST, column], barrier,
-                second.index(stage).slice(half * SECOND, SECOND), pred=unit < total,
-            )  # fmt: skip
+                second_desc,
+                [place + FIRST, column],
+                barrier,
+                second.index(stage).slice(half * SECOND, SECOND),
+            )
         if THIRD > 0:
             tma.async_copy_global_to_shared(
-                third_desc, [place + FIRST + SECOND, column], barrier,
-                third.index(stage).slice(half * THIRD, THIRD), pred=unit < total,
-            )  # fmt: skip
+                third_desc,
+                [place + FIRST + SECOND, column],
+                barrier,
+                third.index(stage).slice(half * THIRD, THIRD),
+            )
 
 
 @gluon.jit
