@@ -23,7 +23,15 @@ from oneloop_bench.kernels.timing import KernelBench, bench_arguments
 from oneloop_kernels.ops.linear import NUM_TICKETS, LinearCall, Norm
 from oneloop_kernels.ops.linear.gpu import many_rows
 from oneloop_kernels.ops.linear.launches import planned
-from oneloop_kernels.ops.linear.plans import DensePlan, FewRowsPlan, StreamPlan, can_stream, plan_for
+from oneloop_kernels.ops.linear.plans import (
+    DENSE_BLOCK_K,
+    DENSE_BLOCK_M,
+    DensePlan,
+    FewRowsPlan,
+    StreamPlan,
+    can_stream,
+    plan_for,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +46,11 @@ COMPILE_THREADS: Final = 12
 SMOKE_DIVISOR: Final = 32
 """Sizes are divided by this where there is no GPU: the interpreter is slow."""
 MAX_SHARED_BYTES: Final = 220 << 10
+MIN_DENSE_ROWS: Final = 64
+WIDEST_PRODUCT: Final = 256
+"""Weights that one product of the tensor cores takes; more sums than that find no room in the registers either."""
+SMS: Final = 132
+"""Multiprocessors of the cards that stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +236,8 @@ def candidates(one: Map, num_tokens: int, *, streaming: bool) -> Iterator[Plan]:
     """Plans worth a try. streaming: whether the card can."""
     if num_tokens <= 4:
         yield from register_plans(one, num_tokens)
+    if streaming and num_tokens >= MIN_DENSE_ROWS:
+        yield from dense_plans(one, num_tokens)
     if streaming:
         yield from streaming_plans(one, num_tokens)
     elif num_tokens >= 2:
@@ -280,6 +295,29 @@ def streaming_plans(one: Map, num_tokens: int) -> Iterator[StreamPlan]:
         for programs in grids(-(-one.result_size // block_n) * -(-num_tokens // rows), one.in_size):
             if programs <= 132 or shared == 104 << 10:
                 yield StreamPlan(block_n, 128, stages, warps, programs, rows)
+
+
+def dense_plans(one: Map, num_tokens: int) -> Iterator[DensePlan]:
+    """Chunks of which every multiprocessor has the same number, and a few round ones; all of shared memory."""
+    halves = 2 if one.gated else 1
+    most = SMS // -(-num_tokens // DENSE_BLOCK_M)
+    sizes = {-(-one.result_size // (most * each)) for each in range(1, 9)} | {64, 128}
+    chosen = {widths for size in sizes if (widths := widths_of(size, WIDEST_PRODUCT // halves)) is not None}
+    for widths in sorted(chosen, reverse=True):
+        stage_bytes = 2 * (halves * sum(widths) + DENSE_BLOCK_M) * DENSE_BLOCK_K
+        stages = min(12, (MAX_SHARED_BYTES - DENSE_BLOCK_M * max(widths)) // stage_bytes)
+        if stages >= 3:
+            yield DensePlan(widths, stages)
+
+
+def widths_of(size: int, most: int) -> tuple[int, ...] | None:
+    """Powers of two from 8 on, three at most, that add up to a little more than size; None: they exceed most."""
+    for unit in (8, 16, 32, 64, 128):
+        padded = -(-size // unit) * unit
+        widths = tuple(1 << bit for bit in reversed(range(padded.bit_length())) if padded >> bit & 1)
+        if len(widths) <= 3:
+            return widths if padded <= most else None
+    return None
 
 
 def grids(num_tiles: int, in_size: int) -> list[int]:
