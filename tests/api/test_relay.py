@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
 import socket
@@ -16,6 +17,7 @@ from oneloop.api.chunks import ChunkEncoder
 from oneloop.api.server import Connection
 from oneloop.config import EngineConfig
 from oneloop.engine.async_engine import AsyncEngine
+from oneloop.engine.stream import RequestStream
 from oneloop.executor.base import ModelInfo
 from oneloop_bench.null_executor import NullExecutor
 from oneloop_core import Vocabulary
@@ -237,6 +239,24 @@ async def test_shutdown_under_way(serve: Any) -> None:
                 "\ufffd", ""
             )
         await server.task
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_leaves_nothing_to_the_collector(serve: Any, stream: bool) -> None:
+    """What a request held is freed with its last reference: full collections are rare on a server."""
+    async with served(serve) as server:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(5):
+                body = {"prompt": "a", "max_tokens": 30, "ignore_eos": True, "stream": stream}
+                async with server.session.post(server.url + COMPLETIONS, json=body) as reply:
+                    await reply.read()
+            assert server.engine.metrics.request_success["length"] == 5
+            await asyncio.sleep(0.02)
+            assert [kept for kept in gc.get_objects() if isinstance(kept, RequestStream)] == []
+        finally:
+            gc.enable()
 
 
 async def test_connections_are_used_again(serve: Any) -> None:

@@ -76,7 +76,7 @@ class LoopTimes:
         self.gc_longest_s = max(self.gc_longest_s, pause)
 
 
-_COLLECT_AFTER = (2_000, 5, 1_000)
+_COLLECT_AFTER = (2_000, 5, 100)
 _SWITCH_S = 0.001
 
 

@@ -129,13 +129,14 @@ class RequestStream:
                 self._wakes_at_end = False
         return self.take()
 
-    def call_on_news(self, on_news: Callable[[RequestStream], None]) -> None:
+    def call_on_news(self, on_news: Callable[[RequestStream], None] | None) -> None:
         """For a reader that is called instead of waiting: `on_news(self)` when something can be taken, maybe now.
 
         It is called again only after a take(). It runs amid a step's delivery: it may do little and must not raise.
+        None: the reader has ended; stream and reader no longer keep each other.
         """
         self._on_news = on_news
-        if self._pending:
+        if self._pending and on_news is not None:
             on_news(self)
 
     def take(self) -> list[Added]:

@@ -105,14 +105,19 @@ class _Reply:
         """Start the reply, send everything but the last events and return those. ApiError when a sequence failed."""
         for stream in self._streams:
             stream.call_on_news(self._note_news)
-        while True:
-            events = await self._hand_over()
-            if not self._num_open:
-                self._count()
-                return events
-            if not self._writer.started:
-                await self._writer.start()
-            await self._writer.send(events)
+        try:
+            while True:
+                events = await self._hand_over()
+                if not self._num_open:
+                    self._count()
+                    return events
+                if not self._writer.started:
+                    await self._writer.start()
+                await self._writer.send(events)
+        finally:
+            # Else the two would wait for the collector, with all that hangs on them: requests, replies, prompts.
+            for stream in self._streams:
+                stream.call_on_news(None)
 
     async def _hand_over(self) -> bytes:
         """Leave the turn to the outbox until the task is needed: for the start, a slow reader, the end or an error."""

@@ -39,6 +39,10 @@ class Fields:
         """Whether the field is there and not null (does not count as read)."""
         return self._members.get(key) is not None
 
+    def has_any(self, keys: Mapping[str, Any]) -> bool:
+        """Whether one of the keys is there (does not count as read)."""
+        return not self._members.keys().isdisjoint(keys)
+
     def refuse(self, key: str, message: str) -> ApiError:
         """The 400 about this field, to be raised by the caller."""
         return bad_request(self.name(key), f"{self.name(key)} {message}")

@@ -69,6 +69,8 @@ TOKENIZE: Mapping[str, tuple[Any, ...]] = {
 
 def refuse_unsupported(fields: Fields, table: Mapping[str, tuple[Any, ...]]) -> None:
     """Mark every field of the table as read; a 400 naming the first one that asks for something."""
+    if not fields.has_any(table):
+        return
     for name, harmless in table.items():
         value = fields.given(name)
         if value is not None and not any(_same(value, accepted) for accepted in harmless):
