@@ -1,9 +1,9 @@
 """The host's cost per token with steps that take no time: what a fast device would wait for.
 
-`python -m oneloop_bench.host [offline|stream|http|http_fast …]`. "offline" is LLM.generate, handed 2,000 prompts;
+`python -m oneloop_bench.host [offline|stream|http|http_fast|load …]`. "offline" is LLM.generate, handed 2,000 prompts;
 "stream" is AsyncEngine with 512 requests at once, each read delta by delta; "http" the same through the server, at a
-pace at which every token with text is a chunk; "http_fast" with steps that take no time, where chunks hold several. All
-detokenise.
+pace at which every token with text is a chunk; "http_fast" with steps that take no time, where chunks hold several;
+"load" text prompts in a closed loop at the pace of a fast device (host_load.py). All detokenise.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from oneloop_bench.null_executor import NullExecutor
 from oneloop_bench.report import print_result
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from oneloop.engine.loop_times import LoopTimes
     from oneloop.tokenize.tokenizer import Tokenizer
 
@@ -61,11 +63,13 @@ def make_engine(
     row_s: float = 0.0,
     *,
     max_num_batched_tokens: int = 8192,
+    text: str = TEXT,
     loop_times: LoopTimes | None = None,
 ) -> AsyncEngine:
     """An engine over steps that cost nothing, with room for 512 sequences of the workload.
 
-    step_s, token_s, row_s: what a step takes, and what it takes more for each of its tokens and rows.
+    step_s, token_s, row_s: what a step takes, and what it takes more for each of its tokens and rows. text: what
+    the sequences "sample", each from a place of its own.
     """
     info = ModelInfo(
         vocab_size=tokenizer.vocab_size,
@@ -78,8 +82,8 @@ def make_engine(
         "max_num_seqs": MAX_NUM_SEQS,
         "max_num_batched_tokens": max_num_batched_tokens,
     }
-    text = np.array(tokenizer.encode(TEXT), np.int32)
-    executor = NullExecutor(text, info, step_s, token_s, row_s)
+    ids = np.array(tokenizer.encode(text), np.int32)
+    executor = NullExecutor(ids, info, step_s, token_s, row_s)
     config = EngineConfig.from_flat(settings)
     return AsyncEngine(config, executor=executor, tokenizer=tokenizer, loop_times=loop_times)
 
@@ -152,6 +156,13 @@ def measure_http_fast(_: Tokenizer) -> dict[str, float]:
     return host_http.measure(MAX_NUM_SEQS, OUTPUT_TOKENS, PROMPT_TOKENS, step_ms=0)
 
 
+def measure_load(_: Tokenizer) -> dict[str, Any]:
+    """2,048 text prompts, 512 at once, at the pace of a fast device; also latencies and the loop's seconds by part."""
+    from oneloop_bench import host_load
+
+    return host_load.measure(host_load.read_options([]))
+
+
 def embedded_tokenizer() -> Tokenizer:
     """That of the embedded model; only its file's header is read."""
     model = embedded_path()
@@ -162,11 +173,12 @@ def embedded_tokenizer() -> Tokenizer:
 
 def main() -> None:
     """Print each figure, then the result."""
-    measures = {
+    measures: dict[str, Callable[[Tokenizer], dict[str, Any]]] = {
         "offline": measure_offline,
         "stream": measure_stream,
         "http": measure_http,
         "http_fast": measure_http_fast,
+        "load": measure_load,
     }
     wanted = sys.argv[1:] or list(measures)
     result: dict[str, Any] = {}

@@ -28,6 +28,7 @@ import psutil
 
 from oneloop.engine.event_loop import turn_loop
 from oneloop.engine.loop_times import LoopTimes, settle_interpreter
+from oneloop_bench.micro.core import TEXT
 from oneloop_bench.report import print_result
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 _CHUNK = b'"choices":[{'
 _LAST = b"0\r\n\r\n"
-_SHOWN = ("event_loop", "gc_pause")
+_SHOWN = ("event_loop", "gc_pause", "oneloop:steps")
 
 
 @dataclass(slots=True)
@@ -176,8 +177,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     cpu = after.user + after.system - before.user - before.system
     num_tokens = options.requests * options.output_tokens
     return {
-        "cpu_us_per_token": round(cpu / num_tokens * 1e6, 2),
-        "cpu_us_per_request": round(cpu / options.requests * 1e6, 1),
+        "us_per_token": round(cpu / num_tokens * 1e6, 3),
+        "wall_us_per_token": round(wall / num_tokens * 1e6, 3),
+        "us_per_request": round(cpu / options.requests * 1e6, 1),
         "cpu_share": round(cpu / wall, 3),
         "tok_s": round(num_tokens / wall),
         "tokens_per_chunk": round(num_tokens / records.num_chunks, 2),
@@ -220,17 +222,20 @@ async def serve(
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     sock = socket.create_server(("127.0.0.1", 0), backlog=1024)
     sock.setblocking(False)
+    # Each token a chunk: no character is cut.
+    text = TEXT.encode("ascii", "ignore").decode()
     engine = make_engine(
-        tokenizer, step_ms / 1e3, token_us / 1e6, row_us / 1e6, max_num_batched_tokens=2048, loop_times=times
-    )
+        tokenizer, step_ms / 1e3, token_us / 1e6, row_us / 1e6,
+        max_num_batched_tokens=2048, text=text, loop_times=times,
+    )  # fmt: skip
     async with engine:
         settle_interpreter()
         print(sock.getsockname()[1], flush=True)
         await run_server(engine, ServerConfig(), sock, stop)
 
 
-def main() -> None:
-    """Print the figures."""
+def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The load; None: what the command line says."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -243,7 +248,12 @@ def main() -> None:
     parser.add_argument("--row-us", type=float, default=9.0, help="… and for each of its rows")
     parser.add_argument("--tokenizer", type=Path, help="folder; default: the embedded model's")
     parser.add_argument("--serve", action="store_true", help="be the server")
-    options = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    """Print the figures."""
+    options = read_options()
     if options.serve:
         times = LoopTimes()
         with asyncio.Runner(loop_factory=turn_loop(times)) as runner, times.watching_gc():
