@@ -281,3 +281,16 @@ async def test_a_machine_without_descriptors_left_goes_on_in_python(
         events = await server.stream(COMPLETIONS, {"prompt": "a", "max_tokens": 100, "ignore_eos": True})
         assert texts_of(events)
         assert events[-1] == "[DONE]"
+
+
+async def test_slices_that_are_too_short_for_a_step(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One event per turn of the loop: steps overtake what waits, which is merged; every stream gets on."""
+    monkeypatch.setattr("oneloop.engine.relay.SLICE_S", 0.0)
+    async with served(serve) as server:
+        body = {"prompt": "a", "max_tokens": 300, "ignore_eos": True}
+        found = await asyncio.gather(*[server.stream(COMPLETIONS, body) for _ in range(40)])
+    for events in found:
+        assert events[-1] == "[DONE]"
+        text = texts_of(events)
+        assert "\ufffd" in text or text in TEXT * 5
+        assert len(events) > 5
