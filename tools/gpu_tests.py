@@ -4,8 +4,9 @@
 
 Every part writes its log and its JUnit XML to the folder (default: gpu-tests in a temporary one). What measures time
 or the card's memory runs alone at the end. On standard output: a line per part, then every failed test with its
-reason. The status is 0 when all parts passed. When the budget is spent, parts that run are interrupted and say what
-they have; those that have not begun count as failed. What follows `--` goes to every pytest: `-- -k 'not smollm2'`.
+reason. The status is 0 when all parts passed. Shortly before the budget is spent, parts that run are interrupted and
+say what they have; those that have not begun count as failed. What follows `--` goes to every pytest, for example
+`-- -k 'not smollm2'`.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from typing import Final
 from xml.etree import ElementTree
 
 ROOT: Final = Path(__file__).parents[1]
+INTERRUPTED: Final = 2
 NOTHING_COLLECTED: Final = 5
-INTERRUPT_S: Final = 20.0
-"""How long an interrupted pytest may take to tell what it has."""
+INTERRUPT_S: Final = 12.0
+"""How long an interrupted pytest may take to tell what it has; at the end of the budget."""
 REASON_CHARACTERS: Final = 400
 
 
@@ -92,6 +94,7 @@ class Run:
     """All parts of one run, with one folder and one deadline."""
 
     def __init__(self, folder: Path, deadline: float, arguments: Sequence[str]) -> None:
+        """deadline: by time.monotonic(); then all is over."""
         self._folder = folder
         self._deadline = deadline
         self._arguments = arguments
@@ -99,11 +102,11 @@ class Run:
     def part(self, part: Part) -> Outcome:
         """Run it. Waits."""
         begin = time.monotonic()
-        if begin >= self._deadline:
+        if begin >= self._deadline - INTERRUPT_S:
             return Outcome(part, 0, 0, [(part.label, "not begun: the budget was spent")], 0.0)
         report = self._folder / f"{part.label}.xml"
         command = [
-            sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--tb=short", "-p", "no:cacheprovider", "--durations=8",
+            sys.executable, "-m", "pytest", "-v", "-m", "gpu", "--tb=short", "-p", "no:cacheprovider", "--durations=8",
             "--durations-min=1", f"--junitxml={report}", f"--share={part.share}/{part.shares}", *part.paths,
             *self._arguments,
         ]  # fmt: skip
@@ -114,13 +117,15 @@ class Run:
         if status == NOTHING_COLLECTED:
             if not self._arguments:  # which may have left none
                 outcome.problems.append((part.label, "no tests: is there a GPU?"))
+        elif status == INTERRUPTED:
+            outcome.problems.append((part.label, "interrupted: the budget was spent"))
         elif status and not (status == 1 and outcome.problems):
             outcome.problems.append((part.label, f"pytest ended with status {status}, see its log"))
         return outcome
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int:
         try:
-            return process.wait(max(0.0, self._deadline - time.monotonic()))
+            return process.wait(max(0.0, self._deadline - INTERRUPT_S - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGINT)
         try:
