@@ -351,10 +351,10 @@ def hopper(kernel_device):
     return kernel_device
 
 
-def streaming(programs_per_sm=1, stages=6, min_tiles=1):
-    from oneloop_kernels.ops.paged_attention.triton.configs import DecodeConfig
+def streams(stages=6, programs_per_sm=1):
+    from oneloop_kernels.ops.paged_attention.triton.configs import MANY_ROWS, streaming
 
-    return DecodeConfig(64, 4, 3, programs_per_sm, min_tiles, stream_stages=stages)
+    return ((MANY_ROWS, streaming(stages, programs_per_sm)),)
 
 
 @pytest.mark.gpu
@@ -366,7 +366,7 @@ def streaming(programs_per_sm=1, stages=6, min_tiles=1):
 def test_streams_of_keys(inputs, hopper, kernel_dtype, heads, kv_heads, block_size, programs_per_sm, stages):
     shape = make_shape(heads, kv_heads, head_dim=128, block_size=block_size)
     attention = make_attention(
-        shape, kernel_dtype, hopper, unshared=streaming(programs_per_sm, stages), max_tokens=64
+        shape, kernel_dtype, hopper, streamed=streams(stages, programs_per_sm), max_tokens=64
     )
     rng = random.Random(int(inputs.integers(0, 1 << 30, 1)))
     some = [(1, rng.randint(0, 900)) for _ in range(30)]
@@ -385,7 +385,7 @@ def test_rings_of_tiles(inputs, hopper, kernel_dtype, heads, kv_heads, block_siz
     shape = make_shape(heads, kv_heads, head_dim=128, block_size=block_size)
     attention = make_attention(
         shape, kernel_dtype, hopper, tiles_block_m=128, tiles_ring=5, max_tokens=4096,
-        unshared=streaming() if decode == "stream" else None,
+        streamed=streams() if decode == "stream" else (),
     )  # fmt: skip
     rng = random.Random(int(inputs.integers(0, 1 << 30, 1)))
     edges = [(2, 126), (3, 254), (64, 64), (128, 0), (1100, 0), (20, 1500)]
@@ -401,11 +401,54 @@ def test_what_the_kernels_of_hopper_cannot_do(inputs, hopper, why):
     shape = make_shape(32, 8, head_dim=128, sliding_window=100 if why == "window" else None)
     sinks = inputs.normal(32) if why == "sinks" else None
     attention = make_attention(
-        shape, torch.bfloat16, hopper, tiles_block_m=128, tiles_ring=5, max_tokens=512, unshared=streaming()
+        shape, torch.bfloat16, hopper, tiles_block_m=128, tiles_ring=5, max_tokens=512, streamed=streams()
     )
     rows = [(1, 700), (1, 3), (90, 40), (33, 0)]
     case = make_case(inputs, shape, rows, torch.bfloat16, by_head=why != "by_token", sinks=sinks)
     check(case, attention, torch.bfloat16, sinks, layers=2, may_share=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "launched"),
+    [
+        ({}, ["prefill", "stream 1 True"]),
+        ({"has_multi": False}, ["stream 1 False"]),
+        ({"has_multi": False, "num_rows": 30}, ["stream 2 False"]),
+        ({"has_multi": False, "num_rows": 30, "may_share": True}, []),
+        ({"by_head": False}, []),
+        ({"sinks": True}, []),
+        ({"head_dim": 64}, []),
+        ({"sliding_window": 9}, []),
+        ({"block_size": 48}, []),
+    ],
+    ids=str,
+)
+def test_which_steps_the_kernels_of_hopper_serve(inputs, monkeypatch, kernel_device, change, launched):
+    """Launches are only recorded: what runs instead computes the same."""
+    from oneloop_kernels.ops.paged_attention.triton import attention as module
+    from oneloop_kernels.ops.paged_attention.triton.configs import MANY_ROWS, streaming
+
+    calls = []
+    monkeypatch.setattr(module, "INTERPRETED", False)
+    monkeypatch.setattr(module.hopper, "launch_prefill", lambda *_, **__: calls.append("prefill"))
+    monkeypatch.setattr(
+        module.hopper,
+        "launch_stream",
+        lambda *_, programs, beside, **__: calls.append(f"stream {programs // 3} {beside}"),
+    )
+    step = {"has_multi": True, "num_rows": 1, "may_share": False, "by_head": True, "sinks": False} | change
+    more = {key: step.pop(key) for key in ("sliding_window", "block_size", "head_dim") if key in step}
+    shape = make_shape(2, 1, **{"head_dim": 128} | more)
+    attention = make_attention(
+        shape, torch.float16, kernel_device, sms=3, tiles_block_m=128, tiles_ring=5,
+        streamed=((8, streaming(6, 1)), (MANY_ROWS, streaming(3, 2))),
+    )  # fmt: skip
+    rows = [(1, 20)] * step["num_rows"] + [(5, 3)] * step["has_multi"]
+    case = make_case(inputs, shape, rows, torch.float16, by_head=step["by_head"])
+    plan = attention.plan(case.step, len(rows), 40, step["has_multi"], may_share=step["may_share"])
+    out = inputs.poisoned(len(case.qkv), 2 * shape.head_dim, dtype=torch.float16)
+    plan.run(case.qkv, case.cache, out, inputs.normal(2) if step["sinks"] else None)
+    assert calls == launched
 
 
 @pytest.mark.gpu
@@ -421,7 +464,7 @@ def test_blocks_beyond_two_to_the_31(inputs, hopper, by_head):
     tables[tables != GARBAGE] += size - len(case.cache)
     case.cache = wide
     check(case, make_attention(shape, dtype, hopper), dtype)
-    attention = make_attention(shape, dtype, hopper, unshared=streaming(), tiles_block_m=128, tiles_ring=5)
+    attention = make_attention(shape, dtype, hopper, streamed=streams(), tiles_block_m=128, tiles_ring=5)
     check(case, attention, dtype, may_share=False)
 
 

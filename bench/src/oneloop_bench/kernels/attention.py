@@ -24,6 +24,7 @@ from oneloop_kernels.ops.paged_attention.triton.configs import (
     DecodeConfig,
     TilesConfig,
     config_for,
+    streaming,
 )
 
 if TYPE_CHECKING:
@@ -263,11 +264,11 @@ def _decode_configs(case: Case) -> dict[str, AttentionConfig]:
         for n, w, s, x, r in tiles
         for m in min_tiles
     } | {
-        f"stream s{s} x{x} m{m}": DecodeConfig(64, 4, 3, x, m, stream_stages=s)
+        f"stream s{s} x{x} m{m}": streaming(s, x, m)
         for s, x in ((6, 1), (5, 1), (4, 1), (3, 1), (3, 2), (2, 2))
         for m in min_tiles
     }
-    return {key: replace(base, decode=config, few_rows=(), unshared=None) for key, config in configs.items()}
+    return {key: replace(base, decode=config, few_rows=(), streamed=()) for key, config in configs.items()}
 
 
 def _prefill_configs(case: Case) -> dict[str, AttentionConfig]:

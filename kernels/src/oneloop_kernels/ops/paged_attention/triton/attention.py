@@ -103,7 +103,7 @@ class TritonAttention:
         shares = may_share and self._can_share and num_rows >= self.config.min_sharers
         if shares:
             self._plan_common(step, num_rows)
-        decode = self.config.decode_for(num_rows, shares=shares)
+        decode = self.config.decode_for(num_rows, streams=self._on_hopper and not shares)
         self._plan_decode(step, decode, shares)
         if has_multi:
             self._plan_prefill(step)

@@ -56,24 +56,21 @@ class AttentionConfig:
     max_chunks: int = 4
     """What a run of rows shares is cut into so many items at most, to fill the card: each leaves partial results."""
     few_rows: tuple[tuple[int, DecodeConfig], ...] = ()
-    """Of steps of at most so many rows, ascending, which share nothing…"""
-    unshared: DecodeConfig | None = None
-    """…and of those with more rows; None: `decode`, which is for steps with shared rows in any case."""
+    """Of decode.py in steps of at most so many rows, ascending; `decode` is for those with more."""
+    streamed: tuple[tuple[int, DecodeConfig], ...] = ()
+    """Likewise, ahead of both, of steps whose rows share nothing, where stream.py can run."""
     beside_registers: int | None = None
     """Most registers per thread of decode.py where it runs beside tiles.py and has to fit there."""
 
-    def decode_for(self, num_rows: int, *, shares: bool = False) -> DecodeConfig:
-        """Of a step with at most so many rows."""
-        if shares:
-            return self.decode
-        return next(
-            (config for most, config in self.few_rows if num_rows <= most), self.unshared or self.decode
-        )
+    def decode_for(self, num_rows: int, *, streams: bool = False) -> DecodeConfig:
+        """Of a step with at most so many rows. streams: stream.py may run."""
+        configs = (*(self.streamed if streams else ()), *self.few_rows)
+        return next((config for most, config in configs if num_rows <= most), self.decode)
 
     @property
     def most_programs_per_sm(self) -> int:
         """Of decode.py, in any step."""
-        configs = (self.decode, self.unshared or self.decode, *(few for _, few in self.few_rows))
+        configs = (self.decode, *(config for _, config in (*self.streamed, *self.few_rows)))
         return max(config.programs_per_sm for config in configs)
 
 
@@ -87,7 +84,16 @@ def default_config(element_size: int, head_dim: int) -> AttentionConfig:
     return AttentionConfig(DecodeConfig(32 if wide else 64, 4, 2, 2), tiles, tiles)
 
 
-_WIDE_BLOCK = TilesConfig(128, 64, 8, 3, 1, tma=True)
+MANY_ROWS = 1 << 30
+"""As many as there may be."""
+
+
+def streaming(stages: int, programs_per_sm: int, min_tiles: int = 1) -> DecodeConfig:
+    """Of stream.py; and of decode.py where a cache or sinks keep that from running."""
+    return DecodeConfig(64, 4, 3, programs_per_sm, min_tiles, stream_stages=stages)
+
+
+_WIDE_BLOCK = TilesConfig(128, 64, 8, 3, 1, tma=True, ring=5)
 """128 rows a block: with 64, keys and values would have to come from the L2 cache at 7 TB/s to reach 490 TFLOP/s."""
 _BESIDE_DECODE = replace(_WIDE_BLOCK, max_registers=168)
 """Leaves registers and shared memory for one program of the decode kernel, which runs at the same time."""
@@ -95,7 +101,11 @@ _WIDER_HEADS = TilesConfig(128, 64, 8, 2, 1, tma=True)
 _H200 = {
     64: AttentionConfig(DecodeConfig(64, 4, 4, 3), _WIDE_BLOCK, _WIDE_BLOCK),
     128: AttentionConfig(
-        DecodeConfig(64, 4, 3, 2, min_tiles=2), _WIDE_BLOCK, _BESIDE_DECODE, beside_registers=168
+        DecodeConfig(64, 4, 3, 2, min_tiles=2),
+        _WIDE_BLOCK,
+        _BESIDE_DECODE,
+        beside_registers=168,
+        streamed=((1, streaming(6, 1, min_tiles=3)), (MANY_ROWS, streaming(3, 2))),
     ),
     256: AttentionConfig(DecodeConfig(32, 4, 3, 2), _WIDER_HEADS, _WIDER_HEADS),
 }
@@ -105,6 +115,7 @@ _H200_SMALL_GROUPS = _H200 | {
         _H200[128],
         decode=DecodeConfig(32, 4, 3, 4, max_registers=128),
         few_rows=((1, DecodeConfig(32, 2, 4, 4)), (8, DecodeConfig(16, 2, 5, 6))),
+        streamed=((1, streaming(6, 1)), (MANY_ROWS, streaming(3, 2))),
     ),
 }
 """With at most SMALL_GROUP query heads per key head: less to compute for a key, so more, smaller tiles are better."""
