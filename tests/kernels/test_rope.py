@@ -69,6 +69,21 @@ def test_angles_of_far_positions(kernel_device, kernel_dtype, name):
     assert (sin.double() - FACTOR * angles.sin()).abs().max() < limit
 
 
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("size", [16, 1500])
+def test_a_step_begins_with_angles_and_embedding(inputs, kernel_device, kernel_dtype, name, size):
+    ops = ROPE.resolve(kernel_device, kernel_dtype, name=name)
+    angles = ops.angles(frequencies_of(48).to(kernel_device), FACTOR, kernel_dtype)
+    positions = inputs.integers(0, 4096, 5, dtype=torch.int32)
+    token_ids = inputs.integers(0, 30, 5, dtype=torch.int32)
+    table = inputs.normal(30, 2 * size, dtype=kernel_dtype)[:, :size]
+    rotary, hidden = angles.with_embedding(positions, token_ids, table)
+    assert torch.equal(hidden, table[token_ids.long()])
+    expected = angles(positions)
+    assert torch.equal(rotary.cos, expected.cos)
+    assert torch.equal(rotary.sin, expected.sin)
+
+
 SHAPES = [
     # tokens, of which stored, heads, kv heads, head_dim, block size
     (1, 1, 4, 2, 64, 16),
@@ -105,7 +120,7 @@ def test_rotate_and_store(inputs, kernel_device, kernel_dtype, name, shape, with
     used = torch.arange(num_tokens) < num_stored
     if num_stored > 1:
         used[padded] = False
-    assert_close(qkv[used], expected[used])
+    assert_close(qkv[used], expected[used], kind="rotation")
     flat = cache.reshape(-1, 2 * num_kv_heads, head_dim)
     kept = slots[slots >= 0]
     assert torch.equal(flat[kept], qkv[used][:, num_heads:])
@@ -130,13 +145,19 @@ def test_every_tile_computes_the_same(inputs, kernel_device, kernel_dtype):
     given = inputs.normal(9, 12, 32, dtype=kernel_dtype)
     slots = inputs.permutation(12)[:9]
     results = []
-    for tile in (*TILES, Tile(4, 4, 1), Tile(1, 16, 2)):
+    for tile in (
+        *(tile for _, tile in TILES),
+        Tile(4, 4, 1),
+        Tile(1, 16, 2),
+        Tile(8, 1, 1, steps=5),
+        Tile(2, 2, 1, steps=3),
+    ):
         qkv, cache = given.clone(), inputs.poisoned(3, 4, 4, 32, dtype=kernel_dtype)
         ops.rotate_and_store(qkv, rotary, norms, cache, slots, tile=tile)
         results.append((qkv, cache.nan_to_num(nan=99.0)))
     for qkv, cache in results[1:]:
-        assert_close(qkv, results[0][0])
-        assert_close(cache, results[0][1], kernel_dtype)
+        assert_close(qkv, results[0][0], kind="rotation")
+        assert_close(cache, results[0][1], kernel_dtype, kind="rotation")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -149,7 +170,7 @@ def test_reference_in_every_dtype(dtype):
     expected = expected_qkv(qkv, 2, positions, norms)
     cache = torch.full((3, 4, 4, 16), math.nan, dtype=dtype)
     ops.rotate_and_store(qkv, ops.angles(frequencies_of(16), FACTOR, dtype)(positions), norms, cache, slots)
-    assert_close(qkv, expected)
+    assert_close(qkv, expected, kind="rotation")
     assert torch.equal(cache.view(12, 4, 16)[slots], qkv[:4, 4:])
     assert int(cache.isnan().sum()) == 8 * 4 * 16
 
@@ -183,7 +204,8 @@ def hopper_spec(heads: int, kv_heads: int, head_dim: int, norm: bool, tile: Tile
         {**pointers, "slots": "*i64", "num_tokens": "i32", "num_slots": "i32", **numbers},
         {
             "NUM_HEADS": heads, "NUM_KV_HEADS": kv_heads, "HALF_DIM": half, "HALF_BLOCK": half,
-            "BLOCK_SIZE": 16, "NORM": norm, "TOKENS": tile.tokens, "HEADS": tile.heads, "USE_PDL": True,
+            "BLOCK_SIZE": 16, "NORM": norm, "TOKENS": tile.tokens, "HEADS": tile.heads,
+            "STEPS": tile.steps, "USE_PDL": True,
         },
         {"num_warps": tile.num_warps(half), "launch_pdl": True},
         unaligned=("num_tokens", "num_slots"),
@@ -201,14 +223,34 @@ def test_compiled_for_hopper():
         unaligned=("num_tokens",),
     )
     shapes = ((32, 8, 128, False), (16, 8, 128, True), (9, 3, 64, False))
-    wanted = [(shape, tile) for shape in shapes for tile in TILES]
-    reports = compile_all_for_hopper([*(hopper_spec(*shape, tile) for shape, tile in wanted), angles])
-    for (_, tile), report in zip(wanted, reports[:-1], strict=True):
+    wanted = [(shape, tile) for shape in shapes for _, tile in TILES]
+    begin = KernelSpec(
+        "oneloop_kernels.ops.rope.triton",
+        "begin_kernel",
+        dict.fromkeys(("positions", "token_ids"), "*i32")
+        | dict.fromkeys(("frequencies", "out"), "*fp32")
+        | dict.fromkeys(("table", "hidden"), "*bf16")
+        | dict.fromkeys(("vocab_size", "row_stride", "size"), "i32")
+        | {"factor": "fp32"},
+        {"HALF_DIM": 64, "HALF_BLOCK": 64, "PIECE": 1024, "USE_PDL": True},
+        {"num_warps": 4, "launch_pdl": True},
+    )
+    reports = compile_all_for_hopper([*(hopper_spec(*shape, tile) for shape, tile in wanted), begin, angles])
+    for ((_, _, head_dim, _), tile), report in zip(wanted, reports[:-2], strict=True):
         assert (report.spilled, report.shared) == (0, 0)
         assert report.registers <= 80
-        assert report.count(r"STG") == report.count(r"STG\.E\.128$") == 4 * tile.vectors
-        assert report.count(r"LDG\.E\.128$") >= 6 * tile.vectors
-        assert report.count(r"LDG") == report.count(r"LDG\.E\.128$") + report.count(r"LDG\.E\.64$")
-        assert report.count(r"LDG\.E\.64$") <= tile.vectors, "only slots"
+        at_once = (
+            tile.tokens * tile.heads * head_dim // 2 // (32 * tile.num_warps(head_dim // 2) * tile.vectors)
+        )
+        width = {8: r"\.128$", 4: r"\.64$", 2: "$"}[at_once]  # a warp has too few elements for more
+        assert report.count(r"STG") == report.count(r"STG\.E" + width) == 4 * tile.vectors * tile.steps
+        assert report.count(r"LDG\.E" + width) >= 2 * tile.vectors * tile.steps
+        if at_once == 8:
+            assert report.count(r"LDG\.E\.128$") >= (4 + 2 * tile.steps) * tile.vectors
+            assert report.count(r"LDG") == report.count(r"LDG\.E\.128$") + report.count(r"LDG\.E\.64$")
+            assert report.count(r"LDG\.E\.64$") <= tile.vectors, "only slots"
     # Beyond 105615 radians an angle is reduced with 2/π in many words, kept in local memory; no other use of it.
-    assert reports[-1].spilled <= 64
+    assert max(report.spilled for report in reports[-2:]) <= 64
+    assert (reports[-2].count(r"LDG\.E\.128$"), reports[-2].count(r"STG\.E\.128$")) == (1, 1), (
+        "rows of the table"
+    )

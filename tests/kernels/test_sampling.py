@@ -46,12 +46,21 @@ def noise_by_the_book(seed, output_index, token):
         return z ^ (z >> 31)
 
     key = mix((mix(seed & MASK64) + (output_index + 1) * 0x9E3779B97F4A7C15) & MASK64)
-    x = (token * ((key >> 32) | 1) + key) & 0xFFFFFFFF
-    x = (x ^ (x >> 16)) * 0x7FEB352D & 0xFFFFFFFF
-    x = (x ^ (x >> 15)) * 0x846CA68B & 0xFFFFFFFF
-    x ^= x >> 16
-    uniform = min(((x & 0x7FFFFFFF) + 0.5) * 2.0**-31, 1 - 2.0**-24)
-    return -math.log(-math.log1p(-uniform))
+
+    def bits(i):
+        x = (i * ((key >> 32) | 1) + key) & 0xFFFFFFFF
+        x = (x ^ (x >> 16)) * 0x7FEB352D & 0xFFFFFFFF
+        x = (x ^ (x >> 15)) * 0x846CA68B & 0xFFFFFFFF
+        return x ^ (x >> 16)
+
+    def exponential(i):
+        return -math.log1p(-min((bits(i) % 2**31 + 0.5) * 2.0**-31, 1 - 2.0**-24))
+
+    group, place = divmod(token, 128)
+    variate = exponential(2**31 + group) / 128
+    if place != bits(2**31 + 2**30 + group) % 128:
+        variate += exponential(token)
+    return -math.log(variate)
 
 
 @pytest.mark.parametrize("seed", [0, 1, -1, 12345678901234567, -(2**63), 2**63 - 1])
@@ -61,6 +70,24 @@ def test_noise_is_the_documented_function(seed):
     got = OPS.noise(ints(*[seed] * 4), ints(*indices), torch.tensor(tokens, dtype=torch.int32))
     expected = [[noise_by_the_book(seed, index, token) for token in tokens] for index in indices]
     assert_close(got, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_noise_of_a_group_is_independent_gumbel_noise():
+    """e^−noise is exponential for every token, and the same to the correlation of two in one group or in two."""
+    num_rows = 40_000
+    tokens = torch.tensor([0, 1, 64, 127, 128, 300], dtype=torch.int32)
+    race = OPS.noise(torch.full((num_rows,), 11), torch.arange(num_rows), tokens).double().neg().exp()
+    tolerance = 5 / math.sqrt(num_rows)
+    assert (race.mean(0) - 1).abs().max() < tolerance
+    assert (race.var(0) - 1).abs().max() < 3 * tolerance  # the variance of the square of its distance is 8
+    for limit in (0.001, 0.01, 0.1, 1.0, 3.0):
+        expected = 1 - math.exp(-limit)
+        share = (race < limit).double().mean(0)
+        assert (share - expected).abs().max() < 5 * math.sqrt(expected * (1 - expected) / num_rows)
+    correlation = torch.corrcoef(race.T) - torch.eye(len(tokens))
+    assert correlation.abs().max() < tolerance
+    ends = torch.corrcoef((race < 0.05).double().T) - torch.eye(len(tokens))
+    assert ends.abs().max() < tolerance, "nor of the small ones, which win"
 
 
 def chi_square(counts, probabilities):
@@ -97,6 +124,12 @@ def test_draws_follow_the_softmax(temperature, seed):
     counts = count_draws(temperature=temperature, seed=seed)
     assert fits(counts, probabilities)
     assert not fits(counts, (LOGITS / (temperature * 1.05)).softmax(-1)), "the check above cannot fail"
+
+
+def test_draws_from_several_groups_follow_the_softmax():
+    logits = torch.linspace(0.0, 3.0, 300)[torch.randperm(300, generator=torch.Generator().manual_seed(2))]
+    assert fits(count_draws(logits, seed=5), logits.softmax(-1))
+    assert fits(count_draws(torch.zeros(200), seed=6), torch.full((200,), 1 / 200))
 
 
 def test_draws_over_seeds_follow_the_softmax_too():

@@ -9,6 +9,7 @@ import triton.language as tl
 
 from oneloop_kernels.ops.sampling.device import (
     FLOAT_COLUMNS,
+    GROUP,
     INT_COLUMNS,
     MAX_CANDIDATES,
     MAX_SPLITS,
@@ -18,10 +19,17 @@ from oneloop_kernels.ops.sampling.device import (
     SlotSampling,
 )
 from oneloop_kernels.ops.sampling.reference import REFERENCE
-from oneloop_kernels.ops.sampling.triton.common import hash31, noise_key, noise_of
-from oneloop_kernels.ops.sampling.triton.configs import Division, divide
+from oneloop_kernels.ops.sampling.triton.common import group_race, noise_key, noise_of
+from oneloop_kernels.ops.sampling.triton.configs import (
+    GREEDY_REGISTERS,
+    GREEDY_TOKENS_PER_THREAD,
+    SCAN_TOKENS_PER_THREAD,
+    Division,
+    divide,
+)
 from oneloop_kernels.ops.sampling.triton.launch import launch_sample
 from oneloop_kernels.ops.step_inputs import SampleOutput
+from oneloop_kernels.testing.hopper import KernelSpec, compile_all_for_hopper
 
 RANDOM = SampleVariant(random=True, edits=False, penalties=False, logprobs=False)
 GREEDY = SampleVariant(random=False, edits=False, penalties=False, logprobs=False)
@@ -35,7 +43,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in .*:RuntimeWarn
 def _noise_kernel(seed, output_index, out_ptr, first_token, SIZE: tl.constexpr):  # noqa: N803
     token_ids = first_token + tl.arange(0, SIZE)
     factor, offset = noise_key(tl.load(seed), tl.load(output_index))
-    tl.store(out_ptr + tl.arange(0, SIZE), noise_of(hash31(token_ids, factor, offset)))
+    least, place = group_race(token_ids // 128, factor, offset)
+    tl.store(out_ptr + tl.arange(0, SIZE), noise_of(token_ids, least, place, factor, offset))
 
 
 def test_noise_is_the_documented_one(inputs, kernel_device):
@@ -94,6 +103,9 @@ def expected_tokens(samples: Samples) -> list[int]:
     for row, logits in enumerate(samples.logits.double().cpu()):
         top_k = int(samples.slots.ints[row, INT_COLUMNS.index("top_k")])
         order = torch.sort(logits, descending=True, stable=True).indices
+        if floats["temperature"][row] == 0.0:
+            tokens.append(int(order[0]))
+            continue
         scaled = (logits - logits.max()) / floats["temperature"][row]
         order = order[scaled[order].exp() >= floats["min_p"][row]]
         order = order[: top_k or None]
@@ -148,6 +160,43 @@ def test_more_candidates_than_are_gathered_at_once(inputs, kernel_device, spread
     assert samples.run(RANDOM) == expected_tokens(samples)
 
 
+@pytest.mark.parametrize("steep", [False, True], ids=["flat", "steep"])
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
+def test_every_way_to_draw(inputs, kernel_device, kernel_dtype, steep, temperature):
+    """Rows side by side that take every branch; of steep rows few groups can win, and those not first in order."""
+    vocab_size = 151_936 if kernel_device.type == "cuda" else 1300
+    logits = inputs.normal(12, vocab_size)
+    if steep:
+        places = torch.stack([inputs.permutation(vocab_size)[:40] for _ in range(12)])
+        logits.scatter_(1, places, torch.linspace(12.0, 4.0, 40, device=logits.device).expand(12, -1))
+    samples = Samples(
+        logits.to(kernel_dtype),
+        temperature=[temperature] * 11 + [0.0],
+        top_k=[0, 0, 0, 50, 1, 40, 0, 0, 600, 0, 0, 0],
+        top_p=[1.0, 0.9, 0.3, 1.0, 1.0, 0.8, 1.0, 0.7, 0.9, 1.0, 1.0, 1.0],
+        min_p=[0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.05, 0.05, 0.01, 0.0, 0.0, 0.0],
+    )
+    assert samples.run(RANDOM) == expected_tokens(samples)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("variant", [GREEDY, RANDOM, LOGPROBS], ids=["greedy", "random", "logprobs"])
+def test_rows_without_a_distribution(inputs, kernel_dtype, variant, value):
+    """NaN and +∞ anywhere give −1 (and a valid last token), only −∞ gives token 0; the other rows hear nothing."""
+    logits = inputs.normal(5, 700, dtype=kernel_dtype)
+    logits[4] = -torch.inf
+    options = {} if variant is GREEDY else {"top_p": [1.0, 0.9, 1.0, 1.0, 0.9], "top_k": [0, 0, 0, 9, 0]}
+    columns = {"temperature": 0.0 if variant is GREEDY else 1.0, "num_logprobs": 2} | options
+    expected = Samples(logits, **columns).run(variant)
+    assert expected[4] == 0
+    for row, place in ((1, 699), (3, 0)):
+        logits[row, place] = value
+        expected[row] = -1
+    samples = Samples(logits, **columns)
+    assert samples.run(variant) == expected
+    assert all(0 <= token < 700 for token in samples.step.last_token.tolist())
+
+
 def test_flat_and_steep_rows(inputs, kernel_device, kernel_dtype):
     """Nuclei from one token to nearly all; small top_p takes several rounds. On a GPU a vocabulary of real size."""
     vocab_size = 151_936 if kernel_device.type == "cuda" else 900
@@ -169,3 +218,30 @@ def test_divisions_cover_the_vocabulary():
                 part = division.num_tiles * division.tile
                 assert 0 <= division.splits * part - vocab_size < part, "no token twice, no part without one"
                 assert division.splits <= MAX_SPLITS
+
+
+def test_compiled_for_hopper():
+    """Both passes over the logits read 16 bytes at a time, the next tile ahead, and spill no register."""
+    row = {"logits_ptr": "*bf16", "edited_ptr": "*fp32", "row_edited_ptr": "*i32", "header_ptr": "*i64"}
+    row |= {"sample_slot_ptr": "*i32", "ints_ptr": "*i32", "logits_stride": "i32", "vocab_size": "i32"}
+    sums = ("floats_ptr", "group_max_ptr", "group_sum_ptr", "raw_group_max_ptr", "raw_group_sum_ptr")
+    scan = row | dict.fromkeys(sums, "*fp32") | {"num_tiles": "i32"}
+    greedy = row | dict.fromkeys(("history_ptr", "partial_token_ptr", "ticket_ptr"), "*i32")
+    greedy |= dict.fromkeys(("token_out_ptr", "last_token_ptr"), "*i32") | {"partial_max_ptr": "*fp32"}
+    greedy |= {"splits": "i32", "num_tiles": "i32"}
+    switches = {"NUM_SAMPLES": 3, "EDITS": False, "USE_PDL": True}
+    module = "oneloop_kernels.ops.sampling.triton"
+    specs = []
+    for bucket in (1, 256):
+        division = divide(bucket, 151_936, 132, SCAN_TOKENS_PER_THREAD)
+        options = {"num_warps": division.num_warps, "maxnreg": division.scan_registers, "launch_pdl": True}
+        constants = switches | {"LOGPROBS": True, "TILE_GROUPS": division.tile // GROUP}
+        specs.append(KernelSpec(f"{module}.scan", "scan_kernel", scan, constants, options, ("num_tiles",)))
+        division = divide(bucket, 151_936, 132, GREEDY_TOKENS_PER_THREAD)
+        options = {"num_warps": division.num_warps, "maxnreg": GREEDY_REGISTERS, "launch_pdl": True}
+        constants = switches | {"PENALTIES": False, "BLOCK": division.tile}
+        unaligned = ("num_tiles", "splits")
+        specs.append(KernelSpec(f"{module}.greedy", "greedy_kernel", greedy, constants, options, unaligned))
+    for report in compile_all_for_hopper(specs):
+        assert report.spilled == 0
+        assert report.count(r"LDG\.E\.128$") >= 2

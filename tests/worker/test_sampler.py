@@ -69,11 +69,13 @@ def test_temperature_zero_is_greedy_and_the_least_that_the_core_lets_through_nea
 @pytest.mark.parametrize(
     "options", [{"temperature": 0.0}, {"top_k": 5}, {"top_p": 0.5}, {"presence_penalty": 1.0}]
 )
-def test_a_row_with_nan_gets_no_token_and_harms_no_other(worker, sample, make_sampling, options):
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_row_without_a_distribution_gets_no_token(worker, sample, make_sampling, options, value):
+    """NaN or +∞ anywhere; other rows hear nothing of it."""
     logits = logits_of(3)
     admitted = {slot: make_sampling(**{"temperature": 1.0, "seed": slot} | options) for slot in (4, 1, 6)}
     expected = sample(logits, admitted=admitted)
-    logits[1, 50] = torch.nan
+    logits[1, 50] = value
     assert sample(logits, admitted=admitted) == [expected[0], -1, expected[2]]
     assert 0 <= int(worker.runner.rows.last_token[1]) < VOCAB
 

@@ -88,8 +88,10 @@ def run(layer: Layer, tile: Tile | None = None) -> None:
 
 def candidates() -> dict[str, Tile]:
     """Tiles worth trying."""
-    shapes = ((1, 4), (1, 8), (1, 16), (2, 8), (2, 16), (4, 8))
-    return {f"{tokens}x{heads}/{n}": Tile(tokens, heads, n) for tokens, heads in shapes for n in (1, 2)}
+    once = ((1, 2), (1, 4), (1, 8), (1, 16), (1, 32), (2, 16))
+    tiles = [Tile(tokens, heads, vectors) for tokens, heads in once for vectors in (1, 2)]
+    tiles += [Tile(*shape, 1, steps) for shape in ((2, 8), (4, 4), (16, 1)) for steps in (2, 4)]
+    return {f"{tile.tokens}x{tile.heads}/{tile.vectors}·{tile.steps}": tile for tile in tiles}
 
 
 def measure_angles(bench: KernelBench) -> None:

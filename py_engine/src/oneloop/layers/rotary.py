@@ -33,6 +33,12 @@ class Rotary:
         """positions: [num_tokens] integers, int32 or int64."""
         return self._angles(positions)
 
+    def with_embedding(
+        self, positions: torch.Tensor, token_ids: torch.Tensor, table: torch.Tensor
+    ) -> tuple[RotaryStep, torch.Tensor]:
+        """The angles, and the tokens' rows of an embedding's weight (new): what every step begins with."""
+        return self._angles.with_embedding(positions, token_ids, table)
+
 
 def rope_frequencies(spec: ModelSpec) -> tuple[torch.Tensor, float]:
     """Radians per position, [head_dim / 2] float32, and the factor on cos and sin."""

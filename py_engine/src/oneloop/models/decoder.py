@@ -100,8 +100,7 @@ class Decoder:
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
         """See Model."""
-        hidden = self.embedding(token_ids)
-        rotary = self.rotary(positions)
+        rotary, hidden = self.rotary.with_embedding(positions, token_ids, self.embedding.weight)
         for layer in self.layers:
             layer(hidden, rotary, kv, metadata)
         return hidden

@@ -15,6 +15,15 @@ PIECE: Final = 1024
 
 
 @triton.jit
+def copy_row(token_ids, weight, out, token, element, vocab_size, row_stride, size):
+    """Elements of the row of one token. token: int64."""
+    token_id = tl.load(token_ids + token).to(tl.int64)
+    row = tl.minimum(tl.maximum(token_id, 0), vocab_size - 1)
+    mask = element < size
+    tl.store(out + token * size + element, tl.load(weight + row * row_stride + element, mask=mask), mask=mask)
+
+
+@triton.jit
 def embedding_kernel(
     token_ids,
     weight,
@@ -31,10 +40,7 @@ def embedding_kernel(
     if USE_PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    token_id = tl.load(token_ids + token).to(tl.int64)
-    row = tl.minimum(tl.maximum(token_id, 0), vocab_size - 1)
-    mask = element < size
-    tl.store(out + token * size + element, tl.load(weight + row * row_stride + element, mask=mask), mask=mask)
+    copy_row(token_ids, weight, out, token, element, vocab_size, row_stride, size)
 
 
 def embedding(token_ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -35,6 +35,14 @@ class Angles(Protocol):
     def __call__(self, positions: torch.Tensor) -> RotaryStep:
         """positions: [num_tokens] integers below 2²⁴, so that float32 holds them exactly."""
 
+    def with_embedding(
+        self, positions: torch.Tensor, token_ids: torch.Tensor, table: torch.Tensor
+    ) -> tuple[RotaryStep, torch.Tensor]:
+        """The angles, and the tokens' rows of the table ([num_tokens, size], new) as ops.embedding gives them.
+
+        Both are the beginning of a step; together they cost a GPU one launch.
+        """
+
 
 class RopeOps(Protocol):
     """Angles of a step, and their use in each layer."""

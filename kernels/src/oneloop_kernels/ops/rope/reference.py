@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from oneloop_kernels.ops.embedding.reference import embedding
 from oneloop_kernels.ops.rms_norm.reference import rms_norm
 from oneloop_kernels.ops.rope import RotaryStep
 
@@ -35,6 +36,12 @@ class ReferenceAngles:
         if self._factor != 1.0:
             cos.mul_(self._factor)
         return RotaryStep(cos.to(self._dtype), sin.to(self._dtype))
+
+    def with_embedding(
+        self, positions: torch.Tensor, token_ids: torch.Tensor, table: torch.Tensor
+    ) -> tuple[RotaryStep, torch.Tensor]:
+        """See the contract."""
+        return self(positions), embedding(token_ids, table)
 
 
 class ReferenceRopeOps:

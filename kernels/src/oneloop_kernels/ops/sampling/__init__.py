@@ -6,21 +6,33 @@ else is in the batch and whichever implementation computes it:
 
     mix(z)  = z ← (z ⊕ z≫30) · BF58476D1CE4E5B9;  z ← (z ⊕ z≫27) · 94D049BB133111EB;  z ⊕ z≫31     (SplitMix64)
     key     = mix(mix(seed) + (output_index + 1) · 9E3779B97F4A7C15)                               (mod 2⁶⁴)
-    x       = token_id · (key≫32 | 1) + key                                                         (mod 2³²)
-    x       = x ⊕ x≫16;  x ← x · 7FEB352D;  x ← x ⊕ x≫15;  x ← x · 846CA68B;  x ← x ⊕ x≫16          (lowbias32)
-    v       = min(((x mod 2³¹) + ½) · 2⁻³¹, 1 − 2⁻²⁴)      float32: fine near 0, which decides on rare tokens
-    noise   = −log(−log1p(−v))
+    bits(i) = x ← i · (key≫32 | 1) + key;  x ← x ⊕ x≫16;  x ← x · 7FEB352D;  x ← x ⊕ x≫15;
+              x ← x · 846CA68B;  x ⊕ x≫16                                                          (mod 2³², lowbias32)
+    E(i)    = −log1p(−min(((bits(i) mod 2³¹) + ½) · 2⁻³¹, 1 − 2⁻²⁴))           float32, exponentially distributed
+
+Tokens race in groups of 128, group = token_id ≫ 7. The smallest of 128 exponential variates is itself one, divided by
+128; whose it is, is uniform; and the others exceed it by exponential variates again (Rényi, 1953). So
+
+    least   = E(2³¹ + group) / 128
+    place   = bits(2³¹ + 2³⁰ + group) mod 128
+    noise   = −log(least)                 where token_id mod 128 = place
+              −log(least + E(token_id))   elsewhere
+
+are independent Gumbel variates whose maximum in a group is known without looking at its tokens.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from oneloop_kernels.registry import Family, Implementation
 
 if TYPE_CHECKING:
     import torch
+
+NOISE_GROUP: Final = 128
+"""Tokens with consecutive ids whose noise is drawn together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ tokens here and there, but for logits that differ in their last places. What is 
 bucket (a number of samples at least as large as the step's) and the variant, so it can be captured in a graph.
 
 Of equal logits the lowest ids go first, wherever that decides: in the argmax, in top_k, in top_p and in the order of
-the log-probabilities. A row of nothing but −∞ gives token 0; one with NaN gives −1.
+the log-probabilities. A row of nothing but −∞ gives token 0; one with NaN or +∞ gives −1.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
+from oneloop_kernels.ops.sampling import NOISE_GROUP
 from oneloop_kernels.registry import Family, Implementation
 
 if TYPE_CHECKING:
@@ -32,13 +33,15 @@ MAX_BIAS: Final = 1024
 """Entries of a slot's logit_bias (MAX_LOGIT_BIAS of the core)."""
 MAX_BANNED: Final = 2048
 """Ids of a slot that min_tokens bans: stop ids and EOS ids (MAX_STOP_TOKEN_IDS of the core, for each)."""
-GROUP: Final = 128
-"""Tokens whose maximum is kept: what looks for the likeliest tokens reads only groups that can hold one."""
+GROUP: Final = NOISE_GROUP
+"""Tokens whose maximum is kept: what looks for likely tokens, or the winner of a draw, reads only groups that can hold
+one. The noise's groups, since the largest noise in one is known."""
 MAX_CANDIDATES: Final = 2048
 """Tokens among which top_k looks at once. With 1,000 groups and more it is enough for top_k up to about 800."""
+MAX_RANKED: Final = 256
+"""Candidates that are ordered by comparing each with each; more of them by bisection."""
 MAX_SPLITS: Final = 256
 """Parts of the vocabulary that programs share a row in."""
-PARTIAL_COLUMNS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +93,20 @@ class SlotSampling:
 class SampleScratch:
     """What the launches of one step hand to each other; R samples at most.
 
-    partials: [R, PARTIAL_COLUMNS, MAX_SPLITS] float32 and partial_token: [R, MAX_SPLITS] int32, of a part of the
-    vocabulary each. tickets: [R] int32, 0 between steps. group_max, raw_group_max: [R, num_groups] float32, of the
-    edited and of the model's logits. groups: [R, num_groups] int32. candidate_logit, candidate_token: [R,
-    MAX_CANDIDATES]. row_edited: [R] int32.
+    partial_max: [R, MAX_SPLITS] float32 and partial_token: [R, MAX_SPLITS] int32, of a part of the vocabulary each.
+    tickets: [R] int32, 0 between steps. group_max, group_sum (of exponentials at the row's temperature, relative to
+    the maximum): [R, num_groups] float32, of the edited logits; raw_group_max, raw_group_sum: of the model's, at
+    temperature 1. groups: [R, num_groups] int32. candidate_logit, candidate_token: [R, MAX_CANDIDATES]. row_edited:
+    [R] int32.
     """
 
-    partials: torch.Tensor
+    partial_max: torch.Tensor
     partial_token: torch.Tensor
     tickets: torch.Tensor
     group_max: torch.Tensor
+    group_sum: torch.Tensor
     raw_group_max: torch.Tensor
+    raw_group_sum: torch.Tensor
     groups: torch.Tensor
     candidate_logit: torch.Tensor
     candidate_token: torch.Tensor
@@ -108,7 +114,7 @@ class SampleScratch:
 
     @classmethod
     def allocate(cls, max_samples: int, vocab_size: int, device: torch.device) -> SampleScratch:
-        """About 30 KB per sample for a vocabulary of 150,000."""
+        """About 42 KB per sample for a vocabulary of 150,000."""
         num_groups = -(-vocab_size // GROUP)
 
         def ints(*shape: int) -> torch.Tensor:
@@ -118,11 +124,13 @@ class SampleScratch:
             return torch.zeros(max_samples, *shape, device=device)
 
         return cls(
-            partials=floats(PARTIAL_COLUMNS, MAX_SPLITS),
+            partial_max=floats(MAX_SPLITS),
             partial_token=ints(MAX_SPLITS),
             tickets=ints(),
             group_max=floats(num_groups),
+            group_sum=floats(num_groups),
             raw_group_max=floats(num_groups),
+            raw_group_sum=floats(num_groups),
             groups=ints(num_groups),
             candidate_logit=floats(MAX_CANDIDATES),
             candidate_token=ints(MAX_CANDIDATES),

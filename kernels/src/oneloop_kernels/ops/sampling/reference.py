@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from oneloop_kernels.ops.sampling import TopLogprobs
+from oneloop_kernels.ops.sampling import NOISE_GROUP, TopLogprobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +32,9 @@ _MIX_1 = _signed(0xBF58476D1CE4E5B9, 64)
 _MIX_2 = _signed(0x94D049BB133111EB, 64)
 _LOWBIAS_1 = _signed(0x7FEB352D, 32)
 _LOWBIAS_2 = _signed(0x846CA68B, 32)
+_GROUP_BITS = NOISE_GROUP.bit_length() - 1
+_GROUP_IDS = _signed(0x80000000, 32)
+_PLACE_IDS = _signed(0xC0000000, 32)
 LARGEST_UNIFORM = 1.0 - 2.0**-24
 
 
@@ -75,27 +78,19 @@ class ReferenceSamplingOps:
         self, scaled: torch.Tensor, seed: torch.Tensor, output_index: torch.Tensor
     ) -> torch.Tensor:
         """Draw from every token that is not −∞. scaled: overwritten."""
-        token_ids = torch.arange(scaled.shape[1], dtype=torch.int32, device=scaled.device)
         tokens = torch.empty(scaled.shape[0], dtype=torch.int64, device=scaled.device)
         for part in _parts(*scaled.shape):
-            noise = self.noise(seed[part], output_index[part], token_ids)
+            noise = _noise_of_all(seed[part], output_index[part], scaled.shape[1])
             torch.argmax(scaled[part].add_(noise), -1, out=tokens[part])
         return tokens
 
     def noise(self, seed: torch.Tensor, output_index: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         """See the contract."""
-        key = _mix64(_mix64(seed) + (output_index + 1) * _GOLDEN)
-        factor = ((key >> 32) | 1).to(torch.int32)[:, None]
-        offset = ((key << 32) >> 32).to(torch.int32)[:, None]
-        hashed = token_ids * factor
-        hashed += offset
-        hashed ^= (hashed >> 16).bitwise_and_(0xFFFF)
-        hashed *= _LOWBIAS_1
-        hashed ^= (hashed >> 15).bitwise_and_(0x1FFFF)
-        hashed *= _LOWBIAS_2
-        hashed ^= (hashed >> 16).bitwise_and_(0xFFFF)
-        uniform = hashed.bitwise_and_(0x7FFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-31)
-        return uniform.clamp_(max=LARGEST_UNIFORM).neg_().log1p_().neg_().log_().neg_()
+        factor, offset = _noise_key(seed, output_index)
+        least, place = _group_race(token_ids >> _GROUP_BITS, factor, offset)
+        variates = _exponential(_bits(token_ids, factor, offset))
+        variates.masked_fill_(token_ids.bitwise_and(NOISE_GROUP - 1) == place, 0.0)
+        return variates.add_(least).log_().neg_()
 
     def top_logprobs(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> TopLogprobs:
         """See the contract."""
@@ -108,6 +103,50 @@ class ReferenceSamplingOps:
             torch.cat((token_ids[:, None], top_ids), dim=1),
             torch.cat((chosen, values), dim=1).sub_(normalizer),
         )
+
+
+def _noise_key(seed: torch.Tensor, output_index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(factor, offset) [num_rows, 1] int32 of the rows' noise."""
+    key = _mix64(_mix64(seed) + (output_index + 1) * _GOLDEN)
+    return ((key >> 32) | 1).to(torch.int32)[:, None], ((key << 32) >> 32).to(torch.int32)[:, None]
+
+
+def _group_race(
+    groups: torch.Tensor, factor: torch.Tensor, offset: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Per row and group: the smallest variate of its tokens, and whose it is (its place in the group)."""
+    least = _exponential(_bits(groups | _GROUP_IDS, factor, offset)).div_(NOISE_GROUP)
+    return least, _bits(groups | _PLACE_IDS, factor, offset).bitwise_and_(NOISE_GROUP - 1)
+
+
+def _noise_of_all(seed: torch.Tensor, output_index: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """[num_rows, vocab_size]: `noise` of all tokens, whose groups lie side by side."""
+    factor, offset = _noise_key(seed, output_index)
+    num_groups = -(-vocab_size // NOISE_GROUP)
+    groups = torch.arange(num_groups, dtype=torch.int32, device=seed.device)
+    token_ids = torch.arange(num_groups * NOISE_GROUP, dtype=torch.int32, device=seed.device)
+    least, place = _group_race(groups, factor, offset)
+    variates = _exponential(_bits(token_ids, factor, offset)).view(-1, num_groups, NOISE_GROUP)
+    variates.scatter_(2, place.to(torch.int64)[:, :, None], 0.0)
+    return variates.add_(least[:, :, None]).log_().neg_().view(-1, len(token_ids))[:, :vocab_size]
+
+
+def _bits(ids: torch.Tensor, factor: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
+    """32 random bits per id and row, int32."""
+    hashed = ids * factor
+    hashed += offset
+    hashed ^= (hashed >> 16).bitwise_and_(0xFFFF)
+    hashed *= _LOWBIAS_1
+    hashed ^= (hashed >> 15).bitwise_and_(0x1FFFF)
+    hashed *= _LOWBIAS_2
+    hashed ^= (hashed >> 16).bitwise_and_(0xFFFF)
+    return hashed
+
+
+def _exponential(bits: torch.Tensor) -> torch.Tensor:
+    """Exponential variates float32 of the lower 31 bits; overwrites them."""
+    uniform = bits.bitwise_and_(0x7FFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-31)
+    return uniform.clamp_(max=LARGEST_UNIFORM).neg_().log1p_().neg_()
 
 
 def _parts(num_rows: int, row_size: int) -> Iterator[slice]:

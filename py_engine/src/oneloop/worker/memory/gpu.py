@@ -44,7 +44,7 @@ _SLAB_ROW_WORDS: Final = 40 + 2 * 21
 _SLOT_LIST_BYTES: Final = 1024 * 8 + 2048 * 4
 """Biases (token and value) and bans that a slot may have."""
 _SLOT_PARAMETER_BYTES: Final = 2 * 8 * 4 + 8
-_SAMPLE_SCRATCH_BYTES: Final = 256 * 9 * 4 + 2048 * 8 + 8
+_SAMPLE_SCRATCH_BYTES: Final = 256 * 2 * 4 + 2048 * 8 + 8
 """Per sample: partial results of parts of the vocabulary, candidates of top-k and top-p, counters."""
 _VOCABULARY_GROUP: Final = 128
 """Tokens that share a maximum."""
@@ -125,12 +125,12 @@ def step_buffer_bytes(spec: ModelSpec, config: EngineConfig) -> int:
 
 
 def sampler_bytes(spec: ModelSpec, num_seqs: int) -> int:
-    """Per slot: 8 · vocabulary (edited logits in float32, counts for penalties), 12 per group of tokens, and the rest.
+    """Per slot: 8 · vocabulary (edited logits in float32, counts for penalties), 20 per group of tokens, and the rest.
 
     The tables over the vocabulary are made when a request first asks for them; their place is kept from the start.
     """
     groups = -(-spec.vocab_size // _VOCABULARY_GROUP)
     slot = (
-        spec.vocab_size * 8 + groups * 12 + _SLOT_LIST_BYTES + _SLOT_PARAMETER_BYTES + _SAMPLE_SCRATCH_BYTES
+        spec.vocab_size * 8 + groups * 20 + _SLOT_LIST_BYTES + _SLOT_PARAMETER_BYTES + _SAMPLE_SCRATCH_BYTES
     )
     return num_seqs * slot

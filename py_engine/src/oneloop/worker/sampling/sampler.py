@@ -36,8 +36,8 @@ class Sampler:
     def sample(self, logits: torch.Tensor, slab: SlabViews, header: StepHeader) -> torch.Tensor:
         """logits: [num_samples, vocab_size] float32 of the step's samples, overwritten. Returns [num_samples] int64.
 
-        −1 stands for a row whose logits hold NaN: the core ends its sequence. Writes log-probabilities into the slab
-        where rows ask for them, and remembers the tokens for their slots.
+        −1 stands for a row whose logits hold NaN or +∞: the core ends its sequence. Writes log-probabilities into the
+        slab where rows ask for them, and remembers the tokens for their slots.
         """
         slots = slab.sample_slot[: header.num_samples]
         device_slots = self._upload(slots.astype(np.int64))
@@ -48,7 +48,7 @@ class Sampler:
             best = logits.max(-1).values  # on the CPU up to four times as fast as amax
         # Any id will do for a row without one: the step that may be in flight already computes with it.
         self._rows.last_token.index_copy_(0, device_slots, tokens)
-        return tokens.masked_fill_(best.isnan(), -1)  # a maximum is NaN where anything is
+        return tokens.masked_fill_(~(best < torch.inf), -1)  # a maximum is NaN where anything is
 
     def _sample_with_options(
         self,

@@ -24,32 +24,12 @@ from oneloop_kernels.ops.sampling.triton.common import (
 
 @triton.jit
 def admit_kernel(
-    slot_ptr,
-    temperature_ptr,
-    top_p_ptr,
-    min_p_ptr,
-    repetition_ptr,
-    presence_ptr,
-    frequency_ptr,
-    top_k_ptr,
-    num_logprobs_ptr,
-    min_tokens_ptr,
-    seed_ptr,
-    bias_start_ptr,
-    bias_token_ptr,
-    bias_value_ptr,
-    banned_start_ptr,
-    banned_token_ptr,
-    floats_ptr,
-    ints_ptr,
-    seeds_ptr,
-    slot_bias_token_ptr,
-    slot_bias_value_ptr,
-    slot_banned_token_ptr,
-    MAX_BIAS: tl.constexpr,
-    MAX_BANNED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    slot_ptr, temperature_ptr, top_p_ptr, min_p_ptr, repetition_ptr, presence_ptr, frequency_ptr, top_k_ptr,
+    num_logprobs_ptr, min_tokens_ptr, seed_ptr, bias_start_ptr, bias_token_ptr, bias_value_ptr,
+    banned_start_ptr, banned_token_ptr, floats_ptr, ints_ptr, seeds_ptr, slot_bias_token_ptr,
+    slot_bias_value_ptr, slot_banned_token_ptr,
+    MAX_BIAS: tl.constexpr, MAX_BANNED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """The tables' row of one admitted slot. Grid: [num_admitted]."""
     entry = tl.program_id(0)
     slot = tl.load(slot_ptr + entry).to(tl.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import triton
@@ -28,13 +29,14 @@ COLUMNS: Final = tl.constexpr(device.NUM_COLUMNS)
 GROUP: Final = tl.constexpr(device.GROUP)
 MAX_SPLITS: Final = tl.constexpr(device.MAX_SPLITS)
 MAX_CANDIDATES: Final = tl.constexpr(device.MAX_CANDIDATES)
-PARTIAL_COLUMNS: Final = tl.constexpr(device.PARTIAL_COLUMNS)
+MAX_RANKED: Final = tl.constexpr(device.MAX_RANKED)
 
 MIN_TEMPERATURE: Final = tl.constexpr(1e-5)
 """Below it a slot is greedy."""
 NO_TOKEN: Final = tl.constexpr(2**31 - 1)
 NEG_INF: Final = tl.constexpr(float("-inf"))
-HASH_RANGE: Final = tl.constexpr(2.0**31)
+INF: Final = tl.constexpr(float("inf"))
+LOG2_E: Final = tl.constexpr(math.log2(math.e))
 _LARGEST_UNIFORM: Final = tl.constexpr(LARGEST_UNIFORM)
 _SERIES_BELOW: Final = tl.constexpr(0.125)
 _INTERPRETED: Final = tl.constexpr(launch.INTERPRETED)
@@ -57,15 +59,14 @@ def noise_key(seed, output_index):
 
 
 @triton.jit
-def hash31(token_ids, factor, offset):
-    """31 random bits per token, int32: the noise falls where they grow."""
-    x = token_ids.to(tl.uint32) * factor + offset
+def _hash32(ids, factor, offset):
+    """32 random bits per id, uint32."""
+    x = ids.to(tl.uint32) * factor + offset
     x ^= x >> 16
     x *= 0x7FEB352D
     x ^= x >> 15
     x *= 0x846CA68B
-    x ^= x >> 16
-    return (x & 0x7FFFFFFF).to(tl.int32)
+    return x ^ (x >> 16)
 
 
 @triton.jit
@@ -77,9 +78,9 @@ def _fast_log(x):
 
 
 @triton.jit
-def noise_of(hashed):
-    """Gumbel noise −log(−log1p(−v)) of the bits, float32, within 2e-6 of the exact one."""
-    v = tl.minimum((hashed.to(tl.float32) + 0.5) * (1.0 / HASH_RANGE), _LARGEST_UNIFORM)
+def _exponential_of(hashed):
+    """−log1p(−v) of the lower 31 bits, float32."""
+    v = tl.minimum(((hashed & 0x7FFFFFFF).to(tl.int32).to(tl.float32) + 0.5) * 2.0**-31, _LARGEST_UNIFORM)
     # log1p has no fast instruction: near 0, where 1 − v would round, seven terms of −log1p(−v) = v + v²/2 + v³/3 + …
     series = 1.0 / 6.0 + v * (1.0 / 7.0)
     series = 1.0 / 5.0 + v * series
@@ -87,7 +88,28 @@ def noise_of(hashed):
     series = 1.0 / 3.0 + v * series
     series = 1.0 / 2.0 + v * series
     series = v * (1.0 + v * series)
-    return -_fast_log(tl.where(v < _SERIES_BELOW, series, -_fast_log(1.0 - v)))
+    return tl.where(v < _SERIES_BELOW, series, -_fast_log(1.0 - v))
+
+
+@triton.jit
+def group_race(groups, factor, offset):
+    """(the smallest exponential variate of each group's tokens, whose it is: its place in the group)."""
+    ids = groups.to(tl.uint32)
+    least = _exponential_of(_hash32(ids | 0x80000000, factor, offset)) * (1.0 / GROUP)
+    return least, (_hash32(ids | 0xC0000000, factor, offset) & (GROUP - 1)).to(tl.int32)
+
+
+@triton.jit
+def noise_of(token_ids, least, place, factor, offset):
+    """Gumbel noise −log(variate) of tokens, float32. least, place: `group_race` of the tokens' groups."""
+    own = least + _exponential_of(_hash32(token_ids, factor, offset))
+    return -_fast_log(tl.where((token_ids & (GROUP - 1)) == place, least, own))
+
+
+@triton.jit
+def largest_noise(least):
+    """Of any token in the group: the noise of the one at `place`."""
+    return -_fast_log(least)
 
 
 @triton.jit
@@ -117,6 +139,21 @@ def token_key(x, token_ids):
 
 
 @triton.jit
+def limit_of_key(key):
+    """(logit, id) such that exactly the tokens `beyond` it have a larger key."""
+    upper = (key >> 32).to(tl.int32)
+    limit_id = (0x7FFFFFFF - (key & 0xFFFFFFFF)).to(tl.int32)
+    # −1 is the place of −0, which no token has: all zeros are beyond it.
+    return float_of_key(upper), tl.where(upper == -1, NO_TOKEN, limit_id)
+
+
+@triton.jit
+def beyond(x, token_ids, limit, limit_id):
+    """Whether a token comes before the one of that logit and id in the order of `token_key`."""
+    return (x > limit) | ((x == limit) & (token_ids < limit_id))
+
+
+@triton.jit
 def middle(low, high):
     """⌊(low + high) / 2⌋ of integers, without overflow."""
     return (low >> 1) + (high >> 1) + (low & high & 1)
@@ -135,19 +172,6 @@ def group_maximum(x):
         maximum = tl.max(tl.where(is_nan, NEG_INF, x), 1)
         return tl.where(tl.max(is_nan.to(tl.int32), 1) > 0, float("nan"), maximum)
     return tl.reduce(x, 1, _larger_or_nan)
-
-
-@triton.jit
-def _larger_or_nan_and_smaller(a, hash_a, b, hash_b):
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL), tl.minimum(hash_a, hash_b)
-
-
-@triton.jit
-def group_extremes(x, hashed):
-    """(group_maximum, smallest hash) of each group: in one reduction, so that both are laid out alike."""
-    if _INTERPRETED:
-        return group_maximum(x), tl.min(hashed, 1)
-    return tl.reduce((x, hashed), 1, _larger_or_nan_and_smaller)
 
 
 @triton.jit

@@ -15,9 +15,10 @@ GREEDY_TOKENS_PER_THREAD: Final = 16
 """Two loads of 16 bytes of a 16-bit type in flight, two more behind them."""
 GREEDY_REGISTERS: Final = 64
 """Per thread: four programs of 8 warps on a multiprocessor."""
-SCAN_TOKENS_PER_THREAD: Final = 8
-"""Twice as many would need twice the registers."""
+SCAN_TOKENS_PER_THREAD: Final = 16
 FINISH_TILE: Final = 2048
+PASS_TILE: Final = 4096
+"""Of passes over much of a row."""
 FINISH_WARPS: Final = 8
 FINISH_REGISTERS: Final = 128
 """Two programs on a multiprocessor."""

@@ -28,36 +28,39 @@ def _penalized(x, history, repetition, presence, frequency):
     return x - tl.where(counts > 0, presence, 0.0)
 
 
+@triton.jit
+def _add_lists(
+    edited, first, last, slot, num_banned, num_bias, bias_token_ptr, bias_value_ptr, banned_token_ptr,
+    MAX_BIAS: tl.constexpr, MAX_BANNED: tl.constexpr, LIST_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Bans (−∞) and bias of the tokens from `first` to `last`.
+
+    By atomics, so that a token which stands in a list twice, or in both, gets the sum.
+    """
+    entries = tl.arange(0, LIST_BLOCK)
+    for start in range(0, num_banned, LIST_BLOCK):
+        at = start + entries
+        mask = at < num_banned
+        token = tl.load(banned_token_ptr + slot * MAX_BANNED + at, mask=mask, other=-1)
+        value = tl.full((LIST_BLOCK,), NEG_INF, tl.float32)
+        tl.atomic_add(edited + token, value, mask=(token >= first) & (token < last), sem="relaxed")
+    for start in range(0, num_bias, LIST_BLOCK):
+        at = start + entries
+        mask = at < num_bias
+        token = tl.load(bias_token_ptr + slot * MAX_BIAS + at, mask=mask, other=-1)
+        value = tl.load(bias_value_ptr + slot * MAX_BIAS + at, mask=mask, other=0.0)
+        tl.atomic_add(edited + token, value, mask=(token >= first) & (token < last), sem="relaxed")
+
+
 @triton.jit(do_not_specialize=["num_tiles"])
 def edit_kernel(
-    logits_ptr,
-    edited_ptr,
-    row_edited_ptr,
-    history_ptr,
-    header_ptr,
-    sample_slot_ptr,
-    output_index_ptr,
-    floats_ptr,
-    ints_ptr,
-    bias_token_ptr,
-    bias_value_ptr,
-    banned_token_ptr,
-    logits_stride,
-    vocab_size,
+    logits_ptr, edited_ptr, row_edited_ptr, history_ptr, header_ptr, sample_slot_ptr, output_index_ptr,
+    floats_ptr, ints_ptr, bias_token_ptr, bias_value_ptr, banned_token_ptr, logits_stride, vocab_size,
     num_tiles,
-    NUM_SAMPLES: tl.constexpr,
-    PENALTIES: tl.constexpr,
-    MAX_BIAS: tl.constexpr,
-    MAX_BANNED: tl.constexpr,
-    BLOCK: tl.constexpr,
-    LIST_BLOCK: tl.constexpr,
-    USE_PDL: tl.constexpr,
-):
-    """edited[i] = the row's logits + bans + bias, then penalized.
-
-    Grid: [splits, bucket]; num_tiles · BLOCK tokens each.
-    Lists are added by atomics, so that a token which stands in one twice, or in both, gets the sum.
-    """
+    NUM_SAMPLES: tl.constexpr, PENALTIES: tl.constexpr, MAX_BIAS: tl.constexpr, MAX_BANNED: tl.constexpr,
+    BLOCK: tl.constexpr, LIST_BLOCK: tl.constexpr, USE_PDL: tl.constexpr,
+):  # fmt: skip
+    """edited[i] = the row's logits + bans + bias, then penalized. Grid: [splits, bucket], num_tiles · BLOCK tokens."""
     if USE_PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -80,8 +83,7 @@ def edit_kernel(
     if not wanted:
         return
     floats = floats_ptr + slot * COLUMNS
-    repetition = tl.load(floats + REPETITION)
-    presence = tl.load(floats + PRESENCE)
+    repetition, presence = tl.load(floats + REPETITION), tl.load(floats + PRESENCE)
     frequency = tl.load(floats + FREQUENCY)
     logits, edited = logits_ptr + row * logits_stride, edited_ptr + row * vocab_size
     first = tl.program_id(0) * num_tiles * BLOCK
@@ -99,19 +101,10 @@ def edit_kernel(
     if not has_lists:
         return
     tl.debug_barrier()
-    entries = tl.arange(0, LIST_BLOCK)
-    for start in range(0, num_banned, LIST_BLOCK):
-        at = start + entries
-        mask = at < num_banned
-        token = tl.load(banned_token_ptr + slot * MAX_BANNED + at, mask=mask, other=-1)
-        value = tl.full((LIST_BLOCK,), NEG_INF, tl.float32)
-        tl.atomic_add(edited + token, value, mask=(token >= first) & (token < last), sem="relaxed")
-    for start in range(0, num_bias, LIST_BLOCK):
-        at = start + entries
-        mask = at < num_bias
-        token = tl.load(bias_token_ptr + slot * MAX_BIAS + at, mask=mask, other=-1)
-        value = tl.load(bias_value_ptr + slot * MAX_BIAS + at, mask=mask, other=0.0)
-        tl.atomic_add(edited + token, value, mask=(token >= first) & (token < last), sem="relaxed")
+    _add_lists(
+        edited, first, last, slot, num_banned, num_bias, bias_token_ptr, bias_value_ptr, banned_token_ptr,
+        MAX_BIAS, MAX_BANNED, LIST_BLOCK,
+    )  # fmt: skip
     if PENALTIES:
         if is_penalized:
             tl.debug_barrier()

@@ -7,10 +7,10 @@ import triton.language as tl
 
 from oneloop_kernels.ops.sampling.triton.common import (
     COLUMNS,
+    INF,
     MAX_SPLITS,
     NEG_INF,
     NO_TOKEN,
-    PARTIAL_COLUMNS,
     PENALIZED,
     load_row,
 )
@@ -18,10 +18,10 @@ from oneloop_kernels.ops.sampling.triton.common import (
 
 @triton.jit
 def write_token(
-    row, slot, token, is_nan, token_out_ptr, last_token_ptr, ints_ptr, history_ptr, vocab_size, PENALTIES
+    row, slot, token, is_bad, token_out_ptr, last_token_ptr, ints_ptr, history_ptr, vocab_size, PENALTIES
 ):
-    """−1 tells the host of NaN; the step that may be in flight already computes with the slot's last token."""
-    tl.store(token_out_ptr + row, tl.where(is_nan, -1, token))
+    """−1 tells the host of NaN or +∞; the step that may be in flight already computes with the slot's last token."""
+    tl.store(token_out_ptr + row, tl.where(is_bad, -1, token))
     tl.store(last_token_ptr + slot, token)
     if PENALTIES:
         if tl.load(ints_ptr + slot * COLUMNS + PENALIZED) != 0:
@@ -30,28 +30,12 @@ def write_token(
 
 @triton.jit(do_not_specialize=["splits", "num_tiles"])
 def greedy_kernel(
-    logits_ptr,
-    edited_ptr,
-    row_edited_ptr,
-    history_ptr,
-    header_ptr,
-    sample_slot_ptr,
-    ints_ptr,
-    partial_ptr,
-    partial_token_ptr,
-    ticket_ptr,
-    token_out_ptr,
-    last_token_ptr,
-    logits_stride,
-    vocab_size,
-    splits,
-    num_tiles,
-    NUM_SAMPLES: tl.constexpr,
-    EDITS: tl.constexpr,
-    PENALTIES: tl.constexpr,
-    BLOCK: tl.constexpr,
+    logits_ptr, edited_ptr, row_edited_ptr, history_ptr, header_ptr, sample_slot_ptr, ints_ptr,
+    partial_max_ptr, partial_token_ptr, ticket_ptr, token_out_ptr, last_token_ptr, logits_stride,
+    vocab_size, splits, num_tiles,
+    NUM_SAMPLES: tl.constexpr, EDITS: tl.constexpr, PENALTIES: tl.constexpr, BLOCK: tl.constexpr,
     USE_PDL: tl.constexpr,
-):
+):  # fmt: skip
     """token_out[i] = argmax of row i. Grid: [splits, bucket]; num_tiles · BLOCK tokens each."""
     if USE_PDL:
         tl.extra.cuda.gdc_wait()
@@ -84,7 +68,7 @@ def greedy_kernel(
     best = tl.where(best != best, NEG_INF, best)
     maximum = tl.max(best, 0)
     token = tl.min(tl.where(best == maximum, columns + best_tile * BLOCK, NO_TOKEN), 0)
-    partials = partial_ptr + row * (PARTIAL_COLUMNS * MAX_SPLITS)
+    partials = partial_max_ptr + row * MAX_SPLITS
     tokens = partial_token_ptr + row * MAX_SPLITS
     tl.store(partials + split, tl.where(is_nan, float("nan"), maximum))
     tl.store(tokens + split, token)
@@ -97,12 +81,11 @@ def greedy_kernel(
     # Past the L1 cache, which knows nothing of the other programs' stores.
     parts = tl.load(partials + lanes, mask=mask, other=NEG_INF, cache_modifier=".cg")
     part_tokens = tl.load(tokens + lanes, mask=mask, other=NO_TOKEN, cache_modifier=".cg")
-    is_nan = tl.max((parts != parts).to(tl.int32), 0) > 0
-    parts = tl.where(parts != parts, NEG_INF, parts)
-    maximum = tl.max(parts, 0)
+    is_bad = tl.max((~(parts < INF)).to(tl.int32), 0) > 0
+    maximum = tl.max(tl.where(parts < INF, parts, NEG_INF), 0)
     token = tl.min(tl.where(parts == maximum, part_tokens, NO_TOKEN), 0)
-    token = tl.where(is_nan, 0, token)
+    token = tl.where(is_bad, 0, token)
     slot = tl.load(sample_slot_ptr + row).to(tl.int64)
     write_token(
-        row, slot, token, is_nan, token_out_ptr, last_token_ptr, ints_ptr, history_ptr, vocab_size, PENALTIES
+        row, slot, token, is_bad, token_out_ptr, last_token_ptr, ints_ptr, history_ptr, vocab_size, PENALTIES
     )

@@ -21,6 +21,7 @@ from oneloop_kernels.ops.sampling.triton.configs import (
     FINISH_WARPS,
     GREEDY_REGISTERS,
     GREEDY_TOKENS_PER_THREAD,
+    PASS_TILE,
     SCAN_TOKENS_PER_THREAD,
     Division,
     divide,
@@ -140,7 +141,7 @@ def launch_sample(
         tokens_per_thread = GREEDY_TOKENS_PER_THREAD if is_greedy else SCAN_TOKENS_PER_THREAD
         division = divide(bucket, vocab_size, num_sms(logits.device), tokens_per_thread)
     # Kernels that have no edits never look at the tables; any address will do.
-    edited = scratch.partials if edits is None else edits.logits
+    edited = scratch.partial_max if edits is None else edits.logits
     history = scratch.tickets if edits is None or edits.history is None else edits.history
     common = {
         "NUM_SAMPLES": step.header_index["num_samples"],
@@ -150,46 +151,23 @@ def launch_sample(
     rows = (logits, edited, scratch.row_edited, history, step.slab["header"], step.slab["sample_slot"])
     if variant.edits:
         edit_kernel[(division.splits, bucket)](
-            *rows,
-            step.slab["sample_output_index"],
-            slots.floats,
-            slots.ints,
-            slots.bias_token,
-            slots.bias_value,
-            slots.banned_token,
-            logits.stride(0),
-            vocab_size,
-            division.num_tiles,
-            MAX_BIAS=MAX_BIAS,
-            MAX_BANNED=MAX_BANNED,
-            BLOCK=division.tile,
-            LIST_BLOCK=_EDIT_LIST_BLOCK,
+            *rows, step.slab["sample_output_index"], slots.floats, slots.ints, slots.bias_token, slots.bias_value,
+            slots.banned_token, logits.stride(0), vocab_size, division.num_tiles,
+            MAX_BIAS=MAX_BIAS, MAX_BANNED=MAX_BANNED, BLOCK=division.tile, LIST_BLOCK=_EDIT_LIST_BLOCK,
             num_warps=division.num_warps,
             enable_fp_fusion=False,  # the same roundings as the reference, which multiplies before it adds
             **common,
-        )
+        )  # fmt: skip
     common["EDITS"] = variant.edits
     if is_greedy:
         greedy_kernel[(division.splits, bucket)](
-            *rows,
-            slots.ints,
-            scratch.partials,
-            scratch.partial_token,
-            scratch.tickets,
-            step.output.token,
-            step.last_token,
-            logits.stride(0),
-            vocab_size,
-            division.splits,
-            division.num_tiles,
-            BLOCK=division.tile,
-            num_warps=division.num_warps,
-            maxnreg=GREEDY_REGISTERS,
-            **common,
-        )
+            *rows, slots.ints, scratch.partial_max, scratch.partial_token, scratch.tickets, step.output.token,
+            step.last_token, logits.stride(0), vocab_size, division.splits, division.num_tiles,
+            BLOCK=division.tile, num_warps=division.num_warps, maxnreg=GREEDY_REGISTERS, **common,
+        )  # fmt: skip
         return
     _launch_scan(rows, step, slots, scratch, variant, division, common)
-    _launch_finish(rows, step, slots, scratch, variant, division, common)
+    _launch_finish(rows, step, slots, scratch, variant, common)
 
 
 def _launch_scan(
@@ -209,14 +187,12 @@ def _launch_scan(
         row_edited,
         header,
         sample_slot,
-        step.slab["sample_output_index"],
         slots.floats,
         slots.ints,
-        slots.seeds,
-        scratch.partials,
-        scratch.partial_token,
         scratch.group_max,
+        scratch.group_sum,
         scratch.raw_group_max,
+        scratch.raw_group_sum,
         logits.stride(0),
         logits.shape[1],
         division.num_tiles,
@@ -234,7 +210,6 @@ def _launch_finish(
     slots: SlotSampling,
     scratch: SampleScratch,
     variant: SampleVariant,
-    division: Division,
     common: Mapping[str, object],
 ) -> None:
     logits = rows[0]
@@ -247,10 +222,10 @@ def _launch_finish(
         slots.floats,
         slots.ints,
         slots.seeds,
-        scratch.partials,
-        scratch.partial_token,
         scratch.group_max,
+        scratch.group_sum,
         scratch.raw_group_max,
+        scratch.raw_group_sum,
         scratch.groups,
         scratch.candidate_logit,
         scratch.candidate_token,
@@ -262,11 +237,11 @@ def _launch_finish(
         logits.stride(0),
         logits.shape[1],
         num_groups,
-        division.splits,
         RANDOM=variant.random,
         LOGPROBS=variant.logprobs,
         LOGPROB_COLUMNS=output.logprob.shape[0] // output.rank.shape[0],
         TILE_GROUPS=min(FINISH_TILE // GROUP, padded_groups),
+        PASS_GROUPS=min(PASS_TILE // GROUP, padded_groups),
         PADDED_GROUPS=padded_groups,
         num_warps=FINISH_WARPS,
         maxnreg=FINISH_REGISTERS,

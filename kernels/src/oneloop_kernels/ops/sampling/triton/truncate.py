@@ -1,10 +1,10 @@
 """Drawing from part of a row: top_k, top_p and min_p without sorting it.
 
-Tokens are ordered by `token_key` (logit, then lowest id), so every set of likeliest tokens is "all keys above one".
-With top_k the candidates are gathered and the thresholds found among them by bisection. Without, the winner of the
-unrestricted draw is tested: if the tokens before it have less than top_p of the mass, it belongs to the nucleus, and as
-the winner among more tokens than the nucleus it is the nucleus' winner too. If not, the nucleus lies before it, and the
-draw is repeated there. A draw is accepted with probability ≥ top_p, so few rows need a second one.
+Tokens are ordered by `token_key` (logit, then lowest id), so every set of likeliest tokens is "all beyond a limit".
+With top_k the candidates are gathered, and what each has before it is counted. Without, the winner of the unrestricted
+draw is tested: if the tokens before it have less than top_p of the mass, it belongs to the nucleus, and as the winner
+among more tokens than the nucleus it is the nucleus' winner too. If not, the nucleus lies before it, and the draw is
+repeated there. A draw is accepted with probability ≥ top_p, so few rows need a second one.
 """
 
 from __future__ import annotations
@@ -13,42 +13,80 @@ import triton
 import triton.language as tl
 
 from oneloop_kernels.ops.sampling.triton.common import (
+    GROUP,
     MAX_CANDIDATES,
+    MAX_RANKED,
     MIN_P,
     NEG_INF,
     NO_TOKEN,
     TOP_K,
     TOP_P,
     float_of_key,
-    hash31,
+    group_race,
+    limit_of_key,
     middle,
     noise_of,
+    order_key,
     scaled,
     token_key,
 )
 from oneloop_kernels.ops.sampling.triton.passes import (
-    LOWEST_KEY,
-    NO_KEY,
     collect_groups,
-    draw_above,
+    draw_beyond,
     gather_candidates,
     largest_maxima,
-    sum_above,
+    load_candidates,
+    rank_candidates,
+    total_beyond,
 )
+
+_LOWEST_KEY = tl.constexpr(-0x7F800001 << 32)
+"""At most the key of any token with −∞; its upper half still is the key of a float."""
 
 
 @triton.jit
-def _draw_among_candidates(
+def _smallest_logit(best, temperature, least):
+    """The smallest float whose scaled logit is ≥ least (≤ 0), by bisection: scaling is monotonic."""
+    low, high = order_key(best * 0.0 + NEG_INF), order_key(best)
+    while middle(low, high) > low:
+        pivot = middle(low, high)
+        if scaled(float_of_key(pivot), best, temperature) >= least:
+            high = pivot
+        else:
+            low = pivot
+    return float_of_key(high)
+
+
+@triton.jit
+def _winner(s, token, kept, factor, offset):
+    """The candidate that wins the draw among those kept."""
+    least, place = group_race(token // GROUP, factor, offset)
+    perturbed = tl.where(kept, s + noise_of(token, least, place, factor, offset), NEG_INF)
+    return tl.min(tl.where((perturbed == tl.max(perturbed, 0)) & kept, token, NO_TOKEN), 0)
+
+
+@triton.jit
+def _draw_among_few(candidate_logit, candidate_token, count, top_k, top_p, best, temperature, factor, offset):
+    """The winner among at most MAX_RANKED candidates, which hold the top_k likeliest tokens of the row."""
+    lanes = tl.arange(0, MAX_RANKED)
+    x, token, key = load_candidates(candidate_logit, candidate_token, lanes, count)
+    before, mass_before = rank_candidates(candidate_logit, candidate_token, key, count, best, temperature)
+    s = scaled(x, best, temperature)
+    kept = (before < top_k) & (lanes < count)
+    if top_p < 1.0:
+        kept &= mass_before < top_p * tl.sum(tl.where(kept, tl.exp(s), 0.0), 0)
+    return _winner(s, token, kept, factor, offset)
+
+
+@triton.jit
+def _draw_among_many(
     candidate_logit, candidate_token, count, top_k, top_p, best, temperature, factor, offset
 ):
-    """The winner among the first `count` candidates, at least the top_k likeliest tokens of the row."""
+    """The same for at most MAX_CANDIDATES, by bisection of the keys."""
     lanes = tl.arange(0, MAX_CANDIDATES)
-    mask = lanes < count
-    x = tl.load(candidate_logit + lanes, mask=mask, other=NEG_INF)
-    token = tl.load(candidate_token + lanes, mask=mask, other=NO_TOKEN)
-    key = tl.where(mask, token_key(x, token), NO_KEY)
+    x, token, key = load_candidates(candidate_logit, candidate_token, lanes, count)
     s = scaled(x, best, temperature)
-    low = tl.min(tl.where(mask, key, 2**63 - 1), 0)
+    low = tl.min(tl.where(lanes < count, key, 2**63 - 1), 0)
     highest = tl.max(key, 0) + 1
     high = highest
     kept = count
@@ -64,8 +102,8 @@ def _draw_among_candidates(
         mass = tl.exp(s)
         wanted = top_p * tl.sum(tl.where(key >= low, mass, 0.0), 0)
         high = highest
-        beyond = kept * 0  # keys from `high` on
-        while kept - beyond > 1:  # what is kept reaches the mass, without the last it does not
+        beyond_high = kept * 0  # keys from `high` on
+        while kept - beyond_high > 1:  # what is kept reaches the mass, without the last it does not
             pivot = middle(low, high)
             above = key >= pivot
             at_pivot = tl.sum(above.to(tl.int32), 0)
@@ -74,126 +112,112 @@ def _draw_among_candidates(
                 kept = at_pivot
             else:
                 high = pivot
-                beyond = at_pivot
-    perturbed = tl.where(key >= low, s + noise_of(hash31(token, factor, offset)), NEG_INF)
-    return tl.min(tl.where((perturbed == tl.max(perturbed, 0)) & (key >= low), token, NO_TOKEN), 0)
+                beyond_high = at_pivot
+    return _winner(s, token, (key >= low) & (lanes < count), factor, offset)
 
 
 @triton.jit
-def _threshold_of_top_k(
-    groups_row, num_listed, logits, edited, is_edited, vocab_size,
-    best, temperature, least, top_k,
-    EDITS: tl.constexpr, TILE_GROUPS: tl.constexpr,
+def _limit_of_top_k(
+    groups_row, num_listed, logits, edited, is_edited, vocab_size, best, inverse, top_k,
+    EDITS: tl.constexpr, PASS_GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """A key that exactly top_k tokens exceed (of those with a scaled logit ≥ least, which are more), pass by pass."""
+    """A limit that exactly top_k of the listed tokens are beyond, pass by pass."""
     high = token_key(best, 0)
-    low = high * 0 + LOWEST_KEY
+    low = high * 0 + _LOWEST_KEY
+    limit, limit_id = limit_of_key(low)
     count = top_k + 1
     while count != top_k:
         pivot = middle(low, high)
-        count, _ = sum_above(
+        limit, limit_id = limit_of_key(pivot)
+        count = total_beyond(
             groups_row, num_listed, logits, edited, is_edited, vocab_size,
-            best, temperature, least, pivot, EDITS, TILE_GROUPS,
+            best, inverse, limit, limit_id, False, EDITS, PASS_GROUPS,
         )  # fmt: skip
         if count >= top_k:
             low = pivot
         else:
             high = pivot
-    return low
+    return limit, limit_id
 
 
 @triton.jit
 def _draw_until_accepted(
-    groups_row, group_max_row, num_groups, logits, edited, is_edited, vocab_size,
-    best, temperature, least, lowest_logit, top_p, whole_mass, floor, token, logit, factor, offset,
-    EDITS: tl.constexpr, TILE_GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr,
+    groups_row, maxima, lanes, num_groups, logits, edited, is_edited, vocab_size,
+    best, temperature, inverse, top_p, whole_mass, limit, limit_id, factor, offset,
+    EDITS: tl.constexpr, TILE_GROUPS: tl.constexpr, PASS_GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """Test the draw (token, logit); repeat it among likelier tokens until it lies within what is kept.
-
-    floor: only keys above it may be drawn. whole_mass: Σ exp(scaled logit) of all tokens that may be drawn.
-    """
-    above = floor
-    above_logit = float_of_key((floor >> 32).to(tl.int32))
-    if floor == NO_KEY:
-        above_logit = float("-inf")
+    """The winner among the tokens beyond the limit, whose Σ exp(scaled logit) is whole_mass, that top_p keeps."""
     accepted = False
+    token = limit_id
     while not accepted:
-        key = token_key(logit, token)
-        accepted = (key > above) & (scaled(logit, best, temperature) >= least)
-        if accepted & (top_p < 1.0):
-            num_listed = collect_groups(groups_row, group_max_row, logit, num_groups, PADDED_GROUPS)
-            _, likelier = sum_above(
+        drawn, logit = draw_beyond(
+            groups_row, maxima, lanes, num_groups, logits, edited, is_edited, vocab_size,
+            best, temperature, limit, limit_id, factor, offset, EDITS, TILE_GROUPS,
+        )  # fmt: skip
+        # After a rejection there is always a likelier token: some had mass.
+        token = tl.where(drawn == NO_TOKEN, token, drawn)
+        accepted = (top_p >= 1.0) | (drawn == NO_TOKEN)
+        if not accepted:
+            num_listed = collect_groups(groups_row, (maxima >= logit) & (lanes < num_groups), lanes)
+            likelier = total_beyond(
                 groups_row, num_listed, logits, edited, is_edited, vocab_size,
-                best, temperature, least, key, EDITS, TILE_GROUPS,
+                best, inverse, logit, token, True, EDITS, PASS_GROUPS,
             )  # fmt: skip
             accepted = likelier < top_p * whole_mass
-            if not accepted:
-                above = key
-                above_logit = logit
-        if not accepted:
-            reached = tl.maximum(above_logit, lowest_logit)
-            num_listed = collect_groups(groups_row, group_max_row, reached, num_groups, PADDED_GROUPS)
-            token, logit = draw_above(
-                groups_row, num_listed, logits, edited, is_edited, vocab_size,
-                best, temperature, least, above, factor, offset, EDITS, TILE_GROUPS,
-            )  # fmt: skip
-            accepted = (
-                token == NO_TOKEN
-            )  # nothing is left: only where sums of the same mass were rounded differently
-            token = tl.where(accepted, 0, token)
+            limit = logit
+            limit_id = token
     return token
 
 
 @triton.jit
-def draw_truncated(
-    floats, ints, groups_row, group_max_row, num_groups, candidate_logit, candidate_token,
+def draw_random(
+    floats, ints, groups_row, maxima, lanes, num_groups, candidate_logit, candidate_token,
     logits, edited, is_edited, vocab_size,
-    best, temperature, whole_mass, token, logit, factor, offset,
-    EDITS: tl.constexpr, TILE_GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr,
+    best, temperature, whole_mass, factor, offset,
+    EDITS: tl.constexpr, TILE_GROUPS: tl.constexpr, PASS_GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """The row's token. (token, logit): the winner of the unrestricted draw; whole_mass: with top_p alone."""
+    """The row's token. whole_mass: Σ exp(scaled logit) of all tokens, for slots with top_p alone."""
     top_k = tl.minimum(tl.load(ints + TOP_K), vocab_size)
     top_p = tl.load(floats + TOP_P)
     min_p = tl.load(floats + MIN_P)
-    least = float("-inf")
-    lowest_logit = float("-inf")
+    inverse = 1.0 / temperature
+    limit = best * 0.0 + NEG_INF
+    limit_id = top_k * 0 + NO_TOKEN
+    token = limit_id
     if min_p > 0.0:
-        least = tl.log(min_p)
-        lowest_logit = best + temperature * least
-        lowest_logit -= 1e-4 * tl.abs(lowest_logit)  # which groups to read; `least` decides on tokens
-    floor = token_key(logit, token) * 0 + NO_KEY
+        limit = _smallest_logit(best, temperature, tl.log(min_p))
     done = False
     if top_k > 0:
-        at_least = largest_maxima(group_max_row, top_k, num_groups, PADDED_GROUPS)
-        at_least = tl.maximum(at_least, lowest_logit)
-        num_listed = collect_groups(groups_row, group_max_row, at_least, num_groups, PADDED_GROUPS)
+        at_least = tl.maximum(largest_maxima(maxima, lanes, top_k, num_groups), limit)
+        num_listed = collect_groups(groups_row, (maxima >= at_least) & (lanes < num_groups), lanes)
         count = gather_candidates(
             groups_row, num_listed, logits, edited, is_edited, vocab_size,
-            best, temperature, least, at_least, candidate_logit, candidate_token, EDITS, TILE_GROUPS,
+            at_least, candidate_logit, candidate_token, EDITS, TILE_GROUPS,
         )  # fmt: skip
         done = count <= MAX_CANDIDATES
-        if done:
-            token = _draw_among_candidates(
+        if count <= MAX_RANKED:
+            token = _draw_among_few(
                 candidate_logit, candidate_token, count, top_k, top_p, best, temperature, factor, offset
             )
-        elif count >= top_k:
-            floor = _threshold_of_top_k(
-                groups_row, num_listed, logits, edited, is_edited, vocab_size,
-                best, temperature, least, top_k, EDITS, TILE_GROUPS,
+        elif done:
+            token = _draw_among_many(
+                candidate_logit, candidate_token, count, top_k, top_p, best, temperature, factor, offset
+            )
+        elif count > top_k:
+            limit, limit_id = _limit_of_top_k(
+                groups_row, num_listed, logits, edited, is_edited, vocab_size, best, inverse, top_k,
+                EDITS, PASS_GROUPS,
             )  # fmt: skip
     if not done:
         if (top_p < 1.0) & ((top_k > 0) | (min_p > 0.0)):
-            lowest = lowest_logit
-            if floor != NO_KEY:
-                lowest = float_of_key((floor >> 32).to(tl.int32))
-            num_listed = collect_groups(groups_row, group_max_row, lowest, num_groups, PADDED_GROUPS)
-            _, whole_mass = sum_above(
+            num_listed = collect_groups(groups_row, (maxima >= limit) & (lanes < num_groups), lanes)
+            whole_mass = total_beyond(
                 groups_row, num_listed, logits, edited, is_edited, vocab_size,
-                best, temperature, least, floor, EDITS, TILE_GROUPS,
+                best, inverse, limit, limit_id, True, EDITS, PASS_GROUPS,
             )  # fmt: skip
         token = _draw_until_accepted(
-            groups_row, group_max_row, num_groups, logits, edited, is_edited, vocab_size,
-            best, temperature, least, lowest_logit, top_p, whole_mass, floor, token, logit, factor, offset,
-            EDITS, TILE_GROUPS, PADDED_GROUPS,
+            groups_row, maxima, lanes, num_groups, logits, edited, is_edited, vocab_size,
+            best, temperature, inverse, top_p, whole_mass, limit, limit_id, factor, offset,
+            EDITS, TILE_GROUPS, PASS_GROUPS,
         )  # fmt: skip
     return token
