@@ -18,7 +18,7 @@ from oneloop_kernels.ops.linear import NUM_TICKETS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-MAX_PLANNED_ROWS: Final = 256
+MAX_PLANNED_ROWS: Final = 512
 """Beyond, cuBLAS is taken without a look."""
 MAX_FEW_ROWS: Final = 16
 """By the rule: up to here one kernel does everything, beyond norm, cuBLAS and activation follow each other."""
@@ -158,13 +158,16 @@ _H200: Final[Mapping[Shape, Choices]] = MappingProxyType(
             (16, StreamPlan(64, 128, 5, programs=128)),
             (32, StreamPlan(64, 128, 8, programs=128)),
             (64, StreamPlan(64, 128, 6, programs=128)),
+            (128, None),
+            (256, DensePlan((64,), 8)),
         ),
         (28672, 4096, True): (
             (8, StreamPlan(64, 128, 3, programs=224)),
             (16, StreamPlan(128, 128, 3, programs=112)),
             (32, StreamPlan(64, 128, 5, programs=112)),
             (64, StreamPlan(64, 128, 4, programs=112)),
-            (128, StreamPlan(64, 128, 3, num_warps=8, programs=112)),
+            (128, DensePlan((64, 32, 16), 4)),
+            (256, DensePlan((128,), 4)),
         ),
         (4096, 14336, False): (
             (8, StreamPlan(128, 128, 6, programs=128)),
@@ -181,6 +184,7 @@ _H200: Final[Mapping[Shape, Choices]] = MappingProxyType(
             (16, StreamPlan(128, 128, 6, programs=64, most_rows=8)),
             (32, StreamPlan(64, 128, 8, programs=64)),
             (64, StreamPlan(64, 128, 6, programs=64)),
+            (128, DensePlan((32,), 10)),
         ),
         (1024, 2048, False): (
             (8, StreamPlan(128, 128, 6, programs=64)),
@@ -189,13 +193,16 @@ _H200: Final[Mapping[Shape, Choices]] = MappingProxyType(
             (64, StreamPlan(64, 128, 4, programs=128, most_rows=32)),
             (128, StreamPlan(64, 128, 6, programs=128, most_rows=64)),
             (256, StreamPlan(64, 128, 3, programs=128, most_rows=64)),
+            (512, DensePlan((32,), 10)),
         ),
         (6144, 1024, True): (
             (8, StreamPlan(64, 128, 6, programs=48)),
             (16, StreamPlan(64, 128, 6, programs=96, most_rows=8)),
             (32, StreamPlan(64, 128, 5, programs=96, most_rows=16)),
             (64, StreamPlan(64, 128, 5, programs=96, most_rows=32)),
-            (128, StreamPlan(64, 128, 4, programs=96, most_rows=64)),
+            (128, DensePlan((16, 8), 10)),
+            (256, DensePlan((32, 16), 7)),
+            (512, DensePlan((64, 32), 5)),
         ),
         (1024, 3072, False): (
             (8, StreamPlan(128, 128, 6, programs=72)),
