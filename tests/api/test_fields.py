@@ -85,7 +85,7 @@ async def test_sampling_fields_reach_the_engine(server: Any) -> None:
     _, params, priority, salt = server.engine.submitted[-1]
     names = set(body) - {"prompt", "stop", "stop_token_ids", "logit_bias", "cache_salt"}
     assert {name: getattr(params, name) for name in names} == {name: body[name] for name in names}
-    assert (params.stop, params.stop_token_ids, params.logit_bias) == (("x",), (3,), {5: -1.5})
+    assert (params.stop, params.stop_token_ids, params.logit_bias) == (("x",), (3,), ((5, -1.5),))
     assert (priority, salt) == (0, "tenant-1")
 
 

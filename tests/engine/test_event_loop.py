@@ -145,10 +145,3 @@ def test_pauses_of_the_collector_are_counted(times):
     gc.collect()
     assert times.gc_pauses.count == count >= 1
     assert 0 < times.gc_longest_s <= times.gc_pauses.total
-
-
-def test_parts(times):
-    with pytest.raises(OSError, match="x"), times.part("queue"):
-        raise OSError("x")
-    assert times.parts["queue"] > 0
-    assert times.parts["send"] == 0

@@ -27,6 +27,10 @@ _HEADERS = {
 }
 
 
+_SURELY_TAKEN = 32 << 10
+"""Bytes on our side of a socket that nobody waits for: half of a transport's high-water mark."""
+
+
 class StalledReaderError(ConnectionError):
     """The client has read nothing for too long; its connection is gone now."""
 
@@ -102,11 +106,13 @@ class SseWriter:
         return await self._end(event(error_body(error)))
 
     async def _end(self, events: bytes) -> web.StreamResponse:
-        if self._protocol.writing_paused:
-            await self.send(b"")
+        if not self._protocol.writing_paused and self._num_unsent() + len(events) < _SURELY_TAKEN:
+            await self._response.write_eof(events)  # one write, and one of its end
+            return self._response
+        await self.send(b"")
         try:
             async with asyncio.timeout(self._write_timeout_s):
-                await self._response.write_eof(events)  # one write, and one of its end
+                await self._response.write_eof(events)
         except TimeoutError:
             raise self._cut() from None
         return self._response

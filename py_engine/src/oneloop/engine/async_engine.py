@@ -7,6 +7,7 @@ import contextlib
 import logging
 from dataclasses import dataclass
 from itertools import count
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from oneloop.config import DEFAULT_MODEL, EngineConfig
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from oneloop.engine.intake import Accepted, Prompt
     from oneloop.engine.loop_times import LoopTimes
-    from oneloop.engine.params import SamplingDefaults
+    from oneloop.engine.params import ResolvedParams, SamplingDefaults
     from oneloop.executor.base import Executor, LoadProgress, ModelInfo
     from oneloop.tokenize.tokenizer import Tokenizer
     from oneloop_core import Deltas, Stats, Vocabulary
@@ -197,7 +198,7 @@ class AsyncEngine:
     async def submit(
         self,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        params: SamplingParams | ResolvedParams | None = None,
         *,
         request_id: str | None = None,
         priority: int = 0,
@@ -206,6 +207,8 @@ class AsyncEngine:
         final_only: bool = False,
     ) -> RequestStream:
         """Check, tokenise (in a thread) and queue one request.
+
+        params: resolved ones must have been resolved for this model.
 
         final_only: the stream gives one delta per sequence, at its end: for callers that show nothing before. It costs
         nothing per token, and the times of single tokens stay unknown.
@@ -223,8 +226,10 @@ class AsyncEngine:
                 cache_salt=cache_salt,
                 add_special_tokens=add_special_tokens,
             )
-            with self.metrics.loop.part("queue"):
-                return self._queue(assembly, accepted, request_id, arrived, final_only)
+            began = perf_counter()
+            stream = self._queue(assembly, accepted, request_id, arrived, final_only)
+            self.metrics.loop.parts["queue"] += perf_counter() - began
+            return stream
         except RequestError:
             self.metrics.rejected["invalid"] += 1
             raise

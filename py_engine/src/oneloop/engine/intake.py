@@ -70,7 +70,7 @@ class Intake:
     async def accept(
         self,
         prompt: Prompt,
-        params: SamplingParams,
+        params: SamplingParams | ResolvedParams,
         *,
         priority: int,
         cache_salt: str,

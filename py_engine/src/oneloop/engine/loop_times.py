@@ -50,15 +50,6 @@ class LoopTimes:
         self._gc_began = 0.0
 
     @contextmanager
-    def part(self, name: Part) -> Iterator[None]:
-        """Count what the block takes. For what happens per request; in steps two readings of the clock cost less."""
-        began = perf_counter()
-        try:
-            yield
-        finally:
-            self.parts[name] += perf_counter() - began
-
-    @contextmanager
     def watching_gc(self) -> Iterator[None]:
         """Count the interpreter's collections meanwhile."""
         gc.callbacks.append(self._note_gc)

@@ -135,8 +135,18 @@ class ResolvedParams:
     logprobs: int | None
     logit_bias: tuple[tuple[int, float], ...]
 
+    def resolve(self, _: SamplingDefaults, *, vocab_size: int, max_sequences: int) -> ResolvedParams:
+        """As SamplingParams.resolve(): there is nothing left to do, for the same model.
+
+        vocab_size: unused; the core checks every id. max_sequences: bound of n, checked here.
+        """
+        integer("n", self.n, 1, max_sequences)
+        return self
+
     def within(self, room: int) -> ResolvedParams:
         """Limits beyond the `room` tokens that the context holds end there (finish reason "length")."""
+        if self.min_tokens <= room and (self.max_tokens is None or self.max_tokens <= room):
+            return self
         max_tokens = None if self.max_tokens is None else min(self.max_tokens, room)
         return replace(self, max_tokens=max_tokens, min_tokens=min(self.min_tokens, room))
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from oneloop.api.chunks import chat_chunks
-from oneloop.api.handlers.generation import collect, submit_all
+from oneloop.api.handlers.generation import abort_all, collect, submit_all
 from oneloop.api.handlers.json_reply import ignored_header, json_reply
 from oneloop.api.handlers.prompt import check_context, check_text_len, render
 from oneloop.api.handlers.streaming import stream_reply
@@ -20,14 +20,16 @@ if TYPE_CHECKING:
 
     from oneloop.api.protocol.chat import ChatRequest
     from oneloop.api.state import ApiState
+    from oneloop.engine.stream import RequestStream
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     """One conversation, n answers."""
     state = request.app[STATE]
     body = await state.bodies.read_object(request)
-    with state.engine.metrics.loop.part("parse"):
-        chat = read_chat(body, state.limits, state.engine.default_sampling)
+    began = perf_counter()
+    chat = read_chat(body, state.limits, state.engine.default_sampling)
+    state.engine.metrics.loop.parts["parse"] += perf_counter() - began
     model = state.check_model(chat.model)
     if chat.scheduling.request_id is not None:
         request[REQUEST_ID] = chat.scheduling.request_id
@@ -47,14 +49,17 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     usage = Usage(prompt_tokens=len(token_ids))
     logprobs = _logprobs(state, chat)
     headers = ignored_header(chat.ignored)
-    async with AsyncExitStack() as stack:
-        streams = await submit_all(state, stack, [(token_ids, params)], chat.scheduling)
+    streams: list[RequestStream] = []
+    try:
+        await submit_all(state, streams, [(token_ids, params)], chat.scheduling)
         if not chat.stream.stream:
             choices = await collect(state, streams, params.n, usage)
             encoded = await encode_logprobs(choices, logprobs)
             return json_reply(chat_reply(head, choices, usage, encoded), headers)
         encoder = chat_chunks(head, num_choices=params.n, options=chat.stream, usage=usage, logprobs=logprobs)
         return await stream_reply(request, streams, encoder, usage, chat.stream, headers)
+    finally:
+        abort_all(streams)
 
 
 def _logprobs(state: ApiState, chat: ChatRequest) -> list[ChatLogprobs] | None:

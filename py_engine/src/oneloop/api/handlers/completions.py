@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from oneloop.api.chunks import completion_chunks
 from oneloop.api.errors import bad_request
-from oneloop.api.handlers.generation import collect, submit_all
+from oneloop.api.handlers.generation import abort_all, collect, submit_all
 from oneloop.api.handlers.json_reply import ignored_header, json_reply
 from oneloop.api.handlers.prompt import check_context, check_text_len, context_error
 from oneloop.api.handlers.streaming import stream_reply
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from oneloop.api.protocol.completions import CompletionRequest
     from oneloop.api.state import ApiState
+    from oneloop.engine.stream import RequestStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,9 @@ async def completions(request: web.Request) -> web.StreamResponse:
     """Several prompts, n answers each; choice index = prompt index · n + answer index."""
     state = request.app[STATE]
     body = await state.bodies.read_object(request)
-    with state.engine.metrics.loop.part("parse"):
-        asked = read_completion(body, state.limits, state.engine.default_sampling)
+    began = perf_counter()
+    asked = read_completion(body, state.limits, state.engine.default_sampling)
+    state.engine.metrics.loop.parts["parse"] += perf_counter() - began
     model = state.check_model(asked.model)
     if asked.scheduling.request_id is not None:
         request[REQUEST_ID] = asked.scheduling.request_id
@@ -56,9 +58,10 @@ async def _answer(
     echoes = [prompt.echo for prompt in prompts for _ in range(n)]
     logprobs = None if asked.params.logprobs is None else [_logprobs(state, asked) for _ in echoes]
     headers = ignored_header(asked.ignored)
-    async with AsyncExitStack() as stack:
+    streams: list[RequestStream] = []
+    try:
         work = [] if asked.score_only else [(prompt.token_ids, asked.params) for prompt in prompts]
-        streams = await submit_all(state, stack, work, asked.scheduling)
+        await submit_all(state, streams, work, asked.scheduling)
         if not asked.stream.stream:
             choices = await collect(state, streams, n, usage) or [
                 Choice(finish_reason="length") for _ in echoes
@@ -68,6 +71,8 @@ async def _answer(
             return json_reply(reply, headers)
         encoder = completion_chunks(head, options=asked.stream, usage=usage, echoes=echoes, logprobs=logprobs)
         return await stream_reply(request, streams, encoder, usage, asked.stream, headers)
+    finally:
+        abort_all(streams)
 
 
 async def _prepare(state: ApiState, asked: CompletionRequest, index: int) -> _Prompt:

@@ -10,13 +10,12 @@ from oneloop.api.replies import Choice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from contextlib import AsyncExitStack
 
     from oneloop.api.protocol.sampling import Scheduling
     from oneloop.api.replies import Usage
     from oneloop.api.state import ApiState
     from oneloop.engine.outputs import Added
-    from oneloop.engine.params import SamplingParams
+    from oneloop.engine.params import ResolvedParams
     from oneloop.engine.stream import RequestStream
 
 log = logging.getLogger(__name__)
@@ -24,18 +23,22 @@ log = logging.getLogger(__name__)
 
 async def submit_all(
     state: ApiState,
-    stack: AsyncExitStack,
-    prompts: Sequence[tuple[list[int], SamplingParams]],
+    streams: list[RequestStream],
+    prompts: Sequence[tuple[list[int], ResolvedParams]],
     scheduling: Scheduling,
-) -> list[RequestStream]:
-    """Queue the prompts. Leaving the stack, in whatever way, aborts what has not ended."""
-    streams = []
+) -> None:
+    """Queue the prompts; `streams` gets theirs as they come, and is the caller's to end with `abort_all`."""
     for token_ids, params in prompts:
         stream = await state.engine.submit(
             token_ids, params, priority=scheduling.priority, cache_salt=scheduling.cache_salt
         )
-        streams.append(await stack.enter_async_context(stream))
-    return streams
+        streams.append(stream)
+
+
+def abort_all(streams: Sequence[RequestStream]) -> None:
+    """End what has not ended: whoever asked for it has its answer, or is gone."""
+    for stream in streams:
+        stream.abort()
 
 
 async def collect(state: ApiState, streams: Sequence[RequestStream], n: int, usage: Usage) -> list[Choice]:

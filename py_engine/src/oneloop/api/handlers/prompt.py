@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from oneloop.api.limits import Limits
     from oneloop.api.protocol.chat import ChatPrompt
     from oneloop.api.state import ApiState
-    from oneloop.engine.params import SamplingParams
+    from oneloop.engine.params import ResolvedParams
 
 
 async def render(state: ApiState, prompt: ChatPrompt) -> str:
@@ -34,7 +34,7 @@ def check_text_len(param: str, text: str, limits: Limits) -> None:
 
 
 def check_context(
-    params: SamplingParams,
+    params: ResolvedParams,
     num_prompt_tokens: int,
     limits: Limits,
     *,

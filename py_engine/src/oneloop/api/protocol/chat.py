@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from oneloop.api.limits import Limits
-    from oneloop.engine.params import SamplingDefaults, SamplingParams
+    from oneloop.engine.params import ResolvedParams, SamplingDefaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class ChatRequest:
 
     model: str | None
     prompt: ChatPrompt
-    params: SamplingParams
+    params: ResolvedParams
     max_tokens_field: str
     """The client's name for params.max_tokens."""
     explicit_max_tokens: bool
@@ -63,13 +63,13 @@ def read_chat(members: Mapping[str, Any], limits: Limits, defaults: SamplingDefa
     ignored = _read_tools(fields)
     max_tokens, max_tokens_field = _max_tokens(fields)
     names = {"max_tokens": max_tokens_field, "logprobs": "top_logprobs"}
-    params = with_outputs(
+    asked = with_outputs(
         read_sampling(fields),
         n=read_n(fields, 1, limits),
         max_tokens=max_tokens,
         logprobs=_logprobs(fields),
     )
-    check_sampling(params, defaults, limits, names)
+    params = check_sampling(asked, defaults, limits, names)
     scheduling = read_scheduling(fields, limits)
     unsupported.refuse_unsupported(fields, unsupported.CHAT)
     return ChatRequest(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from oneloop.api.limits import Limits
-    from oneloop.engine.params import SamplingDefaults, SamplingParams
+    from oneloop.engine.params import ResolvedParams, SamplingDefaults
 
 DEFAULT_MAX_TOKENS = 16
 _FORMS = "a non-empty string, a list of strings, a list of token ids, or a list of lists of token ids"
@@ -36,7 +36,7 @@ class CompletionRequest:
     model: str | None
     prompts: list[str | list[int]]
     """Texts, or token ids in range; at least one, none empty."""
-    params: SamplingParams
+    params: ResolvedParams
     """max_tokens is at least 1 here, see `score_only`."""
     explicit_max_tokens: bool
     """Whether the client chose max_tokens: then it must fit the context, else it is cut to what is left."""
@@ -74,14 +74,14 @@ def read_completion(
     else:
         effective = 1 if score_only else max_tokens
     params = with_outputs(params, n=n, max_tokens=effective, logprobs=logprobs)
-    check_sampling(params, defaults, limits, {})
+    resolved = check_sampling(params, defaults, limits, {})
     scheduling = read_scheduling(fields, limits)
     add_special_tokens = fields.flag("add_special_tokens", True)
     unsupported.refuse_unsupported(fields, unsupported.COMPLETION)
     return CompletionRequest(
         model=model,
         prompts=prompts,
-        params=params,
+        params=resolved,
         explicit_max_tokens=max_tokens is not None,
         score_only=score_only,
         echo=echo,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from oneloop.api.limits import Limits
     from oneloop.api.protocol.fields import Fields
-    from oneloop.engine.params import SamplingDefaults
+    from oneloop.engine.params import ResolvedParams, SamplingDefaults
 
 _SALT = re.compile(r"[!-~]{1,128}")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -71,10 +71,13 @@ def read_sampling(fields: Fields) -> SamplingParams:
 
 def check_sampling(
     params: SamplingParams, defaults: SamplingDefaults, limits: Limits, names: Mapping[str, str]
-) -> None:
-    """Hold every field against its range. `names`: the client's word for a field of SamplingParams."""
+) -> ResolvedParams:
+    """Hold every field against its range and fill in the open ones.
+
+    names: the client's word for a field of SamplingParams.
+    """
     try:
-        params.resolve(defaults, vocab_size=limits.vocab_size, max_sequences=limits.max_n)
+        return params.resolve(defaults, vocab_size=limits.vocab_size, max_sequences=limits.max_n)
     except RequestError as error:
         field = error.field or ""
         renamed = names.get(field, field)
