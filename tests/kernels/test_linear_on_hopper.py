@@ -132,7 +132,7 @@ def test_the_copy_engine_feeds_the_tensor_cores(reports, name):
     report, constants = reports[name], TUNED_SPECS[name].constants
     assert report.spilled == 0
     assert report.count("ACQBULK"), "no wait for the kernel before"
-    assert report.count("PREEXIT") == 1, "the next kernel is not let in"
+    assert report.count("PREEXIT"), "the next kernel is not let in"
     assert report.count(r"UTMALDG\.2D") >= 4, "weights and rows, both at the start and later"
     assert report.count(rf"HGMMA\.64x{widest_instruction(TUNED_SPECS[name])}x16\.F32\.BF16")
     many_rows = 32 <= constants["BLOCK_M"] <= 4096 // constants.get("BLOCK_N", 1)
