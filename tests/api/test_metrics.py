@@ -13,12 +13,13 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 NAMES = {
     "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prompt_tokens_total", "generation_tokens_total",
     "prompt_tokens_cached_total", "num_preemptions_total", "request_success_total", "prefix_cache_queries_total",
-    "prefix_cache_hits_total", "admission_rejections_total", "cache_config_info",
+    "prefix_cache_hits_total", "admission_rejections_total", "cache_config_info", "steps_total",
+    "event_loop_part_seconds_total", "gc_pause_longest_seconds",
     *(f"{name}_{part}" for part in ("bucket", "sum", "count") for name in (
         "time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds",
         "request_queue_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds",
         "request_prompt_tokens", "request_generation_tokens", "request_params_n", "request_params_max_tokens",
-        "iteration_tokens_total")),
+        "iteration_tokens_total", "event_loop_turn_seconds", "gc_pause_seconds")),
 }  # fmt: skip
 
 

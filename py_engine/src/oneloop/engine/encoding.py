@@ -7,6 +7,7 @@ for the GIL. So while one batch is out, what comes meanwhile becomes the next; n
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -67,7 +68,8 @@ class Encoding:
         loop = asyncio.get_running_loop()
 
         def ended(found: Future[list[list[int] | Exception]]) -> None:
-            loop.call_soon_threadsafe(self._receive, batch, found)
+            with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
+                loop.call_soon_threadsafe(self._receive, batch, found)
 
         try:
             self._threads.submit(self._encode_all, batch).add_done_callback(ended)
