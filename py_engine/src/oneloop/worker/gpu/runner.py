@@ -11,7 +11,14 @@ import torch
 from oneloop.attention.kv_cache import PagedKVCache
 from oneloop.attention.metadata import AttentionMetadata
 from oneloop.device.cpus import usable_cpus
-from oneloop.worker.buckets import bucket_of, largest_bucket, row_buckets, token_bucket, token_buckets
+from oneloop.worker.buckets import (
+    MAX_CAPTURED_TOKENS,
+    bucket_of,
+    largest_bucket,
+    row_buckets,
+    token_bucket,
+    token_buckets,
+)
 from oneloop.worker.gpu.graphs import StepGraphs
 from oneloop.worker.gpu.sampler import DeviceSampler
 from oneloop.worker.gpu.slab import DeviceSlab
@@ -30,8 +37,6 @@ if TYPE_CHECKING:
     from oneloop.worker.memory.ledger import MemoryPlan
     from oneloop_core import SlabLayout
 
-MAX_CAPTURED_TOKENS: Final = 2048
-"""Steps with more tokens take the device longer than the host needs to launch them one kernel at a time."""
 MIN_SHARED_TOKENS: Final = 1024
 """With fewer tokens in widely shared blocks, looking for shared prefixes costs more than it saves."""
 
