@@ -299,3 +299,38 @@ async def test_slices_that_are_too_short_for_a_step(serve: Any, monkeypatch: pyt
         text = texts_of(events)
         assert "\ufffd" in text or text in TEXT * 5
         assert len(events) > 5
+
+
+@pytest.mark.parametrize("max_tokens", [1, 40])
+async def test_headers_leave_with_the_first_events(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, max_tokens: int
+) -> None:
+    """And the last events with the end of the body."""
+    written: list[bytes] = []
+    original = Connection.connection_made
+
+    def connection_made(self: Any, transport: Any) -> None:
+        original(self, Recording(transport, written))
+
+    monkeypatch.setattr(Connection, "connection_made", connection_made)
+    async with served(serve, 0.001) as server:
+        await server.stream(COMPLETIONS, {"prompt": "a", "max_tokens": max_tokens, "ignore_eos": True})
+    assert written[0].startswith(b"HTTP/1.1 200 OK")
+    assert b'data: {"id"' in written[0]
+    assert written[-1].endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert b'"finish_reason":"length"' in written[-1]
+    assert len(written) <= 2 + max_tokens // 10, "the relay does the rest"
+
+
+class Recording:
+    """A transport whose writes are noted."""
+
+    def __init__(self, transport: Any, written: list[bytes]) -> None:
+        self._transport, self._written = transport, written
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        self._written.append(bytes(data))
+        self._transport.write(data)

@@ -35,6 +35,12 @@ class StalledReaderError(ConnectionError):
     """The client has read nothing for too long; its connection is gone now."""
 
 
+class _EventStream(web.StreamResponse):
+    """Headers that leave with the first events: one write, and one packet for the client to wake up for."""
+
+    _send_headers_immediately = False
+
+
 class SseWriter:
     """Writes events to one client. Every method raises ConnectionError once the client is gone."""
 
@@ -43,7 +49,7 @@ class SseWriter:
     def __init__(self, request: web.Request, headers: Mapping[str, str], write_timeout_s: float) -> None:
         self._request = request
         self._protocol = request.protocol
-        self._response = web.StreamResponse(headers={**_HEADERS, **headers})
+        self._response = _EventStream(headers={**_HEADERS, **headers})
         self._write_timeout_s = write_timeout_s
         self._writer: StreamWriter | None = None
         self._chunked = False
