@@ -155,7 +155,7 @@ def check(call, compute, wide=torch.float64):
     """The right values, written where they belong; inputs untouched; tickets back at zero."""
     wanted, x = expected(call, wide), call.x.clone()
     out = compute(call)
-    assert_close(out, wanted)
+    assert_close(out, wanted, kind="gated " * call.gated + "linear" + " of a norm" * (call.norm is not None))
     assert out is call.residual or call.residual is None
     assert torch.equal(call.x, x)
     assert call.tickets is None or not call.tickets.any()
