@@ -16,7 +16,6 @@ from oneloop.api.protocol.sampling import (
     read_sampling,
     read_scheduling,
     read_stream_options,
-    with_outputs,
 )
 
 if TYPE_CHECKING:
@@ -63,11 +62,8 @@ def read_chat(members: Mapping[str, Any], limits: Limits, defaults: SamplingDefa
     ignored = _read_tools(fields)
     max_tokens, max_tokens_field = _max_tokens(fields)
     names = {"max_tokens": max_tokens_field, "logprobs": "top_logprobs"}
-    asked = with_outputs(
-        read_sampling(fields),
-        n=read_n(fields, 1, limits),
-        max_tokens=max_tokens,
-        logprobs=_logprobs(fields),
+    asked = read_sampling(
+        fields, n=read_n(fields, 1, limits), max_tokens=max_tokens, logprobs=_logprobs(fields)
     )
     params = check_sampling(asked, defaults, limits, names)
     scheduling = read_scheduling(fields, limits)

@@ -16,7 +16,6 @@ from oneloop.api.protocol.sampling import (
     read_sampling,
     read_scheduling,
     read_stream_options,
-    with_outputs,
 )
 
 if TYPE_CHECKING:
@@ -65,23 +64,23 @@ def read_completion(
         raise fields.refuse("logprobs", "together with echo is not supported yet")
     n = read_n(fields, len(prompts), limits)
     _read_best_of(fields, n)
-    params = read_sampling(fields)
+    min_tokens = fields.integer("min_tokens") or 0
     score_only = max_tokens == 0
-    if score_only and params.min_tokens:
-        raise fields.refuse("min_tokens", f"({params.min_tokens}) is above max_tokens (0)")
+    if score_only and min_tokens:
+        raise fields.refuse("min_tokens", f"({min_tokens}) is above max_tokens (0)")
     if max_tokens is None:
-        effective = max(DEFAULT_MAX_TOKENS, params.min_tokens)
+        effective = max(DEFAULT_MAX_TOKENS, min_tokens)
     else:
         effective = 1 if score_only else max_tokens
-    params = with_outputs(params, n=n, max_tokens=effective, logprobs=logprobs)
-    resolved = check_sampling(params, defaults, limits, {})
+    asked = read_sampling(fields, n=n, max_tokens=effective, logprobs=logprobs)
+    params = check_sampling(asked, defaults, limits, {})
     scheduling = read_scheduling(fields, limits)
     add_special_tokens = fields.flag("add_special_tokens", True)
     unsupported.refuse_unsupported(fields, unsupported.COMPLETION)
     return CompletionRequest(
         model=model,
         prompts=prompts,
-        params=resolved,
+        params=params,
         explicit_max_tokens=max_tokens is not None,
         score_only=score_only,
         echo=echo,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from oneloop.api.errors import bad_request
@@ -45,12 +45,15 @@ class Scheduling:
     """The client's own id, where it is safe to repeat."""
 
 
-def read_sampling(fields: Fields) -> SamplingParams:
+def read_sampling(fields: Fields, *, n: int, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
     """The sampling fields as sent: types are checked here, ranges by `check_sampling`.
 
-    `n`, `max_tokens` and `logprobs` are the routes' own.
+    n, max_tokens, logprobs: the routes' own reading of them.
     """
     return SamplingParams(
+        n=n,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
         temperature=fields.number("temperature"),
         top_p=fields.number("top_p"),
         top_k=fields.integer("top_k"),
@@ -134,13 +137,6 @@ def read_scheduling(fields: Fields, limits: Limits) -> Scheduling:
 def safe_request_id(header: str | None) -> str | None:
     """A client's X-Request-Id, if it is short and plain enough to repeat in headers, ids and logs."""
     return header if header is not None and _REQUEST_ID.fullmatch(header) else None
-
-
-def with_outputs(
-    params: SamplingParams, *, n: int, max_tokens: int | None, logprobs: int | None
-) -> SamplingParams:
-    """The same sampling with the routes' own fields."""
-    return replace(params, n=n, max_tokens=max_tokens, logprobs=logprobs)
 
 
 def _stop(fields: Fields) -> tuple[str, ...]:
