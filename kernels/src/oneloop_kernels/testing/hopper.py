@@ -69,7 +69,7 @@ def spec_of_launch(
 ) -> KernelSpec:
     """What a launch with these arguments compiles, with programmatic dependent launch. Tensors may be on any device."""
     names = list(inspect.signature(kernel.fn).parameters)
-    options = {name: constants[name] for name in ("num_warps", "num_stages") if name in constants}
+    options = {name: constants[name] for name in ("num_warps", "num_stages", "maxnreg") if name in constants}
     return KernelSpec(
         kernel.fn.__module__,
         kernel.fn.__name__,

@@ -150,7 +150,7 @@ _H200: Final[Mapping[Shape, Choices]] = MappingProxyType(
         (6144, 4096, False): (
             (8, StreamPlan(64, 128, 11, programs=96)),
             (16, StreamPlan(64, 128, 10, programs=96)),
-            (32, StreamPlan(128, 128, 5, programs=96)),
+            (32, StreamPlan(64, 128, 8, programs=96)),
             (64, StreamPlan(64, 128, 6, programs=96)),
         ),
         (4096, 4096, False): (
@@ -187,10 +187,10 @@ _H200: Final[Mapping[Shape, Choices]] = MappingProxyType(
             (128, DensePlan((32,), 10)),
         ),
         (1024, 2048, False): (
-            (8, StreamPlan(128, 128, 6, programs=64)),
+            (8, StreamPlan(64, 128, 11, programs=64)),
             (16, StreamPlan(64, 128, 5, programs=128, most_rows=16)),
             (32, StreamPlan(64, 128, 8, programs=64)),
-            (64, StreamPlan(64, 128, 4, programs=128, most_rows=32)),
+            (64, StreamPlan(64, 128, 8, programs=64, most_rows=32)),
             (128, StreamPlan(64, 128, 6, programs=128, most_rows=64)),
             (256, StreamPlan(64, 128, 3, programs=128, most_rows=64)),
             (512, DensePlan((32,), 10)),
@@ -205,10 +205,10 @@ _H200: Final[Mapping[Shape, Choices]] = MappingProxyType(
             (512, DensePlan((64, 32), 5)),
         ),
         (1024, 3072, False): (
-            (8, StreamPlan(128, 128, 6, programs=72)),
+            (8, StreamPlan(64, 128, 11, programs=64)),
             (16, StreamPlan(64, 128, 5, programs=128, most_rows=16)),
             (32, StreamPlan(64, 128, 8, programs=96)),
-            (64, StreamPlan(64, 128, 4, programs=128, most_rows=32)),
+            (64, StreamPlan(64, 128, 8, programs=64, most_rows=32)),
             (128, StreamPlan(64, 128, 3, programs=128, most_rows=64)),
         ),
         (151936, 1024, False): (

@@ -8,6 +8,8 @@ weights are constant, and memory stays busy while the rows of x are still being 
 Of a tile that is cut, each program leaves its sums: slot 2 · program for the first tile of its range, + 1 for one that
 goes on in the next range. Who comes last adds them up in the order of their columns, so that results do not depend on
 who that was.
+
+One warp copies, the others multiply: to issue a copy takes barriers, which would hold up the products.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+
+PRODUCER_REGISTERS = gl.constexpr(24)
 
 
 @gluon.constexpr_function
@@ -58,10 +62,6 @@ def stream_kernel(
     0 before and after. MERGE: partial sums that are fetched at a time. Grid: any size up to the number of blocks.
     """
     halves: gl.constexpr = 2 if GATED else 1
-    per_thread: gl.constexpr = BLOCK_M * BLOCK_N // (32 * gl.num_warps())
-    EARLY: gl.constexpr = per_thread <= 32  # there are no registers for more
-    layout: gl.constexpr = _sums_layout(BLOCK_M, BLOCK_N, gl.num_warps())
-    out_layout: gl.constexpr = _out_layout(BLOCK_M, BLOCK_N, gl.num_warps(), layout)
     num_blocks = gl.cdiv(in_size, BLOCK_K)
     token_tiles = gl.cdiv(num_tokens, BLOCK_M)
     total = gl.cdiv(out_size, BLOCK_N) * token_tiles * num_blocks
@@ -75,21 +75,90 @@ def stream_kernel(
     )
     rows = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BLOCK_M, BLOCK_K], x_desc.layout)
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for ahead in gl.static_range(STAGES):
-        mbarrier.init(arrived.index(ahead), count=1)
-    for ahead in gl.static_range(STAGES):
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(arrived.index(stage), count=1)
+        mbarrier.init(free.index(stage), count=1)
+    gl.warp_specialize(
+        [
+            (
+                _multiply,
+                (
+                    weights, rows, arrived, free, bias_ptr, out_ptr, partial_ptr, tickets_ptr,
+                    num_tokens, num_blocks, token_tiles, out_size, out_stride, program, base, extra, begin, end,
+                    HAS_BIAS, GATED, HAS_RESIDUAL, BLOCK_M, BLOCK_N, STAGES, MERGE, USE_PDL,
+                ),
+            ),
+            (
+                _copy,
+                (
+                    x_desc, weight_desc, weights, rows, arrived, free, num_blocks, token_tiles, out_size, begin, end,
+                    GATED, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, USE_PDL,
+                ),
+            ),
+        ],
+        [1],
+        [PRODUCER_REGISTERS],
+    )  # fmt: skip
+
+
+@gluon.jit
+def _copy(
+    x_desc, weight_desc, weights, rows, arrived, free, num_blocks, token_tiles, out_size, begin, end,
+    GATED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
+    USE_PDL: gl.constexpr,
+):  # fmt: skip
+    """The warp that copies: STAGES blocks ahead, the first weights before its kernel's turn has come."""
+    width = num_blocks * BLOCK_K
+    ahead = gl.minimum(end - begin, STAGES)
+    tile = begin // num_blocks
+    column = (begin - tile * num_blocks) * BLOCK_K
+    weight_tile, weight_column = tile, column
+    for stage in range(ahead):
         _copy_weights(
-            weight_desc, weights, arrived, begin + ahead, end, ahead, num_blocks, token_tiles, out_size,
+            weight_desc, weights, arrived, stage, weight_tile // token_tiles * BLOCK_N, weight_column, out_size,
             GATED, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
+        weight_tile, weight_column = _following(weight_tile, weight_column, width, BLOCK_K)
     if USE_PDL:
         tl.extra.cuda.gdc_launch_dependents()  # so that the next kernel's copies start while this one runs
         tl.extra.cuda.gdc_wait()
-    for ahead in gl.static_range(STAGES):
-        _copy_rows(
-            x_desc, rows, arrived, begin + ahead, end, ahead, num_blocks, token_tiles, BLOCK_M, BLOCK_K
-        )
+    for stage in range(ahead):
+        _copy_rows(x_desc, rows, arrived, stage, tile % token_tiles * BLOCK_M, column)
+        tile, column = _following(tile, column, width, BLOCK_K)
+    for step in range(STAGES, end - begin):
+        stage = step % STAGES
+        mbarrier.wait(free.index(stage), (step // STAGES - 1) & 1)
+        _copy_weights(
+            weight_desc, weights, arrived, stage, tile // token_tiles * BLOCK_N, column, out_size,
+            GATED, BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+        _copy_rows(x_desc, rows, arrived, stage, tile % token_tiles * BLOCK_M, column)
+        tile, column = _following(tile, column, width, BLOCK_K)
 
+
+@gluon.jit
+def _following(tile, column, width, BLOCK_K: gl.constexpr):
+    """Where the next unit is."""
+    column += BLOCK_K
+    wrapped = column >= width
+    return tile + wrapped.to(gl.int32), gl.where(wrapped, 0, column)
+
+
+@gluon.jit
+def _multiply(
+    weights, rows, arrived, free, bias_ptr, out_ptr, partial_ptr, tickets_ptr,
+    num_tokens, num_blocks, token_tiles, out_size, out_stride, program, base, extra, begin, end,
+    HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, MERGE: gl.constexpr, USE_PDL: gl.constexpr,
+):  # fmt: skip
+    """The warps that multiply and finish."""
+    per_thread: gl.constexpr = BLOCK_M * BLOCK_N // (32 * gl.num_warps())
+    EARLY: gl.constexpr = per_thread <= 32  # there are no registers for more
+    layout: gl.constexpr = _sums_layout(BLOCK_M, BLOCK_N, gl.num_warps())
+    out_layout: gl.constexpr = _out_layout(BLOCK_M, BLOCK_N, gl.num_warps(), layout)
+    if USE_PDL:
+        tl.extra.cuda.gdc_wait()  # the kernel before may read what is written here, or write what is added
     unit = begin
     while unit < end:
         tile = unit // num_blocks
@@ -102,9 +171,8 @@ def stream_kernel(
         if HAS_RESIDUAL and EARLY:
             residual = gl.load(places, mask=mask, other=0.0)  # long before it is needed
         gate, up = _products(
-            x_desc, weight_desc, rows, weights, arrived, begin, unit, count, end, num_blocks, token_tiles, out_size,
-            GATED, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, layout,
-        )  # fmt: skip
+            weights, rows, arrived, free, unit - begin, count, GATED, BLOCK_M, BLOCK_N, STAGES, layout
+        )
         whole = count == num_blocks
         if not whole:
             second = (unit != begin).to(gl.int32)
@@ -126,32 +194,32 @@ def stream_kernel(
 
 @gluon.jit
 def _products(
-    x_desc, weight_desc, rows, weights, arrived, begin, unit, count, end, num_blocks, token_tiles, out_size,
-    GATED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
-    layout: gl.constexpr,
+    weights, rows, arrived, free, begin, count,
+    GATED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """Sums of the units unit … unit + count − 1 of a tile: gate, up [BLOCK_N, BLOCK_M]. Copies go on up to `end`."""
+    """Sums of so many units of a tile, from the program's unit `begin` on: gate, up [BLOCK_N, BLOCK_M]."""
     halves: gl.constexpr = 2 if GATED else 1
     gate = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
-    up = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
-    for here in range(unit, unit + count):
-        stage = (here - begin) % STAGES
-        mbarrier.wait(arrived.index(stage), ((here - begin) // STAGES) & 1)
+    up = gate
+    if GATED:
+        up = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
+    for step in range(begin, begin + count):
+        stage = step % STAGES
+        mbarrier.wait(arrived.index(stage), (step // STAGES) & 1)
         x = rows.index(stage).permute((1, 0))
         gate = warpgroup_mma(weights.index(stage * halves), x, gate, is_async=True)
         if GATED:
             up = warpgroup_mma(weights.index(stage * halves + 1), x, up, is_async=True)
-            gate, up = warpgroup_mma_wait(0, deps=[gate, up])
+            gate, up = warpgroup_mma_wait(2, deps=[gate, up])
         else:
-            gate = warpgroup_mma_wait(0, deps=[gate])
-        gl.thread_barrier()  # every warp has read the stage
-        _copy_weights(
-            weight_desc, weights, arrived, here + STAGES, end, stage, num_blocks, token_tiles, out_size,
-            GATED, BLOCK_M, BLOCK_N, BLOCK_K,
-        )  # fmt: skip
-        _copy_rows(
-            x_desc, rows, arrived, here + STAGES, end, stage, num_blocks, token_tiles, BLOCK_M, BLOCK_K
-        )
+            gate = warpgroup_mma_wait(1, deps=[gate])
+        # Those of the block before are through; this one's are under way.
+        mbarrier.arrive(free.index((step + STAGES - 1) % STAGES), pred=step > begin)
+    if GATED:
+        gate, up = warpgroup_mma_wait(0, deps=[gate, up])
+    else:
+        gate = warpgroup_mma_wait(0, deps=[gate])
+    mbarrier.arrive(free.index((begin + count - 1) % STAGES))
     return gate, up
 
 
@@ -180,44 +248,24 @@ def _settle(
 
 @gluon.jit
 def _copy_weights(
-    weight_desc, weights, arrived, unit, end, stage, num_blocks, token_tiles, out_size,
+    weight_desc, weights, arrived, stage, row, column, out_size,
     GATED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
 ):  # fmt: skip
     """Ask for a unit's weights; the stage has arrived when they and the unit's rows of x have."""
     halves: gl.constexpr = 2 if GATED else 1
-    tile = unit // num_blocks
-    column = (unit - tile * num_blocks) * BLOCK_K
-    row = tile // token_tiles * BLOCK_N
     barrier = arrived.index(stage)
-    mbarrier.expect(barrier, 2 * (halves * BLOCK_N + BLOCK_M) * BLOCK_K, pred=unit < end)
-    tma.async_copy_global_to_shared(
-        weight_desc, [row, column], barrier, weights.index(stage * halves), pred=unit < end
-    )
+    mbarrier.expect(barrier, 2 * (halves * BLOCK_N + BLOCK_M) * BLOCK_K)
+    tma.async_copy_global_to_shared(weight_desc, [row, column], barrier, weights.index(stage * halves))
     if GATED:
         tma.async_copy_global_to_shared(
-            weight_desc,
-            [out_size + row, column],
-            barrier,
-            weights.index(stage * halves + 1),
-            pred=unit < end,
+            weight_desc, [out_size + row, column], barrier, weights.index(stage * halves + 1)
         )
 
 
 @gluon.jit
-def _copy_rows(
-    x_desc, rows, arrived, unit, end, stage, num_blocks, token_tiles,
-    BLOCK_M: gl.constexpr, BLOCK_K: gl.constexpr,
-):  # fmt: skip
+def _copy_rows(x_desc, rows, arrived, stage, row, column):
     """Ask for a unit's rows of x."""
-    tile = unit // num_blocks
-    column = (unit - tile * num_blocks) * BLOCK_K
-    tma.async_copy_global_to_shared(
-        x_desc,
-        [(tile % token_tiles) * BLOCK_M, column],
-        arrived.index(stage),
-        rows.index(stage),
-        pred=unit < end,
-    )
+    tma.async_copy_global_to_shared(x_desc, [row, column], arrived.index(stage), rows.index(stage))
 
 
 @gluon.jit
