@@ -95,3 +95,17 @@ async def test_closed_while_it_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     client.close()
     await asyncio.sleep(0.05)
     assert sock.num_failed == 1
+
+
+async def test_who_has_connected_when_it_closes_is_not_cut() -> None:
+    sock = socket.create_server(("127.0.0.1", 0))
+    made: list[Any] = []
+    listener = Listener(sock, lambda: Counter(made))
+    clients = [socket.create_connection(sock.getsockname()) for _ in range(20)]
+    listener.close()
+    await until(lambda: len(made) == 20)
+    for transport in made:
+        transport.close()
+    for client in clients:
+        client.close()
+    await asyncio.sleep(0.01)

@@ -87,6 +87,20 @@ def test_a_signal_while_loading_ends_within_seconds(serving):
         assert "Traceback" not in errors
 
 
+def wait_until_waiting(server, count):
+    """Until that many requests wait for a row."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        connection = server.connect()
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+        connection.close()
+        if float(re.search(r"^oneloop:num_requests_waiting\{.*\} (.*)$", text, re.MULTILINE)[1]) >= count:
+            return
+        time.sleep(0.02)
+    pytest.fail(f"{count} requests never waited")
+
+
 def test_a_second_signal_ends_at_once(serving):
     with serving("--served-model-name", "tiny", "--shutdown-timeout", "600", "--max-num-seqs", "1") as server:
         server.wait_for_status(200)
@@ -98,6 +112,7 @@ def test_a_second_signal_ends_at_once(serving):
                 "POST", "/v1/completions", json.dumps(LONG), {"Content-Type": "application/json"}
             )
             streams.append((connection, None))
+        wait_until_waiting(server, 15)
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.3)
         assert server.process.poll() is None

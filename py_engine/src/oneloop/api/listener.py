@@ -38,16 +38,18 @@ class Listener:
         self._loop.add_reader(sock.fileno(), self._accept)
 
     def close(self) -> None:
-        """Accept no more. Idempotent."""
+        """Accept no more, but who has connected already: they are told why. Idempotent."""
         if self._is_open:
             self._is_open = False
+            if self._pause is None:
+                self._accept(BACKLOG)
             self._loop.remove_reader(self._sock.fileno())
             if self._pause is not None:
                 self._pause.cancel()
             self._sock.close()
 
-    def _accept(self) -> None:
-        for _ in range(_ACCEPTED_AT_ONCE):
+    def _accept(self, at_most: int = _ACCEPTED_AT_ONCE) -> None:
+        for _ in range(at_most):
             try:
                 connection, _address = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
