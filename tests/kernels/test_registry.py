@@ -11,7 +11,6 @@ import torch
 
 from oneloop_kernels import registry
 from oneloop_kernels.launch import num_sms, pdl_options, pdl_supported
-from oneloop_kernels.ops.embedding import EMBEDDING
 from oneloop_kernels.ops.kv_cache import KV_CACHE
 from oneloop_kernels.ops.linear import LINEAR
 from oneloop_kernels.ops.paged_attention import PAGED_ATTENTION
@@ -22,7 +21,7 @@ from oneloop_kernels.ops.silu_mul import SILU_MUL
 from oneloop_kernels.registry import Family, Implementation, KernelError, prefer
 
 CPU = torch.device("cpu")
-FAMILIES = [EMBEDDING, KV_CACHE, LINEAR, PAGED_ATTENTION, RMS_NORM, ROPE, SAMPLING, SILU_MUL]
+FAMILIES = [KV_CACHE, LINEAR, PAGED_ATTENTION, RMS_NORM, ROPE, SAMPLING, SILU_MUL]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

@@ -56,11 +56,12 @@ def check_layers(pair, token_ids):
     """
     truth = pair.hf.float()
     dtype = pair.ours.dtype
-    rotary = pair.ours.rotary(torch.arange(len(token_ids)))
+    table = pair.ours.embedding.weight
+    rotary, embedded = pair.ours.rotary.with_embedding(torch.arange(len(token_ids)), token_ids, table)
     metadata = pair.metadata(0, len(token_ids))
     with torch.inference_mode():
         state = truth.model.embed_tokens(token_ids)
-        assert torch.equal(pair.ours.embedding(token_ids), state.to(dtype))
+        assert torch.equal(embedded, state.to(dtype))
         angles = truth.model.rotary_emb(state[None], torch.arange(len(token_ids))[None])
         for layer, expected_layer in zip(pair.ours.layers, truth.model.layers, strict=True):
             expected = expected_layer(state[None], attention_mask=None, position_embeddings=angles)[0]

@@ -122,9 +122,11 @@ def test_each_layer_on_the_inputs_of_transformers(device_pair, architecture, dty
     positions = torch.arange(num_tokens, device=DEVICE)
     with prefer(TRITON):
         metadata = pair.metadata(pair.planner(), 0, num_tokens)
-        rotary = pair.ours.rotary(positions.to(torch.int32))
+        rotary, embedded = pair.ours.rotary.with_embedding(
+            positions.to(torch.int32), token_ids.to(torch.int32), pair.ours.embedding.weight
+        )
         state = pair.hf.model.embed_tokens(token_ids)
-        assert torch.equal(pair.ours.embedding(token_ids.to(torch.int32)), state.to(dtype))
+        assert torch.equal(embedded, state.to(dtype))
         angles = pair.hf.model.rotary_emb(state[None], positions[None])
         for layer, expected_layer in zip(pair.ours.layers, pair.hf.model.layers, strict=True):
             expected = expected_layer(state[None], attention_mask=None, position_embeddings=angles)[0]

@@ -1,4 +1,4 @@
-"""Block copies in all layers, and the rows of the embedding table.
+"""Block copies in all layers, and the beginning of a step: angles, and rows of the embedding table.
 
 python -m oneloop_bench.kernels.kv_cache [--sweep] [--json PATH]
 """
@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from oneloop_bench.kernels.timing import KernelBench, bench_arguments
-from oneloop_kernels.ops.embedding import EMBEDDING
 from oneloop_kernels.ops.kv_cache.triton import TRITON
+from oneloop_kernels.ops.rope import ROPE
 from oneloop_kernels.registry import TRITON as TRITON_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from oneloop_kernels.ops.rope import Angles
 
 NUM_LAYERS: Final = 32
 BLOCK_SHAPE: Final = (16, 16, 128)
@@ -82,22 +84,24 @@ def measure_copies(bench: KernelBench) -> None:
             bench.measure(name, run, sets, num_bytes=moved)
 
 
-def measure_embedding(bench: KernelBench) -> None:
-    """Rows of llama8b's table."""
+def measure_beginning(bench: KernelBench) -> None:
+    """Angles and rows of llama8b's table."""
     rows = VOCAB_SIZE if not bench.smoke else 100
-    weight = torch.randn(rows, HIDDEN_SIZE, device=bench.device).to(DTYPE)
+    table = torch.randn(rows, HIDDEN_SIZE, device=bench.device).to(DTYPE)
+    frequencies = 1.0 / 5e5 ** (torch.arange(0, 128, 2, device=bench.device) / 128)
     for name in (TRITON_NAME, "reference"):
-        compute = EMBEDDING.resolve(bench.device, DTYPE, name=name)
+        angles = ROPE.resolve(bench.device, DTYPE, name=name).angles(frequencies, 1.0, DTYPE)
         for num_tokens in (1, 256, 8192) if not bench.smoke else (2,):
-            moved = 2 * num_tokens * HIDDEN_SIZE * DTYPE.itemsize
+            moved = num_tokens * (2 * HIDDEN_SIZE * DTYPE.itemsize + 128 * 4)
 
             def token_ids(num_tokens: int = num_tokens) -> torch.Tensor:
                 return torch.randint(0, rows, (num_tokens,), dtype=torch.int32, device=bench.device)
 
+            def run(ids: torch.Tensor, angles: Angles = angles) -> object:
+                return angles.with_embedding(ids, ids, table)
+
             sets = bench.sets(token_ids, num_bytes=moved)
-            bench.measure(
-                f"embedding {num_tokens} {name}", partial(compute, weight=weight), sets, num_bytes=moved
-            )
+            bench.measure(f"beginning {num_tokens} {name}", run, sets, num_bytes=moved)
 
 
 def main() -> None:
@@ -105,7 +109,7 @@ def main() -> None:
     bench = KernelBench("kv_cache", bench_arguments(__doc__))
     measure_copies(bench)
     if not bench.sweep:
-        measure_embedding(bench)
+        measure_beginning(bench)
     bench.finish()
 
 

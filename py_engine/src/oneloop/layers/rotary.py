@@ -29,14 +29,13 @@ class Rotary:
         frequencies, factor = rope_frequencies(spec)
         self._angles = ROPE.resolve(device, dtype).angles(frequencies.to(device), factor, dtype)
 
-    def __call__(self, positions: torch.Tensor) -> RotaryStep:
-        """positions: [num_tokens] integers, int32 or int64."""
-        return self._angles(positions)
-
     def with_embedding(
         self, positions: torch.Tensor, token_ids: torch.Tensor, table: torch.Tensor
     ) -> tuple[RotaryStep, torch.Tensor]:
-        """The angles, and the tokens' rows of an embedding's weight (new): what every step begins with."""
+        """The angles, and the tokens' rows of an embedding's weight (new): what every step begins with.
+
+        positions: [num_tokens] integers, int32 or int64; token_ids: the same, in [0, vocab_size).
+        """
         return self._angles.with_embedding(positions, token_ids, table)
 
 

@@ -38,9 +38,11 @@ class Angles(Protocol):
     def with_embedding(
         self, positions: torch.Tensor, token_ids: torch.Tensor, table: torch.Tensor
     ) -> tuple[RotaryStep, torch.Tensor]:
-        """The angles, and the tokens' rows of the table ([num_tokens, size], new) as ops.embedding gives them.
+        """The angles, and the tokens' rows of the table of embeddings ([num_tokens, size], new).
 
-        Both are the beginning of a step; together they cost a GPU one launch.
+        Both are the beginning of a step; together they cost a GPU one launch. token_ids: [num_tokens] int32 or int64;
+        table: [vocab_size, size], rows contiguous. Ids lie in [0, vocab_size). For one that does not, a CPU raises
+        IndexError and a GPU gives the nearest row: no implementation ever reads outside the table.
         """
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 
-from oneloop_kernels.ops.embedding.reference import embedding
 from oneloop_kernels.ops.rms_norm.reference import rms_norm
 from oneloop_kernels.ops.rope import RotaryStep
 
@@ -41,7 +41,9 @@ class ReferenceAngles:
         self, positions: torch.Tensor, token_ids: torch.Tensor, table: torch.Tensor
     ) -> tuple[RotaryStep, torch.Tensor]:
         """See the contract."""
-        return self(positions), embedding(token_ids, table)
+        if table.device.type != "cpu":  # there torch would stop the device for good
+            token_ids = token_ids.clamp(0, table.shape[0] - 1)
+        return self(positions), F.embedding(token_ids, table)
 
 
 class ReferenceRopeOps:

@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 
 from oneloop_kernels.launch import pdl_options
-from oneloop_kernels.ops.embedding.triton import PIECE, copy_row
 from oneloop_kernels.ops.rope import RotaryStep
 
 if TYPE_CHECKING:
@@ -56,6 +55,15 @@ def angles_kernel(
 
 
 @triton.jit
+def _copy_row(token_ids, table, out, token, element, vocab_size, row_stride, size):
+    """Elements of the table's row of one token (its place, int64)."""
+    token_id = tl.load(token_ids + token).to(tl.int64)
+    row = tl.minimum(tl.maximum(token_id, 0), vocab_size - 1)
+    mask = element < size
+    tl.store(out + token * size + element, tl.load(table + row * row_stride + element, mask=mask), mask=mask)
+
+
+@triton.jit
 def begin_kernel(
     positions, frequencies, out, token_ids, table, hidden, factor, vocab_size, row_stride, size,
     HALF_DIM: tl.constexpr, HALF_BLOCK: tl.constexpr, PIECE: tl.constexpr, USE_PDL: tl.constexpr,
@@ -74,7 +82,7 @@ def begin_kernel(
         _write_angles(positions, frequency, out, tokens, column, mask, factor, HALF_DIM)
     else:
         element = (part - 1) * PIECE + tl.arange(0, PIECE)
-        copy_row(token_ids, table, hidden, token, element, vocab_size, row_stride, size)
+        _copy_row(token_ids, table, hidden, token, element, vocab_size, row_stride, size)
 
 
 @triton.jit
@@ -202,6 +210,8 @@ TILES: Final = (
 """By most tokens, from a sweep on an H200: for few of them latency counts, for many bandwidth."""
 
 _ANGLE_TOKENS: Final = 4
+_PIECE: Final = 1024
+"""Elements of a row of the table that a program copies: one 16-byte access of each of 128 threads for short types."""
 
 
 class TritonAngles:
@@ -241,7 +251,7 @@ class TritonAngles:
         out = torch.empty(num_tokens, 2 * half_dim, dtype=torch.float32, device=positions.device)
         hidden = torch.empty(num_tokens, size, dtype=table.dtype, device=table.device)
         if num_tokens:
-            begin_kernel[(num_tokens, 1 + triton.cdiv(size, PIECE))](
+            begin_kernel[(num_tokens, 1 + triton.cdiv(size, _PIECE))](
                 positions,
                 self._frequencies,
                 out,
@@ -254,7 +264,7 @@ class TritonAngles:
                 size,
                 HALF_DIM=half_dim,
                 HALF_BLOCK=self._half_block,
-                PIECE=PIECE,
+                PIECE=_PIECE,
                 num_warps=4,
                 **pdl_options(positions.device),
             )
