@@ -139,10 +139,10 @@ async def test_between_first_and_last_nothing_passes_python(
         assert len(events) > 100, "a chunk per token with text"
         assert len(encoded) < 20
         metrics = server.engine.metrics
-        assert metrics.inter_token_latency_seconds.count == 199
-        assert metrics.inter_token_latency_seconds.total == pytest.approx(199 * 0.002, rel=0.5)
-        assert metrics.request_generation_tokens.total == 200
-        assert metrics.request_decode_time_seconds.total == pytest.approx(199 * 0.002, rel=0.5)
+        gaps, decoding = metrics.inter_token_latency_seconds, metrics.request_decode_time_seconds
+        assert (gaps.count, metrics.request_generation_tokens.total) == (199, 200)
+        assert gaps.total == pytest.approx(decoding.total)
+        assert gaps.total > 0.9 * 199 * 0.002, "a step takes 2 ms"
 
 
 def request(body: Any) -> bytes:
@@ -230,7 +230,8 @@ async def test_shutdown_under_way(serve: Any) -> None:
             )
             for _ in range(10)
         ]
-        await asyncio.sleep(0.2)
+        gaps = server.engine.metrics.inter_token_latency_seconds
+        await until(lambda: gaps.count > 30 * len(tasks))
         server.stop.set()
         for events in await asyncio.gather(*tasks):
             assert json.loads(events[-1])["error"]["type"] == "ServiceUnavailableError"
@@ -242,8 +243,8 @@ async def test_shutdown_under_way(serve: Any) -> None:
 
 
 def kept_streams() -> int:
-    """RequestStreams that are still in memory. Looks at every object there is."""
-    return sum(isinstance(kept, RequestStream) for kept in gc.get_objects())
+    """RequestStreams that are still in memory. Looks at every object there is, asking none for its class."""
+    return sum(type(kept) is RequestStream for kept in gc.get_objects())
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -258,8 +259,9 @@ async def test_a_request_leaves_nothing_to_the_collector(serve: Any, stream: boo
                 async with server.session.post(server.url + COMPLETIONS, json=body) as reply:
                     await reply.read()
             assert server.engine.metrics.request_success["length"] == 5
-            await asyncio.sleep(0.02)
-            assert await asyncio.to_thread(kept_streams) == 0
+            async with asyncio.timeout(10):
+                while await asyncio.to_thread(kept_streams):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
         finally:
             gc.enable()
 
