@@ -6,26 +6,30 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from oneloop.engine.encoding import BATCH, LONG_CHARS, Encoding
-from oneloop.errors import RequestError
+from oneloop.engine.encoding import BATCH, LONG_CHARS, Encoding, in_thread
+from oneloop.errors import EngineDeadError, RequestError
 
 
 class Recorder:
-    """A tokenizer of bytes that notes its calls; "bad" texts are refused, and `gate` holds it up."""
+    """A tokenizer of bytes that notes its calls; "bad" texts are refused, and the gates hold it up."""
 
     def __init__(self):
         self.batches = []
         self.singles = []
-        self.gate = threading.Event()
+        self.has_begun = threading.Event()
+        self.gate, self.single_gate = threading.Event(), threading.Event()
         self.gate.set()
+        self.single_gate.set()
 
     def encode(self, text, *, add_special_tokens=True):
         self.singles.append(text)
+        self.single_gate.wait(5)
         if "bad" in text:
             raise RequestError("prompt", f"{text} is refused")
         return [*text.encode(), int(add_special_tokens)]
 
     def encode_batch(self, texts, *, add_special_tokens=True):
+        self.has_begun.set()
         self.gate.wait(5)
         if texts:
             self.batches.append(len(texts))
@@ -91,6 +95,19 @@ async def test_a_long_text_goes_alone_and_holds_nobody_up(encoding, tokenizer):
     assert await waiting == [*b"short", 1]
 
 
+async def test_long_texts_leave_a_thread_to_the_short_ones(encoding, tokenizer):
+    tokenizer.single_gate.clear()
+    long = [
+        asyncio.create_task(encoding.encode("y" * (LONG_CHARS + 1), add_special_tokens=True))
+        for _ in range(3)
+    ]
+    short = await asyncio.wait_for(encoding.encode("short", add_special_tokens=True), 2)
+    assert short == [*b"short", 1]
+    assert len(tokenizer.singles) <= 1
+    tokenizer.single_gate.set()
+    assert [len(found) for found in await asyncio.gather(*long)] == [LONG_CHARS + 2] * 3
+
+
 async def test_requests_that_leave(encoding, tokenizer):
     """Waiting or on their way: nobody else notices, and what is not on its way yet costs nothing."""
     tokenizer.gate.clear()
@@ -108,20 +125,35 @@ async def test_requests_that_leave(encoding, tokenizer):
 
 
 async def test_threads_that_were_shut_down(tokenizer):
+    """What has begun is finished; all others hear of it at once, however many they are."""
     threads = ThreadPoolExecutor(1)
     encoding = Encoding(tokenizer, threads)
     tokenizer.gate.clear()
     running = asyncio.create_task(encoding.encode("running", add_special_tokens=True))
-    await asyncio.sleep(0.01)
-    waiting = asyncio.create_task(encoding.encode("waiting", add_special_tokens=True))
-    await asyncio.sleep(0.01)
+    await asyncio.to_thread(tokenizer.has_begun.wait, 5)
+    texts = ["waiting"] * (2 * BATCH) + ["y" * (LONG_CHARS + 1)] * 2
+    waiting = [asyncio.create_task(encoding.encode(text, add_special_tokens=True)) for text in texts]
+    rendering = asyncio.create_task(in_thread(threads, lambda: "rendered"))
+    await asyncio.sleep(0)
     threads.shutdown(wait=False, cancel_futures=True)
     tokenizer.gate.set()
     assert await running == [*b"running", 1]
-    with pytest.raises(RuntimeError, match="shutdown"):
-        await waiting
-    with pytest.raises(RuntimeError, match="shutdown"):
+    async with asyncio.timeout(5):
+        found = await asyncio.gather(*waiting, rendering, return_exceptions=True)
+    assert {type(error) for error in found} == {EngineDeadError}
+    with pytest.raises(EngineDeadError, match="shut down"):
         await encoding.encode("later", add_special_tokens=True)
+    assert tokenizer.singles == []
+
+
+async def test_who_is_cancelled_while_a_thread_works_is_cancelled(threads):
+    gate = threading.Event()
+    task = asyncio.create_task(in_thread(threads, lambda: gate.wait(5)))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    gate.set()
 
 
 def test_a_loop_that_ends_first(tokenizer, threads, caplog):

@@ -10,16 +10,20 @@ import asyncio
 import contextlib
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+from oneloop.errors import EngineDeadError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Future, ThreadPoolExecutor
 
     from oneloop.tokenize.tokenizer import Tokenizer
 
+T = TypeVar("T")
+
 LONG_CHARS = 1 << 14
-"""Longer texts have a thread to themselves, so that they hold nobody up."""
+"""Longer texts go alone and one after the other: they leave the other threads to the short ones."""
 BATCH = 16
 """Texts of one hand-over: all their requests go on in the same turn of the loop."""
 
@@ -40,14 +44,17 @@ class Encoding:
         self._waiting: deque[_Text] = deque()
         self._is_out = False
         """Whether a batch is on its way, or about to be."""
+        self._long = asyncio.Semaphore(1)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text. Raises what the tokenizer raises for it."""
-        loop = asyncio.get_running_loop()
+        """Token ids of a text. Raises what the tokenizer raises for it; EngineDeadError as in_thread()."""
         if len(text) > LONG_CHARS:
-            return await loop.run_in_executor(
-                self._threads, lambda: self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-            )
+            async with self._long:
+                return await in_thread(
+                    self._threads,
+                    lambda: self._tokenizer.encode(text, add_special_tokens=add_special_tokens),
+                )
+        loop = asyncio.get_running_loop()
         one = _Text(text, add_special_tokens, loop.create_future())
         self._waiting.append(one)
         if not self._is_out:
@@ -73,15 +80,17 @@ class Encoding:
 
         try:
             self._threads.submit(self._encode_all, batch).add_done_callback(ended)
-        except RuntimeError as error:  # the threads were shut down
+        except RuntimeError:  # the threads were shut down
             self._is_out = False
-            _settle(batch, [error] * len(batch))
+            batch += self._waiting
+            self._waiting.clear()
+            _settle(batch, [_shut_down()] * len(batch))
 
     def _receive(self, batch: list[_Text], found: Future[list[list[int] | Exception]]) -> None:
         """Back on the loop."""
         self._send()
         if found.cancelled():
-            _settle(batch, [asyncio.CancelledError()] * len(batch))
+            _settle(batch, [_shut_down()] * len(batch))
         else:
             _settle(batch, found.result())
 
@@ -110,13 +119,30 @@ class Encoding:
             return error
 
 
-def _settle(batch: list[_Text], found: Sequence[list[int] | BaseException]) -> None:
+async def in_thread(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    """Result of `work()` in one of the threads. EngineDeadError where they are shut down before it begins."""
+    try:
+        future = threads.submit(work)
+    except RuntimeError:
+        raise _shut_down() from None
+    try:
+        return await asyncio.wrap_future(future)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():  # our caller is not wanted any more
+            raise
+        raise _shut_down() from None
+
+
+def _shut_down() -> EngineDeadError:
+    return EngineDeadError("the engine was shut down before the text was read")
+
+
+def _settle(batch: list[_Text], found: Sequence[list[int] | Exception]) -> None:
     for one, result in zip(batch, found, strict=True):
         if one.token_ids.done():
             continue
-        if isinstance(result, asyncio.CancelledError):
-            one.token_ids.cancel()
-        elif isinstance(result, BaseException):
+        if isinstance(result, Exception):
             one.token_ids.set_exception(result)
         else:
             one.token_ids.set_result(result)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from oneloop.engine.encoding import Encoding
+from oneloop.engine.encoding import Encoding, in_thread
 from oneloop.engine.params import MAX_INT32, check_token_ids, encode_utf8, integer
 from oneloop.errors import RequestError
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NUM_THREADS = 2
-"""Tokenising and rendering threads: enough that one huge prompt does not hold up the small ones."""
+"""Tokenising and rendering threads: a huge prompt takes one, and does not hold up the small ones."""
 MAX_SALT_CHARS = 128
 
 
@@ -64,7 +63,7 @@ class Intake:
         self._encoding = Encoding(tokenizer, self._threads)
 
     def close(self) -> None:
-        """Drop what waits for a thread; running tokenisations end by themselves."""
+        """Refuse what waits for a thread; running tokenisations end by themselves."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def accept(
@@ -98,8 +97,8 @@ class Intake:
         return await self._encoding.encode(text, add_special_tokens=add_special_tokens)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run text work off the loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        """Run text work off the loop. EngineDeadError once the intake is closed."""
+        return await in_thread(self._threads, work)
 
     def _check_ids(self, token_ids: Sequence[int]) -> None:
         """Length first, so that a huge list costs nothing."""
