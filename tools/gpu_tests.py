@@ -12,7 +12,6 @@ say what they have; those that have not begun count as failed. What follows `--`
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import subprocess
 import sys
@@ -25,8 +24,10 @@ from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree
 
+from oneloop.device.cpus import usable_cpus
+
 ROOT: Final = Path(__file__).parents[1]
-INTERRUPTED: Final = 2
+TESTS_FAILED: Final = 1
 NOTHING_COLLECTED: Final = 5
 INTERRUPT_S: Final = 12.0
 """How long an interrupted pytest may take to tell what it has; at the end of the budget."""
@@ -114,32 +115,37 @@ class Run:
             process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
             status = self._wait(process)
         outcome = read_report(part, report, time.monotonic() - begin)
-        if status == NOTHING_COLLECTED:
+        if status is None:
+            outcome.problems.append((part.label, "interrupted: the budget was spent"))
+        elif status == NOTHING_COLLECTED:
             if not self._arguments:  # which may have left none
                 outcome.problems.append((part.label, "no tests: is there a GPU?"))
-        elif status == INTERRUPTED:
-            outcome.problems.append((part.label, "interrupted: the budget was spent"))
-        elif status and not (status == 1 and outcome.problems):
+        elif status and not (status == TESTS_FAILED and outcome.problems):
             outcome.problems.append((part.label, f"pytest ended with status {status}, see its log"))
         return outcome
 
-    def _wait(self, process: subprocess.Popen[bytes]) -> int:
+    def _wait(self, process: subprocess.Popen[bytes]) -> int | None:
+        """Its status; None where it was interrupted because the budget is spent."""
         try:
             return process.wait(max(0.0, self._deadline - INTERRUPT_S - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGINT)
         try:
-            return process.wait(INTERRUPT_S)
+            process.wait(INTERRUPT_S)
         except subprocess.TimeoutExpired:
             process.kill()
-            return process.wait()
+            process.wait()
+        return None
 
 
 def read_report(part: Part, report: Path, seconds: float) -> Outcome:
-    """Counts and failures of a JUnit file; none where pytest wrote none."""
+    """Counts and failures of a JUnit file; none where pytest wrote none, or was killed while it did."""
     passed = skipped = 0
     problems = []
-    cases = ElementTree.parse(report).iter("testcase") if report.exists() else ()
+    try:
+        cases = list(ElementTree.parse(report).iter("testcase"))
+    except (FileNotFoundError, ElementTree.ParseError):
+        cases = []
     for case in cases:
         bad = [child for child in case if child.tag in ("failure", "error")]
         if bad:
@@ -166,16 +172,12 @@ def run_all(run: Run, parts: Sequence[Part], workers: int) -> list[Outcome]:
     return outcomes
 
 
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, help="folder for logs and reports")
-    parser.add_argument("--workers", type=int, default=max(1, min(10, cores() * 2 // 3)))
+    parser.add_argument("--workers", type=int, default=max(1, min(10, usable_cpus() * 2 // 3)))
     parser.add_argument("--budget", type=float, default=3600.0, help="seconds")
     parser.add_argument("--only", default="", help="names of parts, separated by commas")
     parser.add_argument("pytest", nargs="*", help="arguments for every pytest")

@@ -69,3 +69,30 @@ def test_a_part_without_tests_or_without_time_has_not_passed(tool, tmp_path):
     ]
     (problem,) = tool.Run(tmp_path, time.monotonic(), []).part(part).problems
     assert "budget" in problem[1]
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("exit 2", "status 2"),  # as where a file cannot be collected
+        ("exit 1", "status 1"),  # and no failure in the report
+        ("sleep 60 & wait $!", "budget"),
+    ],
+)
+def test_how_pytest_ended_is_told(tool, tmp_path, monkeypatch, script, reason):
+    monkeypatch.setattr(tool, "INTERRUPT_S", 0.5)
+    pytest_itself = tmp_path / "python"
+    pytest_itself.write_text(f"#!/bin/sh\ntrap 'kill $!; exit 2' INT\n{script}\n")
+    pytest_itself.chmod(0o755)
+    monkeypatch.setattr(tool.sys, "executable", str(pytest_itself))
+    (problem,) = tool.Run(tmp_path, time.monotonic() + 1, []).part(tool.Part("part", ("tests",))).problems
+    assert problem[0] == "part"
+    assert reason in problem[1]
+
+
+def test_half_a_report_is_none(tool, tmp_path):
+    report = tmp_path / "part.xml"
+    for text in ("", "<testsuites><testsu"):
+        report.write_text(text)
+        outcome = tool.read_report(tool.Part("part", ()), report, 1.0)
+        assert (outcome.passed, outcome.problems) == (0, [])
