@@ -85,6 +85,22 @@ async def test_it_goes_on_after_descriptors_ran_out(
     await asyncio.sleep(0.01)
 
 
+async def test_one_broken_connection_holds_up_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """Neither while it accepts nor at the end."""
+    sock = Exhausted(socket.create_server(("127.0.0.1", 0)), errno.EPROTO)
+    made: list[Any] = []
+    listener = Listener(sock, lambda: Counter(made))  # type: ignore[arg-type]
+    client = socket.create_connection(sock.getsockname())
+    await until(lambda: made)
+    assert caplog.text.count("before it was accepted") == 2
+    sock.num_failed = 0
+    listener.close()
+    assert (sock.num_failed, sock.fileno()) == (2, -1)
+    made[0].close()
+    client.close()
+    await asyncio.sleep(0.01)
+
+
 async def test_closed_while_it_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener_module, "_PAUSE_S", 0.02)
     sock = Exhausted(socket.create_server(("127.0.0.1", 0)), errno.EMFILE)

@@ -55,8 +55,9 @@ class Listener:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                if error.errno not in _EXHAUSTED:
-                    raise
+                if error.errno not in _EXHAUSTED:  # that connection's own fault, says accept(2)
+                    log.warning("a connection broke before it was accepted (%s)", error.strerror)
+                    continue
                 log.error("cannot accept a connection (%s); next attempt in %g s", error.strerror, _PAUSE_S)
                 self._loop.remove_reader(self._sock.fileno())
                 self._pause = self._loop.call_later(_PAUSE_S, self._resume)

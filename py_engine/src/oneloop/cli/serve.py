@@ -15,6 +15,7 @@ import signal
 import socket
 from typing import TYPE_CHECKING
 
+from oneloop.api.listener import BACKLOG
 from oneloop.cli.arguments import engine_values, server_values
 from oneloop.cli.loading import answering_while_loading
 from oneloop.cli.logs import logging_to_stderr
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 1024
 MAX_DESCRIPTORS = 1 << 16
 API_KEY_VARIABLE = "ONELOOP_API_KEY"
 
