@@ -196,3 +196,13 @@ def test_histogram_buckets_are_cumulative_and_inclusive():
         histogram.observe(value)
     assert list(histogram.cumulative()) == [(1, 1), (2, 2), (5, 3), (10, 3), (20, 3), (float("inf"), 4)]
     assert (histogram.count, histogram.total) == (4, 106)
+
+
+def test_what_was_counted_elsewhere_is_added():
+    histogram = EngineMetrics().request_params_n
+    histogram.observe(2)
+    histogram.add([1, 0, 3, 0, 0, 1], 40.0)
+    histogram.add([2, 0, 0, 0, 0, 0], 0.0)  # tokens that came at the same time
+    histogram.add([0] * 6, 0.0)
+    assert [count for _, count in histogram.cumulative()] == [3, 4, 7, 7, 7, 8]
+    assert histogram.total == 42.0

@@ -28,7 +28,7 @@ class Histogram:
 
     def add(self, counts: Sequence[int], total: float) -> None:
         """Observations that were counted elsewhere, by the same bounds, and their sum."""
-        if total:
+        if any(counts):
             self._counts = [have + more for have, more in zip(self._counts, counts, strict=True)]
             self.total += total
 
