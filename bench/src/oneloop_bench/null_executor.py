@@ -36,7 +36,6 @@ class Slab:
         self.buffer = self._bytes.data
         self._fields = {field.name: field for field in layout.fields}
         self._places = layout.header
-        self._num_samples = self._places["num_samples"]
         self._header = self._view("header")
         self._slots = self._view("sample_slot")
         self._indices = self._view("sample_output_index")
@@ -47,19 +46,13 @@ class Slab:
         dtype = _DTYPES[field.dtype]
         return self._bytes[field.offset : field.offset + field.length * dtype.itemsize].view(dtype)
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the step."""
-        return int(self._header[self._places["num_tokens"]])
-
-    @property
-    def num_rows(self) -> int:
-        """Sequences in the step."""
-        return int(self._header[self._places["num_rows"]])
+    def header(self, name: str) -> int:
+        """An entry of the header."""
+        return int(self._header[self._places[name]])
 
     def execute(self, text: np.ndarray[Any, Any]) -> None:
         """Every slot "samples" the text from a place of its own, token after token."""
-        count = int(self._header[self._num_samples])
+        count = self.header("num_samples")
         places = self._slots[:count] * 37 + self._indices[:count]
         self._tokens[:count] = text[places % len(text)]
 
@@ -108,7 +101,8 @@ class NullExecutor:
         slab = self._slabs[slab_index]
         slab.execute(self._text)
         self.num_steps += 1
-        takes_s = self._step_s + self._token_s * slab.num_tokens + self._row_s * slab.num_rows
+        takes_s = self._step_s + self._token_s * slab.header("num_tokens")
+        takes_s += self._row_s * slab.header("num_rows")
         if not takes_s:
             self._complete(slab_index)
             return

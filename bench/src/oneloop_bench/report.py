@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 from pathlib import Path
 from typing import Any
+
+from oneloop.device.cpus import usable_cpus
 
 
 def machine() -> dict[str, Any]:
@@ -18,8 +19,7 @@ def machine() -> dict[str, Any]:
             line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line
         ]
         model = names[0] if names else model
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"cpu": model, "cores": cores, "python": platform.python_version()}
+    return {"cpu": model, "cores": usable_cpus(), "python": platform.python_version()}
 
 
 def print_result(result: dict[str, Any]) -> None:

@@ -121,14 +121,6 @@ QWEN_06B: Final = Device(
 class StepSlab(Slab):
     """A slab whose input part is read too."""
 
-    def __init__(self, core: Core) -> None:
-        super().__init__(core.layout)
-        self._entries = core.layout.header
-
-    def header(self, name: str) -> int:
-        """An entry of the header."""
-        return int(self._header[self._entries[name]])
-
     def column(self, name: str, count: int) -> np.ndarray[Any, Any]:
         """The first `count` elements of a field, as int64."""
         return self._view(name)[:count].astype(np.int64)
@@ -206,7 +198,7 @@ class Simulation:
             "hash_key": bytes(16),
         }
         self.core = Core(CoreConfig(**(sizes | dict(settings))))
-        self._slabs = [StepSlab(self.core) for _ in range(NUM_SLABS)]
+        self._slabs = [StepSlab(self.core.layout) for _ in range(NUM_SLABS)]
         self._host = workload.host or Host(intake_s=0.0, delivery_s=0.0)
         self._turn = 0
         self._in_flight: deque[tuple[int, StepSlab]] = deque()
