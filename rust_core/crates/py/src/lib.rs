@@ -4,6 +4,7 @@ mod arguments;
 mod config;
 mod core;
 mod deltas;
+mod descriptor;
 mod error;
 mod relay;
 mod slab;

@@ -6,7 +6,6 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -14,8 +13,10 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use pyo3::buffer::PyUntypedBuffer;
-use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+
+use crate::descriptor::duplicate;
 
 const WORD_BYTES: usize = size_of::<i64>();
 /// The first moments are polled without a nap: a step that is all but done is seen at once.
@@ -161,16 +162,6 @@ impl Drop for CompletionWatcher {
     fn drop(&mut self) {
         self.end();
     }
-}
-
-/// A descriptor of our own, so that closing the caller's cannot redirect the signals to another file.
-pub(crate) fn duplicate(fd: i32) -> PyResult<OwnedFd> {
-    if fd < 0 {
-        return Err(PyOSError::new_err(format!("fd: {fd} is no descriptor")));
-    }
-    // SAFETY: borrowed for this call only, and not −1. A number that is no open descriptor makes the call fail.
-    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-    borrowed.try_clone_to_owned().map_err(PyErr::from)
 }
 
 /// What the thread works with.

@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::deltas::{Delta, Deltas};
-use crate::watcher::duplicate;
+use crate::descriptor::duplicate;
 use lane::{Frame, Lane};
 
 /// The lanes, and what the event loop wants to know of their tokens.
