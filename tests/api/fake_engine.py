@@ -146,7 +146,7 @@ class FakeEngine:
 
     def stats(self) -> SimpleNamespace:
         return SimpleNamespace(
-            num_running=len(self.live), num_waiting=0, num_preemptions=0,
+            num_running=len(self.live), num_waiting=0, num_preemptions=0, num_steps=self.num_steps,
             num_total_blocks=64, num_free_blocks=64 - len(self.live), num_cached_blocks=0,
             num_used_blocks=len(self.live), num_prefix_hit_tokens=0, num_prefix_query_tokens=0,
             num_prompt_tokens=sum(len(prompt) for prompt, *_ in self.submitted),

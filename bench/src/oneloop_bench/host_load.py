@@ -27,7 +27,8 @@ import numpy as np
 import psutil
 
 from oneloop.engine.event_loop import turn_loop
-from oneloop.engine.loop_times import LoopTimes, settle_interpreter
+from oneloop.engine.interpreter import settle_interpreter
+from oneloop.engine.loop_times import LoopTimes
 from oneloop_bench.micro.core import TEXT
 from oneloop_bench.report import print_result
 

@@ -80,7 +80,6 @@ class NullExecutor:
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
         self._done: deque[int] = deque()
         self._slabs: list[Slab] = []
-        self.num_steps = 0
         self._is_open = True
 
     def locate(self, progress: LoadProgress | None = None) -> ModelFiles:
@@ -100,7 +99,6 @@ class NullExecutor:
         """Sample, and complete when the step's time is over, which begins when the one before has ended."""
         slab = self._slabs[slab_index]
         slab.execute(self._text)
-        self.num_steps += 1
         takes_s = self._step_s + self._token_s * slab.header("num_tokens")
         takes_s += self._row_s * slab.header("num_rows")
         if not takes_s:

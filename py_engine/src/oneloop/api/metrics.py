@@ -152,9 +152,6 @@ def _loop_families(engine: AsyncEngine, labels: Mapping[str, str]) -> Iterator[M
     for part, seconds in times.parts.items():
         parts.add_metric([*values, part], seconds)
     yield parts
-    steps = CounterMetricFamily("oneloop:steps", "Steps that were launched.", labels=names)
-    steps.add_metric(values, times.num_steps)
-    yield steps
     turns = HistogramMetricFamily(
         "oneloop:event_loop_turn_seconds",
         "A turn of the event loop: how late it may see what happened meanwhile.",
@@ -194,6 +191,7 @@ def _counters(engine: AsyncEngine) -> Mapping[str, tuple[str, float]]:
         "prompt_tokens_cached": ("Prompt tokens from the prefix cache.", stats.num_prefix_hit_tokens),
         "prefix_cache_queries": ("Tokens looked up in the prefix cache.", stats.num_prefix_query_tokens),
         "prefix_cache_hits": ("Tokens found in the prefix cache.", stats.num_prefix_hit_tokens),
+        "steps": ("Steps that were scheduled.", stats.num_steps),
         "num_preemptions": ("Sequences that gave up their blocks.", stats.num_preemptions),
     }
 

@@ -21,7 +21,8 @@ from oneloop.cli.loading import answering_while_loading
 from oneloop.cli.logs import logging_to_stderr
 from oneloop.config import EngineConfig, ServerConfig
 from oneloop.engine.event_loop import turn_loop
-from oneloop.engine.loop_times import LoopTimes, settle_interpreter
+from oneloop.engine.interpreter import settle_interpreter
+from oneloop.engine.loop_times import LoopTimes
 from oneloop.errors import ConfigError
 from oneloop.start_times import StartTimes, process_age_s
 

@@ -85,8 +85,8 @@ class StepLoop:
         """Serve until stop(). Raises what broke: EngineDeadError, an error of the core or of the executor."""
         completion_fd = self._executor.completion_fd()
         self._times.urgent.add(completion_fd)
-        self._clock.add_reader(completion_fd, self._completed)
         try:
+            self._clock.add_reader(completion_fd, self._completed)
             self.wake()
             await self._ended
         finally:
@@ -139,7 +139,6 @@ class StepLoop:
                 return
             self._executor.submit(slab_index)
             parts["submit"] += perf_counter() - scheduled
-            self._times.num_steps += 1
             self._observe_tokens(self._step_tokens[slab_index][0])
             if not self._in_flight:
                 self._start_watch()

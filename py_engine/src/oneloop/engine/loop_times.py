@@ -7,7 +7,6 @@ looks at the descriptors, so its length is how late the loop may see what happen
 from __future__ import annotations
 
 import gc
-import sys
 from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal
@@ -33,13 +32,11 @@ TURN_S = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0
 class LoopTimes:
     """Counted by whoever does the work, read by /metrics. Belongs to one event loop."""
 
-    __slots__ = ("_gc_began", "gc_longest_s", "gc_pauses", "num_steps", "parts", "turns", "urgent")
+    __slots__ = ("_gc_began", "gc_longest_s", "gc_pauses", "parts", "turns", "urgent")
 
     def __init__(self) -> None:
         self.parts: dict[Part, float] = dict.fromkeys(PARTS, 0.0)
         """Seconds. What the turns took beyond their sum is HTTP, tasks, timers and tokenising's hand-overs."""
-        self.num_steps = 0
-        """Steps that were launched."""
         self.turns = Histogram(TURN_S)
         """Seconds of the loop's turns; empty on an event loop that does not tell (see event_loop.py)."""
         self.gc_pauses = Histogram(TURN_S)
@@ -65,23 +62,3 @@ class LoopTimes:
         pause = perf_counter() - self._gc_began
         self.gc_pauses.observe(pause)
         self.gc_longest_s = max(self.gc_longest_s, pause)
-
-
-_COLLECT_AFTER = (2_000, 5, 100)
-_SWITCH_S = 0.001
-
-
-def settle_interpreter() -> None:
-    """Once everything that lives as long as the process is loaded, before anything is served.
-
-    What is loaded is left to no collection, and full collections become rare.
-
-    Left to the collector, each full collection walks all of it: 100 ms with torch imported, in which nothing else runs.
-    A request makes some hundred containers that live as long as it does, so at the usual threshold a burst of 500 has
-    half a dozen full collections of 20 ms each. A thread that computes in Python (a chat template) gives the GIL back
-    to the loop after 1 ms instead of 5.
-    """
-    sys.setswitchinterval(_SWITCH_S)
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*_COLLECT_AFTER)
