@@ -146,7 +146,7 @@ LONG = {"max_tokens": 40_000, "ignore_eos": True, "stream": True, "n": 8}
 
 def small_send_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shrink what the kernel takes off the server's hands, so that a test need not fill megabytes."""
-    from oneloop.api.server import Connection
+    from oneloop.api.connection import Connection
 
     original = Connection.connection_made
 
@@ -214,3 +214,62 @@ async def test_steps_that_wait_are_merged(server: Any) -> None:
         received = await asyncio.wait_for(reader.readuntil(b"\n\n\r\n"), 5)
         assert (received.count(b"data: {"), received.count(b"%d" % round * 10)) == (1, 1)
     writer.close()
+
+
+async def end_sending(server: Any, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Send, and shut the sending side down: no more is to come, but the reply is waited for."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(data)
+    writer.write_eof()
+    return reader, writer
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("step_s", [0.0, 0.02])
+async def test_who_only_sends_no_more_is_answered(server: Any, stream: bool, step_s: float) -> None:
+    """Also where the answer takes longer than it takes to look for those that have left; every request is answered."""
+    server.engine.step_s = step_s
+    body = {"prompt": "a", "max_tokens": 20, "ignore_eos": True, "stream": stream}
+    reader, writer = await end_sending(server, message(body) * 3)
+    received = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    assert received.count(b"HTTP/1.1 200 OK\r\n") == 3
+    assert received.count(b'"finish_reason":"length"') == 3
+    assert received.count(b"data: [DONE]") == 3 * stream
+    for interim in received.split(b"HTTP/1.1 100 Continue")[1:]:
+        assert interim == b"\r\n\r\n" or interim.startswith(b"\r\n\r\nHTTP/1.1 200"), (
+            "only in front of a reply"
+        )
+    assert server.engine.metrics.request_success["length"] == 3
+    assert server.engine.metrics.request_success["abort"] == 0
+
+
+@pytest.mark.parametrize("part", ["nothing", "head", "body", "second"])
+async def test_who_has_not_asked_for_anything_whole_is_closed(server: Any, part: str) -> None:
+    server.engine.paused.clear()
+    whole = message({"prompt": "a", "max_tokens": 20})
+    data = {"nothing": b"", "head": whole[:30], "body": whole[:-3], "second": whole + whole[:-3]}[part]
+    reader, writer = await end_sending(server, data)
+    assert await asyncio.wait_for(reader.read(), 2) == b""
+    writer.close()
+    await server.settled()
+
+
+async def test_a_client_of_http_1_0_that_sends_no_more_has_left(server: Any) -> None:
+    server.engine.paused.clear()
+    data = message({"prompt": "a", "max_tokens": 20}).replace(b"HTTP/1.1", b"HTTP/1.0")
+    reader, writer = await end_sending(server, data)
+    assert await asyncio.wait_for(reader.read(), 2) == b""
+    writer.close()
+    await server.settled()
+
+
+async def test_leaving_after_the_end_of_sending(server: Any) -> None:
+    """First only the sending side is ended, then all of it, while no token comes."""
+    server.engine.paused.clear()
+    _, writer = await end_sending(server, message({"prompt": "a", "max_tokens": 20}))
+    await asyncio.sleep(0.15)
+    assert len(server.engine.live) == 1
+    writer.close()
+    await server.settled()
+    assert server.engine.metrics.request_success["abort"] == 1

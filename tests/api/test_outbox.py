@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from oneloop.api.chunks import ChunkEncoder
+from oneloop.api.connection import Connection
 from oneloop.api.outbox import SLICE_S, Outbox
-from oneloop.api.server import Connection
 from oneloop.api.stream import SseWriter
 from oneloop.engine.loop_times import LoopTimes
 
@@ -264,4 +264,5 @@ async def test_several_prompts_make_one_chunk_per_step(server: Any) -> None:
         choices = [json.loads(event)["choices"][0] for event in events]
         assert [(choice["index"], choice["text"]) for choice in choices] == [(0, "s0"), (1, "s1"), (2, "s2")]
     writer.close()
+    streams[0].push(delta("for nobody"), 0.0)  # what tells that it has left, and does not only send no more
     await server.settled()

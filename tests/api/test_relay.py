@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from oneloop.api.chunks import ChunkEncoder
-from oneloop.api.server import Connection
+from oneloop.api.connection import Connection
 from oneloop.config import EngineConfig
 from oneloop.engine.async_engine import AsyncEngine
 from oneloop.engine.stream import RequestStream
