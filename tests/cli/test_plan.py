@@ -16,7 +16,7 @@ from oneloop.executor.cpu import CpuExecutor
 from oneloop.formats.model_spec import ModelSpec
 from oneloop.worker.memory.ledger import DeviceMemory
 from oneloop.worker.memory.plan import plan_memory
-from oneloop.worker.roofline import Roofline
+from oneloop.worker.roofline import Roofline, known_roofline
 
 LLAMA_8B = ModelSpec(
     architecture="LlamaForCausalLM", hidden_size=4096, intermediate_size=14336, num_layers=32, num_heads=32,
@@ -176,6 +176,13 @@ def test_quick_steps_take_50_ms_or_are_bound_by_memory(card, spec, tokens):
     known = card_named(card)
     assert known is not None
     assert Roofline(spec=spec, card=known).quick_step_tokens() == tokens
+
+
+def test_no_roofline_without_rates():
+    card = card_named("h200")
+    assert known_roofline(LLAMA_8B, card, 2) == Roofline(spec=LLAMA_8B, card=card)
+    assert known_roofline(LLAMA_8B, card, 4) is None
+    assert known_roofline(LLAMA_8B, None, 2) is None
 
 
 def test_prefill_is_bound_by_arithmetic():

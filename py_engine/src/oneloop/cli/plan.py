@@ -15,7 +15,7 @@ from oneloop.worker.memory.free import machine_memory
 from oneloop.worker.memory.ledger import DeviceMemory
 from oneloop.worker.memory.plan import plan_memory
 from oneloop.worker.memory.sizes import ITEM_BYTES
-from oneloop.worker.roofline import Roofline
+from oneloop.worker.roofline import known_roofline
 
 if TYPE_CHECKING:
     import argparse
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from oneloop.config import DtypeName
     from oneloop.device.cards import Card
     from oneloop.worker.memory.ledger import MemoryPlan
+    from oneloop.worker.roofline import Roofline
 
 CONTEXTS: Final = (1024, 4096, 16_384)
 """Lengths that the concurrency is given for, beside max_model_len."""
@@ -67,9 +68,7 @@ def plan_server(settings: Mapping[str, Any], plan_device: str | None) -> Planned
         config.model.dtype, config.resolved.device, source.spec.dtype, gguf=source.gguf is not None
     )
     plan = plan_memory(source.spec, dtype, config, memory)
-    roofline = None
-    if card is not None and ITEM_BYTES[dtype] == 2:
-        roofline = Roofline(spec=source.spec, card=card)
+    roofline = known_roofline(source.spec, card, ITEM_BYTES[dtype])
     return PlannedServer(config=config, dtype=dtype, device_name=name, plan=plan, roofline=roofline)
 
 

@@ -44,12 +44,10 @@ class LoadedModel:
         )
 
     def _quick_step_tokens(self) -> int | None:
-        from oneloop.worker.roofline import Roofline
+        from oneloop.worker.roofline import known_roofline
 
-        # The cards' rates are those of 16 bits.
-        if self.card is None or self.model.dtype.itemsize != 2:
-            return None
-        return Roofline(spec=self.model.spec, card=self.card).quick_step_tokens()
+        roofline = known_roofline(self.model.spec, self.card, self.model.dtype.itemsize)
+        return None if roofline is None else roofline.quick_step_tokens()
 
 
 class ModelLoading:

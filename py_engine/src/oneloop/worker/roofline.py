@@ -17,18 +17,25 @@ if TYPE_CHECKING:
     from oneloop.device.cards import Card
     from oneloop.formats.model_spec import ModelSpec
 
-
 QUICK_STEP_S: Final = 0.05
 """A gap between two tokens that readers of a stream hardly notice: they read some 20 tokens a second at most."""
 
 
+RATED_ITEM_BYTES: Final = 2
+"""The rates of the cards' table are those of 16 bits."""
+
+
+def known_roofline(spec: ModelSpec, card: Card | None, item_bytes: int) -> Roofline | None:
+    """None where the rates are unknown: for a CPU, another card (both are no `card`), and other sizes of elements."""
+    return None if card is None or item_bytes != RATED_ITEM_BYTES else Roofline(spec=spec, card=card)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
-    """A model on a card, its weights and KV in elements of item_bytes (16 bits)."""
+    """A model on a card, its weights and KV in elements of 16 bits."""
 
     spec: ModelSpec
     card: Card
-    item_bytes: int = 2
 
     def decode_s(self, batch: int, context: int) -> float:
         """Seconds of a step that computes one token for each of `batch` sequences of `context` tokens.
@@ -38,11 +45,11 @@ class Roofline:
         """
         parameters = self._matrix_parameters()
         products = max(
-            parameters * self.item_bytes / self.card.bytes_per_s, 2 * parameters * batch / self.card.flops
+            parameters * RATED_ITEM_BYTES / self.card.bytes_per_s, 2 * parameters * batch / self.card.flops
         )
         tokens = batch * context
         attention = max(
-            tokens * kv_token_bytes(self.spec, self.item_bytes) / self.card.bytes_per_s,
+            tokens * kv_token_bytes(self.spec, RATED_ITEM_BYTES) / self.card.bytes_per_s,
             tokens * self._attention_flops() / self.card.flops,
         )
         return products + attention
@@ -61,11 +68,11 @@ class Roofline:
         """Tokens of a step whose products take about QUICK_STEP_S, at least as many as it takes for arithmetic to bind:
         below that another token is nearly free. A power of two, so that products are cut into whole waves of tiles.
 
-        Time: 2 · the layers' parameters · tokens / rate. The bound: rate · item_bytes / (2 · bandwidth).
+        Time: 2 · the layers' parameters · tokens / rate. The bound: rate · bytes of an element / (2 · bandwidth).
         """
         layers = self._matrix_parameters() - self.spec.vocab_size * self.spec.hidden_size
         in_time = QUICK_STEP_S * self.card.flops / (2 * layers)
-        free = self.card.flops * self.item_bytes / (2 * self.card.bytes_per_s)
+        free = self.card.flops * RATED_ITEM_BYTES / (2 * self.card.bytes_per_s)
         return 1 << max(round(math.log2(in_time)), math.ceil(math.log2(free)), 0)
 
     def _matrix_parameters(self) -> int:
