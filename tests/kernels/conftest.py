@@ -5,7 +5,11 @@ Tests that use `kernel_device` are marked `gpu` where there is a device, so that
 
 from __future__ import annotations
 
+import importlib.util
 import random
+import sys
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -21,6 +25,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if ON_GPU and "kernel_device" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.gpu)
+
+
+@pytest.fixture(scope="session")
+def cases() -> ModuleType:
+    """attention_cases.py beside this file (the tests' folders are no packages)."""
+    path = Path(__file__).with_name("attention_cases.py")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(
+        spec
+    )  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="session")

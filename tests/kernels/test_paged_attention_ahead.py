@@ -1,0 +1,141 @@
+"""The attention kernels of Hopper, in which a warp copies ahead, and which steps they serve."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def hopper(kernel_device):
+    """For tests marked `gpu`: the interpreter knows nothing of the copy engine."""
+    assert torch.cuda.get_device_capability(kernel_device) == (9, 0), "the GPU tests need a Hopper GPU"
+    return kernel_device
+
+
+def streams(stages=6, programs_per_sm=1):
+    from oneloop_kernels.ops.paged_attention.triton.configs import MANY_ROWS, streaming
+
+    return ((MANY_ROWS, streaming(stages, programs_per_sm)),)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("programs_per_sm", "stages"), [(1, 6), (2, 3)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "block_size"),
+    [(32, 8, 16), (16, 8, 16), (4, 4, 32), (16, 2, 64), (8, 1, 128), (8, 2, 8)],
+)
+def test_streams_of_keys(
+    cases, inputs, hopper, kernel_dtype, heads, kv_heads, block_size, programs_per_sm, stages
+):
+    shape = cases.make_shape(heads, kv_heads, head_dim=128, block_size=block_size)
+    attention = cases.make_attention(
+        shape, kernel_dtype, hopper, streamed=streams(stages, programs_per_sm), max_tokens=64
+    )
+    rng = random.Random(int(inputs.integers(0, 1 << 30, 1)))
+    some = [(1, rng.randint(0, 900)) for _ in range(30)]
+    for rows in (some, [(1, 63)], [(1, n) for n in (64, 0, 127, 62, 15, 16)], [(1, 4100), (1, 0)]):
+        case = cases.make_case(inputs, shape, rows, kernel_dtype, by_head=True)
+        cases.check(case, attention, kernel_dtype, layers=3, may_share=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("decode", ["stream", "decode"])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "block_size"),
+    [(32, 8, 16), (16, 8, 16), (4, 4, 32), (16, 2, 64), (8, 1, 128), (8, 2, 8)],
+)
+def test_rings_of_tiles(cases, inputs, hopper, kernel_dtype, heads, kv_heads, block_size, decode):
+    shape = cases.make_shape(heads, kv_heads, head_dim=128, block_size=block_size)
+    attention = cases.make_attention(
+        shape, kernel_dtype, hopper, tiles_block_m=128, tiles_ring=5, max_tokens=4096,
+        streamed=streams() if decode == "stream" else (),
+    )  # fmt: skip
+    rng = random.Random(int(inputs.integers(0, 1 << 30, 1)))
+    edges = [(2, 126), (3, 254), (64, 64), (128, 0), (1100, 0), (20, 1500)]
+    for rows in (
+        cases.mixed_rows(rng, 5, 4, scale=9),
+        cases.mixed_rows(rng, 0, 3, scale=9),
+        [(1, 77)],
+        edges,
+    ):
+        case = cases.make_case(inputs, shape, rows, kernel_dtype, by_head=True)
+        cases.check(case, attention, kernel_dtype, layers=3, may_share=False, has_multi=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("why", ["sinks", "by_token", "window"])
+def test_what_the_kernels_of_hopper_cannot_do(cases, inputs, hopper, why):
+    """The same plan then serves the other kernels."""
+    shape = cases.make_shape(32, 8, head_dim=128, sliding_window=100 if why == "window" else None)
+    sinks = inputs.normal(32) if why == "sinks" else None
+    attention = cases.make_attention(
+        shape, torch.bfloat16, hopper, tiles_block_m=128, tiles_ring=5, max_tokens=512, streamed=streams()
+    )
+    rows = [(1, 700), (1, 3), (90, 40), (33, 0)]
+    case = cases.make_case(inputs, shape, rows, torch.bfloat16, by_head=why != "by_token", sinks=sinks)
+    cases.check(case, attention, torch.bfloat16, sinks, layers=2, may_share=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "launched"),
+    [
+        ({}, ["prefill", "stream 1 True"]),
+        ({"has_multi": False}, ["stream 1 False"]),
+        ({"has_multi": False, "num_rows": 30}, ["stream 2 False"]),
+        ({"has_multi": False, "num_rows": 30, "may_share": True}, []),
+        ({"by_head": False}, []),
+        ({"sinks": True}, []),
+        ({"head_dim": 64}, []),
+        ({"sliding_window": 9}, []),
+        ({"block_size": 48}, []),
+    ],
+    ids=str,
+)
+def test_which_steps_the_kernels_of_hopper_serve(cases, inputs, monkeypatch, kernel_device, change, launched):
+    """Launches are only recorded: what runs instead computes the same."""
+    from oneloop_kernels.ops.paged_attention.triton import attention as module
+    from oneloop_kernels.ops.paged_attention.triton.configs import MANY_ROWS, streaming
+
+    calls = []
+    monkeypatch.setattr(module, "INTERPRETED", False)
+    monkeypatch.setattr(module.hopper, "launch_prefill", lambda *_, **__: calls.append("prefill"))
+    monkeypatch.setattr(
+        module.hopper,
+        "launch_stream",
+        lambda *_, programs, beside, **__: calls.append(f"stream {programs // 3} {beside}"),
+    )
+    step = {"has_multi": True, "num_rows": 1, "may_share": False, "by_head": True, "sinks": False} | change
+    more = {key: step.pop(key) for key in ("sliding_window", "block_size", "head_dim") if key in step}
+    shape = cases.make_shape(2, 1, **{"head_dim": 128} | more)
+    attention = cases.make_attention(
+        shape, torch.float16, kernel_device, sms=3, tiles_block_m=128, tiles_ring=5,
+        streamed=((8, streaming(6, 1)), (MANY_ROWS, streaming(3, 2))),
+    )  # fmt: skip
+    rows = [(1, 20)] * step["num_rows"] + [(5, 3)] * step["has_multi"]
+    case = cases.make_case(inputs, shape, rows, torch.float16, by_head=step["by_head"])
+    plan = attention.plan(case.step, len(rows), 40, step["has_multi"], may_share=step["may_share"])
+    out = inputs.poisoned(len(case.qkv), 2 * shape.head_dim, dtype=torch.float16)
+    plan.run(case.qkv, case.cache, out, inputs.normal(2) if step["sinks"] else None)
+    assert calls == launched
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("by_head", [False, True])
+def test_blocks_beyond_two_to_the_31(cases, inputs, hopper, by_head):
+    dtype, size = torch.bfloat16, 600_000
+    shape = cases.make_shape(2, 1, head_dim=128)
+    case = cases.make_case(inputs, shape, [(1, 500), (1, 0), (40, 90)], dtype, by_head=by_head)
+    wide = torch.empty((size, 2, 16, 128) if by_head else (size, 16, 2, 128), dtype=dtype, device=hopper)
+    wide = wide.transpose(1, 2) if by_head else wide
+    wide[-len(case.cache) :] = case.cache
+    tables = case.step.block_tables
+    tables[tables != cases.GARBAGE] += size - len(case.cache)
+    case.cache = wide
+    cases.check(case, cases.make_attention(shape, dtype, hopper), dtype)
+    attention = cases.make_attention(
+        shape, dtype, hopper, streamed=streams(), tiles_block_m=128, tiles_ring=5
+    )
+    cases.check(case, attention, dtype, may_share=False)
