@@ -75,8 +75,8 @@ class _CollectorTime(threading.local):
 
 
 @contextmanager
-def recorded_slow_callbacks() -> Iterator[list[str]]:
-    """Loop callbacks (task steps included) that took more than MAX_CALLBACK_CPU_S of their thread's CPU time.
+def recorded_slow_callbacks(limit_s: float = MAX_CALLBACK_CPU_S) -> Iterator[list[str]]:
+    """Loop callbacks (task steps included) that took more than `limit_s` of their thread's CPU time.
 
     CPU time, so that a busy machine is no false alarm; without the garbage collector's, whose full collections depend
     on everything the test process ever imported.
@@ -92,7 +92,7 @@ def recorded_slow_callbacks() -> Iterator[list[str]]:
             original(handle)
         finally:
             cpu_s = time.thread_time() - begin - (collector.total - collected)
-            if cpu_s > MAX_CALLBACK_CPU_S:
+            if cpu_s > limit_s:
                 seen.append(f"{cpu_s * 1e3:.0f} ms of CPU in {handle!r}")
 
     gc.callbacks.append(collector.measure)
@@ -105,9 +105,11 @@ def recorded_slow_callbacks() -> Iterator[list[str]]:
 
 
 @pytest.fixture(autouse=True)
-def loop_guards() -> Iterator[None]:
-    """Fails the test when the loop was blocked or held."""
-    with recorded_blocking_calls() as blocking, recorded_slow_callbacks() as slow:
+def loop_guards(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails the test when the loop was blocked or held; for how long it may be, the mark held_at_most(seconds) says."""
+    mark = request.node.get_closest_marker("held_at_most")
+    limit_s = mark.args[0] if mark else MAX_CALLBACK_CPU_S
+    with recorded_blocking_calls() as blocking, recorded_slow_callbacks(limit_s) as slow:
         yield
     if blocking:
         pytest.fail(f"blocking calls on the event loop: {', '.join(blocking)}", pytrace=False)

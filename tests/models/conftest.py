@@ -143,7 +143,10 @@ def twins() -> Callable[..., Twins]:
     """Factory: spec, dtype → the same weights in transformers' model and in ours."""
 
     def build(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> Twins:
-        hf = hf_model(spec).to(dtype)
+        hf = hf_model(spec)
+        # Parameters alone: rotary frequencies stay float32, as when a checkpoint is loaded.
+        for parameter in hf.parameters():
+            parameter.data = parameter.data.to(dtype)
         ours = build_model(spec, dtype, CPU)
         source = hf.state_dict()
         for name, target in ours.weight_targets().items():

@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 
@@ -74,8 +74,8 @@ def compiling_ahead(num_threads: int) -> Iterator[None]:
     """Within, a launch of a Triton kernel by this thread compiles it, several at a time in others, and runs nothing.
 
     What the kernels would have written is garbage then. One such context at a time. For the start: a kernel takes a
-    second or more to compile, most of it outside of the interpreter's lock. At the end all are compiled; one that
-    does not compile says so when it is launched.
+    second or more to compile, most of it outside of the interpreter's lock. At the end all are compiled and loaded, so
+    that a first launch, whenever it comes, reads no file; one that does not compile says so when it is launched.
     """
     if INTERPRETED:
         yield
@@ -84,16 +84,32 @@ def compiling_ahead(num_threads: int) -> Iterator[None]:
     from triton.runtime.jit import JITFunction
 
     run, thread = JITFunction.run, threading.get_ident()
+    launched: dict[int, Any] = {}
 
     def compile_only(
         self: object, *arguments: object, grid: object, warmup: bool, **options: object
     ) -> object:
-        here = threading.get_ident() == thread  # others launch as ever
-        return run(self, *arguments, grid=grid, warmup=warmup or here, **options)
+        if threading.get_ident() != thread:  # others launch as ever
+            return run(self, *arguments, grid=grid, warmup=warmup, **options)
+        kernel = run(self, *arguments, grid=grid, warmup=True, **options)
+        launched[id(kernel)] = kernel
+        return kernel
 
     JITFunction.run = compile_only
     try:
-        with ThreadPoolExecutor(num_threads) as threads, AsyncCompileMode(threads, ignore_errors=True):
-            yield
+        with ThreadPoolExecutor(num_threads) as threads:
+            with AsyncCompileMode(threads, ignore_errors=True):
+                yield
+            for _ in threads.map(_load, launched.values()):
+                pass
     finally:
         JITFunction.run = run
+
+
+def _load(kernel: Any) -> None:
+    """Do what a kernel's first launch would do: make its launcher, in C, and load its code onto the device."""
+    if hasattr(kernel, "result"):  # Triton's FutureKernel
+        kernel = kernel.result(ignore_errors=True)
+    if kernel is not None:
+        with suppress(Exception):  # one that does not fit the device says so when it is launched
+            _ = kernel.run
