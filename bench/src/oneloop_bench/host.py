@@ -3,7 +3,7 @@
 `python -m oneloop_bench.host [offline|stream|http|http_fast|load …]`. "offline" is LLM.generate, handed 2,000 prompts;
 "stream" is AsyncEngine with 512 requests at once, each read delta by delta; "http" the same through the server, at a
 pace at which every token with text is a chunk; "http_fast" with steps that take no time, where chunks hold several;
-"load" text prompts in a closed loop at the pace of a fast device (host_load.py). All detokenise.
+"load" text prompts in a closed loop at the pace of a fast device. Those over HTTP are host_load.py's. All detokenise.
 """
 
 from __future__ import annotations
@@ -142,25 +142,31 @@ async def _measure_stream(tokenizer: Tokenizer) -> dict[str, float]:
     return {**times, "tokens_per_chunk": round(MAX_NUM_SEQS * OUTPUT_TOKENS / num_chunks, 2)}
 
 
-def measure_http(_: Tokenizer) -> dict[str, float]:
-    """µs of the server's CPU time per token of 512 completions streamed at once, each token with text a chunk."""
-    from oneloop_bench import host_http
-
-    return host_http.measure(MAX_NUM_SEQS, OUTPUT_TOKENS, PROMPT_TOKENS, step_ms=HTTP_STEP_MS)
+def measure_http(_: Tokenizer) -> dict[str, Any]:
+    """512 completions streamed at once, each token with text a chunk."""
+    return _under_load("--requests", str(MAX_NUM_SEQS), "--token-ids", *_pace(HTTP_STEP_MS))
 
 
-def measure_http_fast(_: Tokenizer) -> dict[str, float]:
+def measure_http_fast(_: Tokenizer) -> dict[str, Any]:
     """The same with a device that is faster than the host."""
-    from oneloop_bench import host_http
-
-    return host_http.measure(MAX_NUM_SEQS, OUTPUT_TOKENS, PROMPT_TOKENS, step_ms=0)
+    return _under_load("--requests", str(MAX_NUM_SEQS), "--token-ids", *_pace(0))
 
 
 def measure_load(_: Tokenizer) -> dict[str, Any]:
-    """2,048 text prompts, 512 at once, at the pace of a fast device; also latencies and the loop's seconds by part."""
+    """2,048 text prompts, 512 at once, at the pace of a fast device."""
+    return _under_load()
+
+
+def _under_load(*options: str) -> dict[str, Any]:
+    """µs of the server's CPU time per token, latencies, and its event loop's seconds by part."""
     from oneloop_bench import host_load
 
-    return host_load.measure(host_load.read_options([]))
+    return host_load.measure(host_load.read_options(options))
+
+
+def _pace(step_ms: float) -> tuple[str, ...]:
+    """Steps of the same length, whatever they hold."""
+    return "--step-ms", str(step_ms), "--token-us", "0", "--row-us", "0"
 
 
 def embedded_tokenizer() -> Tokenizer:

@@ -1,8 +1,8 @@
-"""The host under the load of a fast device: many text prompts at once, streamed, in a closed loop.
+"""The host under the load of a fast device: many prompts at once, streamed, in a closed loop.
 
-`python -m oneloop_bench.host_load [--streams N --requests N --step-ms F …]` starts a server over a null executor whose
-steps take a device's time, drives it with a lean client and prints the server's CPU time, latencies and its event
-loop's seconds by part. Latencies mean something where the machine has cores for both; CPU time always does.
+`python -m oneloop_bench.host_load [--streams N --requests N --step-ms F --token-ids …]` starts a server over a null
+executor whose steps take a device's time, drives it with a lean client and prints the server's CPU time, latencies and
+its event loop's seconds by part. Latencies mean something where the machine has cores for both; CPU time always does.
 """
 
 from __future__ import annotations
@@ -132,17 +132,27 @@ def load_tokenizer(folder: Path | None) -> Tokenizer:
     return embedded_tokenizer() if folder is None else hf_tokenizer(folder)
 
 
-def make_bodies(tokenizer: Tokenizer, count: int, *, prompt_tokens: int, output_tokens: int) -> list[bytes]:
-    """Prompts of words, as text."""
+def make_bodies(
+    tokenizer: Tokenizer, count: int, *, prompt_tokens: int, output_tokens: int, token_ids: bool
+) -> list[bytes]:
+    """Prompts of words, as text or as token ids."""
     words = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
-    clean = [word.decode() for word in words if word[:1] == b" " and word[1:].isalpha() and word.isascii()]
+    clean = [
+        number
+        for number, word in enumerate(words)
+        if word[:1] == b" " and word[1:].isalpha() and word.isascii()
+    ]
     source = random.Random(0)
+
+    def prompt() -> str | list[int]:
+        ids = source.choices(clean, k=prompt_tokens)
+        return ids if token_ids else b"".join(words[number] for number in ids).decode()
+
     return [
         json.dumps(
             {
-                "model": "null", "prompt": "".join(source.choices(clean, k=prompt_tokens)),
-                "max_tokens": output_tokens, "temperature": 0, "ignore_eos": True, "stream": True,
-                "stream_options": {"include_usage": True},
+                "model": "null", "prompt": prompt(), "max_tokens": output_tokens, "temperature": 0,
+                "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
             }
         ).encode()
         for _ in range(count)
@@ -156,6 +166,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         options.requests,
         prompt_tokens=options.prompt_tokens,
         output_tokens=options.output_tokens,
+        token_ids=options.token_ids,
     )
     command = [sys.executable, "-m", "oneloop_bench.host_load", "--serve"]
     command += ["--step-ms", str(options.step_ms), "--token-us", str(options.token_us)]
@@ -244,6 +255,7 @@ def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=2048)
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--output-tokens", type=int, default=256)
+    parser.add_argument("--token-ids", action="store_true", help="prompts are token ids, not text")
     parser.add_argument("--step-ms", type=float, default=0.9, help="what a step takes")
     parser.add_argument("--token-us", type=float, default=1.5, help="… and more for each of its tokens")
     parser.add_argument("--row-us", type=float, default=9.0, help="… and for each of its rows")
