@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from oneloop.api.connection import Connection
+
 BODY = b'{"prompt":"a","max_tokens":1}'
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -142,6 +144,23 @@ async def test_odd_transfer_codings(server: Any, coding: bytes) -> None:
     reply = await asyncio.wait_for(reader.read(), 5)
     writer.close()
     assert 404 not in replies(reply)
+
+
+async def test_no_turn_parses_much(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body in chunks of a byte each is the dearest to parse: the streams of others go on in between."""
+    sizes: list[int] = []
+    original = Connection.data_received
+
+    def data_received(self: Connection, data: bytes) -> None:
+        sizes.append(len(data))
+        original(self, data)
+
+    monkeypatch.setattr(Connection, "data_received", data_received)
+    body = b"".join(b"1\r\n%c\r\n" % value for value in b'{"prompt":"%b"}' % (b"x" * 100_000)) + b"0\r\n\r\n"
+    answer = await server.raw(chunked(body), wait_s=10)
+    assert replies(answer) == [400]
+    assert sum(sizes) >= len(body)
+    assert max(sizes) <= 32 << 10
 
 
 async def test_bare_line_feeds_smuggle_nothing(server: Any) -> None:

@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 _KEEPALIVE_AFTER_S, _KEEPALIVE_EVERY_S, _NUM_KEEPALIVES = 15, 15, 3
 _UNACKNOWLEDGED_MS = 60_000
 
+_READ_AT_ONCE = 32 << 10
+"""Bytes that are parsed in a turn of the loop: 5 ms where they are chunks of a byte each. asyncio reads 256 KiB."""
+
 _LOOK_EVERY_S = 0.1
 """How often it is looked whether a client that sends no more is still there."""
 _PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -48,6 +51,7 @@ class Connection(web.RequestHandler):
         self._looking: asyncio.TimerHandle | None = None
         """Set once the client has ended its side."""
         self._num_probes = _NUM_PROBES
+        transport.max_size = _READ_AT_ONCE  # type: ignore[attr-defined]  # of asyncio's transports of sockets
         super().connection_made(transport)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
