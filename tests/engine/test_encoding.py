@@ -85,6 +85,22 @@ async def test_a_text_that_is_refused_spoils_no_other(encoding):
     assert await encoding.encode("e", add_special_tokens=False) == [101, 0]
 
 
+class Broken(Recorder):
+    """Returns nothing for texts that come together."""
+
+    def encode_batch(self, texts, *, add_special_tokens=True):
+        return []
+
+
+async def test_a_tokenizer_that_is_broken_leaves_nobody_waiting(threads):
+    encoding = Encoding(Broken(), threads)
+    async with asyncio.timeout(5):
+        found = await asyncio.gather(
+            *(encoding.encode("x", add_special_tokens=True) for _ in range(2 * BATCH)), return_exceptions=True
+        )
+    assert {type(error) for error in found} == {ValueError}
+
+
 async def test_a_long_text_goes_alone_and_holds_nobody_up(encoding, tokenizer):
     tokenizer.gate.clear()
     waiting = asyncio.create_task(encoding.encode("short", add_special_tokens=True))

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from oneloop.errors import RequestError
+from oneloop.tokenize.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from oneloop.formats.gguf import GgufFile
-    from oneloop.tokenize.tokenizer import Tokenizer
 
 GOLDEN = Path(__file__).parent / "data" / "smollm2_parity.jsonl"
 
@@ -78,6 +78,20 @@ def test_token_text_and_bytes(embedded: Tokenizer) -> None:
 def test_lone_surrogates_are_refused(embedded: Tokenizer) -> None:
     with pytest.raises(RequestError, match="surrogates"):
         embedded.encode("a\ud800b")
+
+
+def test_a_panic_of_the_backend_is_an_exception(embedded: Tokenizer) -> None:
+    """A panic of Rust's comes as a BaseException, past everyone who handles errors of a request."""
+
+    class Panic(BaseException):
+        pass
+
+    class Backend:
+        def encode_batch_fast(self, texts: list[str], **_: object) -> list[object]:
+            raise Panic
+
+    with pytest.raises(RuntimeError, match="tokenizer"):
+        Tokenizer(Backend(), embedded._info).encode("x")  # type: ignore[arg-type]
 
 
 def test_threads_get_the_same_ids(embedded: Tokenizer, golden: list) -> None:

@@ -89,10 +89,8 @@ class Encoding:
     def _receive(self, batch: list[_Text], found: Future[list[list[int] | Exception]]) -> None:
         """Back on the loop."""
         self._send()
-        if found.cancelled():
-            _settle(batch, [_shut_down()] * len(batch))
-        else:
-            _settle(batch, found.result())
+        error = _shut_down() if found.cancelled() else found.exception()
+        _settle(batch, found.result() if error is None else [error] * len(batch))
 
     def _encode_all(self, batch: list[_Text]) -> list[list[int] | Exception]:
         """In a thread. A text that cannot be encoded spoils no other's result."""
@@ -138,11 +136,11 @@ def _shut_down() -> EngineDeadError:
     return EngineDeadError("the engine was shut down before the text was read")
 
 
-def _settle(batch: list[_Text], found: Sequence[list[int] | Exception]) -> None:
+def _settle(batch: list[_Text], found: Sequence[list[int] | BaseException]) -> None:
     for one, result in zip(batch, found, strict=True):
         if one.token_ids.done():
             continue
-        if isinstance(result, Exception):
+        if isinstance(result, BaseException):
             one.token_ids.set_exception(result)
         else:
             one.token_ids.set_result(result)

@@ -48,13 +48,19 @@ class Tokenizer:
         return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
     def encode_batch(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """encode() of several texts, on several cores; the GIL is taken once for all."""
+        """encode() of several texts, on several cores; the GIL is taken once for all. RuntimeError when it panics."""
         try:
             found = self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(
                 "prompt", "text holds lone surrogates, which no UTF-8 text can hold"
             ) from error
+        except (Exception, KeyboardInterrupt):
+            raise
+        except (
+            BaseException
+        ) as panic:  # a panic of Rust's is no Exception: whoever handles those would not see it
+            raise RuntimeError("the tokenizer has failed") from panic
         return [encoding.ids for encoding in found]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
