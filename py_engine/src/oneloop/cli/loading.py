@@ -17,6 +17,8 @@ _REPLY = (
 )
 _READ_LIMIT = 64 << 10
 _READ_TIMEOUT_S = 5.0
+_LINGERING_S = 2.0
+"""How long the body is thrown away: closed at once, the connection would be reset under a client that still sends."""
 
 
 @asynccontextmanager
@@ -34,8 +36,11 @@ async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     try:
         async with asyncio.timeout(_READ_TIMEOUT_S):
             await reader.readuntil(b"\r\n\r\n")
-            writer.write(_REPLY)
-            await writer.drain()
+        writer.write(_REPLY)
+        writer.write_eof()
+        async with asyncio.timeout(_LINGERING_S):
+            while await reader.read(_READ_LIMIT):
+                pass
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError, ConnectionError):
         pass  # no request, or a client that is gone: nobody to tell
     finally:
