@@ -76,6 +76,55 @@ fn who_waits_for_the_end_only_is_no_stream() {
 }
 
 #[test]
+fn a_first_token_is_no_stream_yet() {
+    let mut bench = with_streams(0, false);
+    bench.submit(request(tokens(1, 129), 5));
+    bench.submit(request(tokens(2, 300), 1));
+    // The second step computes the first one's last prompt token; from the third on it is a stream.
+    assert_eq!(step_sizes(&mut bench, 3), [128, 128, 40]);
+}
+
+#[test]
+fn who_is_computed_again_is_no_stream_until_then() {
+    let mut config = mixed_config();
+    config.num_blocks = 80;
+    config.enable_prefix_caching = false;
+    let mut bench = Bench::new(config);
+    bench.audited = false;
+    bench.submit(request(tokens(1, 3), 40));
+    bench.step();
+    let long = bench.submit(request(tokens(2, 300), 10));
+    while bench.core.stats().num_finished_length == 0 {
+        bench.step();
+    }
+    assert_eq!(bench.core.stats().num_preemptions, 1);
+    let num_known = 300 + bench.reported(long, 0).tokens.len() as i64;
+    assert!(num_known > 300);
+    assert_eq!(
+        step_sizes(&mut bench, 4),
+        [128, 128, num_known - 2 * 128, 1]
+    );
+}
+
+#[test]
+fn rows_that_owe_nothing_take_no_room() {
+    let mut bench = with_streams(2, false);
+    for text in 10..12 {
+        bench.submit(request(tokens(text, 3), 2));
+    }
+    bench.step();
+    assert!(bench.schedule(false)); // the last tokens of two
+    assert_eq!(bench.last_header("num_rows"), 4);
+    bench.submit(request(tokens(100, 150), 1));
+    assert!(bench.schedule(false));
+    assert_eq!(bench.last_header("num_rows"), 3);
+    assert_eq!(
+        bench.last_header("num_tokens"),
+        i64::from(MIXED_STEP_TOKENS)
+    );
+}
+
+#[test]
 fn a_burst_beside_streams_is_over_after_a_bounded_time() {
     let mut bench = with_streams(32, false);
     let mut rng = Rng(7);
