@@ -237,6 +237,7 @@ class GpuModelRunner:
     def _warm_kernels(self, row_buckets: Iterable[int]) -> None:
         """Launch what an empty step may launch: the parts outside of graphs, the largest step, and these batches."""
         slab, index = self._slab, self._slab.header_index
+        self._launch_fetch(0)
         self._sampler.admit(replace(self._views[0].header(), num_admitted=1))  # of slot 0, all zero
         self._ops.fork(slab.fields, index, self._tables)
         count = index["num_cow"]
@@ -247,6 +248,7 @@ class GpuModelRunner:
         for bucket in row_buckets:
             self._launch_forward(bucket, has_multi=False, may_share=False)
             self._launch_sample(bucket, greedy)
+        self._launch_publish(0, logprobs=False)
 
     def _compile_the_rare(self, row_buckets: Iterable[int]) -> None:
         """Only while launches compile: what few requests need, which would hold up all when the first of them comes."""
@@ -260,6 +262,7 @@ class GpuModelRunner:
         self._sampler.admit(one)
         self._sampler.fork(one)
         self._sampler.drop_tables()
+        self._launch_publish(0, logprobs=True)
 
     def _capture(self, key: Hashable, launch: Callable[..., None], *arguments: object) -> None:
         body = partial(launch, *arguments)
