@@ -172,6 +172,24 @@ async def test_an_overdue_step_is_death(kit):
             await engine.submit("x", SHORT)
 
 
+async def test_a_process_that_was_stopped_gives_its_step_time_again(kit, monkeypatch):
+    monkeypatch.setattr("oneloop.engine.loop._STOOD_STILL_S", 0.2)
+    executor = kit.FakeExecutor()
+    async with kit.running_engine(executor, step_timeout_s=0.3) as engine:
+        executor.gate.clear()
+        stream = await engine.submit("paused", SHORT)
+        await asyncio.sleep(0.01)
+        time.sleep(0.8)  # noqa: ASYNC251  # nothing runs, as after SIGSTOP
+        await asyncio.sleep(0.1)
+        assert engine.health().ok
+        executor.gate.set()
+        text, _ = await text_of(stream)
+        assert text == kit.greedy_text("paused", 8)
+        executor.gate.clear()
+        await engine.submit("stuck", SHORT)
+        assert "did not complete" in await asyncio.wait_for(engine.wait_dead(), 5)
+
+
 async def test_a_slow_sequence_of_steps_is_no_false_alarm(kit):
     """Two steps in flight: the second one's clock starts when the first has completed."""
     executor = kit.FakeExecutor(delay_s=0.4)

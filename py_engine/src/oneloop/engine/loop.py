@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 MAX_STEPS_IN_FLIGHT = 2
 NUM_SLABS = MAX_STEPS_IN_FLIGHT + 1
+_STOOD_STILL_S = 1.0
+"""A timer that fires so late tells that the whole process was stopped, as a container is while it is paused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +171,14 @@ class StepLoop:
 
     def _check_watch(self) -> None:
         """The timer fired: give up on a step that is overdue, or look again when the present one would be."""
-        self._timer = None
+        timer, self._timer = self._timer, None
         if not self._in_flight:
             return
+        now = self._clock.time()
+        if timer is not None and now - timer.when() > _STOOD_STILL_S:
+            self._waiting_since = now  # the step stood still as we did
         due = self._waiting_since + self._step_timeout_s
-        if self._clock.time() < due:
+        if now < due:
             self._timer = self._clock.call_at(due, self._check_watch)
             return
         step_id = self._in_flight[0].step_id
