@@ -189,7 +189,7 @@ class FakeEngine:
         cache_salt: str = "",
         add_special_tokens: bool = True,
     ) -> RequestStream:
-        self._check_accepting()
+        self.check_accepting()
         resolved = (params or SamplingParams()).resolve(
             self.default_sampling, vocab_size=VOCAB_SIZE, max_sequences=self.config.resolved.max_num_seqs
         )
@@ -213,7 +213,7 @@ class FakeEngine:
         task.add_done_callback(self._tasks.discard)
         return stream
 
-    def _check_accepting(self) -> None:
+    def check_accepting(self) -> None:
         if self.overloaded:
             raise OverloadedError("too many requests are waiting", retry_after_s=3)
         if self.state == "draining":

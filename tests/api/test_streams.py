@@ -307,9 +307,12 @@ async def test_engine_death_under_way(server: Any) -> None:
     assert (await server.post(CHAT, body))[0] == 503
 
 
-async def test_overload(server: Any) -> None:
+@pytest.mark.parametrize(("path", "body"), [(CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": "hello"})])
+async def test_overload(server: Any, monkeypatch: pytest.MonkeyPatch, path: str, body: Any) -> None:
+    """Refused before anything is done for it."""
     server.engine.overloaded = True
-    async with server.session.post(server.url + CHAT, json={"messages": HELLO}) as reply:
+    monkeypatch.delattr(type(server.engine), "encode")
+    async with server.session.post(server.url + path, json=body) as reply:
         assert reply.status == 503
         assert reply.headers["Retry-After"] == "3"
         assert (await reply.json())["error"]["type"] == "ServiceUnavailableError"

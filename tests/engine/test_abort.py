@@ -158,8 +158,11 @@ async def test_the_queue_is_bounded(kit):
         with pytest.raises(OverloadedError, match="3 requests are waiting") as caught:
             await engine.submit("too many", LONG)
         assert caught.value.retry_after_s >= 1
-        assert engine.metrics.rejected["overloaded"] == 1
+        with pytest.raises(OverloadedError, match="3 requests are waiting"):
+            engine.check_accepting()
+        assert engine.metrics.rejected["overloaded"] == 2
         streams[1].abort()
+        engine.check_accepting()
         streams.append(await engine.submit("fits again", LONG))
         executor.gate.set()
         for stream in streams:

@@ -195,6 +195,13 @@ class AsyncEngine:
 
     # Requests
 
+    def check_accepting(self) -> None:
+        """Raise what submit() would raise whatever the request: before anything is done for one that has no chance.
+
+        OverloadedError (503, Retry-After) or EngineDeadError (503).
+        """
+        self._check_queue(self._accepting())
+
     async def submit(
         self,
         prompt: Prompt,

@@ -33,6 +33,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     model = state.check_model(chat.model)
     if chat.scheduling.request_id is not None:
         request[REQUEST_ID] = chat.scheduling.request_id
+    state.engine.check_accepting()
     text = await render(state, chat.prompt)
     chat.prompt.messages.clear()  # an answer may take long, and templates leave out what may be megabytes
     check_text_len("messages", text, state.limits)

@@ -45,6 +45,8 @@ async def completions(request: web.Request) -> web.StreamResponse:
     model = state.check_model(asked.model)
     if asked.scheduling.request_id is not None:
         request[REQUEST_ID] = asked.scheduling.request_id
+    if not asked.score_only:
+        state.engine.check_accepting()
     prompts = [await _prepare(state, asked, index) for index in range(len(asked.prompts))]
     head = ReplyHead.make("cmpl", request[REQUEST_ID], model)
     return await _answer(request, asked, prompts, head)
