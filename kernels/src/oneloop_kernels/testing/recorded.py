@@ -1,0 +1,81 @@
+"""What the launches of a GPU would compile, where no GPU is: they are recorded, and nothing runs.
+
+For a process of its own, without Triton's interpreter: it changes Triton and the registry for good.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+import oneloop_kernels.launch
+import oneloop_kernels.registry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+H200_SMS: Final = 132
+
+
+class _Driver:
+    """As much of a Hopper card's driver as choosing a specialisation takes."""
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _device: int | None = None) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def record_compilations() -> list[str]:
+    """From now on launches on CPU tensors only add what they would have compiled: kernel, constants, specialisations.
+
+    A second launch of the same kind adds nothing, as it would find the kernel. What torch computes, it computes. Under
+    `prefer("triton")` the Triton implementations are chosen; the device is taken to have an H200's multiprocessors.
+    """
+    from triton.runtime.driver import driver
+    from triton.runtime.jit import JITFunction
+
+    if oneloop_kernels.launch.INTERPRETED:
+        raise RuntimeError("kernels are defined under TRITON_INTERPRET=1: nothing would be compiled")
+    driver.set_active(_Driver())
+    recorded: list[str] = []
+    launch = JITFunction.run
+
+    def compile_nothing(
+        self: Any,
+        key: Any,
+        _signature: Any,
+        device: int,
+        constants: Any,
+        _options: Any,
+        attributes: Any,
+        _warmup: bool,
+    ) -> object:
+        recorded.append(f"{self.__name__} {constants} {sorted(attributes)}")
+        return self.device_caches[device][0].setdefault(key, object())
+
+    def launch_nothing(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        return launch(self, *arguments, grid=grid, warmup=True, **options)
+
+    JITFunction._do_compile = compile_nothing
+    JITFunction.run = launch_nothing
+    vars(oneloop_kernels.registry)["INTERPRETED"] = (
+        True  # then Triton's implementations take tensors on the CPU
+    )
+    vars(oneloop_kernels.launch)["_STAND_IN_SMS"] = H200_SMS
+    return recorded
+
+
+def names(recorded: Iterable[str]) -> list[str]:
+    """Of the kernels."""
+    return [entry.split(" ", 1)[0] for entry in recorded]

@@ -1,0 +1,25 @@
+"""All kernels are compiled at the start: one that a step had to compile would hold up every stream for a second."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("start_without_gpu.py")
+
+
+@pytest.mark.parametrize("sizes", [(256, 32, 256), (32000, 512, 2048)], ids=["small", "larger"])
+def test_no_step_compiles(sizes):
+    """sizes: of the vocabulary, the batch and the step."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, str(PROGRAM), *map(str, sizes)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert not done.returncode, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert {"greedy_kernel", "finish_kernel", "decode_kernel", "tiles_kernel"} <= set(found["at_start"])
+    assert not found["late"]
