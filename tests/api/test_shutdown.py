@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from typing import Any
+
+from oneloop.engine.event_loop import turn_loop
+from oneloop.engine.loop_times import LoopTimes
 
 COMPLETIONS = "/v1/completions"
 
@@ -92,3 +96,26 @@ async def test_a_stalled_reader_does_not_hold_up_the_end(serve: Any, fake_engine
         await server.task
         assert time.monotonic() - begin < 3.5
         writer.close()
+
+
+def test_who_has_asked_already_is_answered(serve: Any) -> None:
+    """On the product's event loop, which looks at a few connections in a turn: none of the others is taken for idle."""
+
+    async def scenario() -> None:
+        async with serve(shutdown_timeout=5.0) as server:
+            body = json.dumps({"prompt": "a", "max_tokens": 3}).encode()
+            head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+            connected = [socket.create_connection(("127.0.0.1", server.port), 5) for _ in range(60)]
+            await asyncio.sleep(0.1)
+            waiting = [socket.create_connection(("127.0.0.1", server.port), 5) for _ in range(20)]
+            for client in connected + waiting:
+                client.sendall(request)
+            server.stop.set()
+            await server.task
+            for client in connected + waiting:
+                assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
+                client.close()
+
+    with asyncio.Runner(loop_factory=turn_loop(LoopTimes())) as runner:
+        runner.run(scenario())

@@ -11,6 +11,7 @@ from oneloop.api.app import create_app, one_exit
 from oneloop.api.connection import Connection
 from oneloop.api.limits import HEADER_TIMEOUT_S
 from oneloop.api.listener import Listener
+from oneloop.engine.event_loop import EVENTS_PER_TURN
 
 if TYPE_CHECKING:
     import socket
@@ -22,6 +23,10 @@ LINGERING_S = 2.0
 """How long the rest of a refused body is read and thrown away, so that the client gets to see the refusal."""
 LAST_WORDS_S = 1.0
 """After the drain: time for the last events to reach their clients."""
+_TURNS_TO_CONNECT = 4
+"""From accepting a connection to the first look at it."""
+_CONNECTIONS_PER_TURN = EVENTS_PER_TURN - 1
+"""The other event is the engine's."""
 
 
 async def run_server(
@@ -29,8 +34,9 @@ async def run_server(
 ) -> None:
     """Serve a started engine on a bound socket until `stop` is set; then end in order.
 
-    Order: stop listening; the engine refuses new requests (503) and drains for `config.shutdown_timeout` seconds; what
-    still runs is ended with an error event; connections are closed. Returns when all of it is done.
+    Order: stop listening; take what has arrived; the engine refuses new requests (503) and drains for
+    `config.shutdown_timeout` seconds; what still runs is ended with an error event; connections are closed. Returns
+    when all of it is done.
     """
     runner = web.AppRunner(create_app(engine, config), access_log=None, handler_cancellation=True)
     await runner.setup()
@@ -53,9 +59,18 @@ async def run_server(
     try:
         await stop.wait()
         listener.close()
+        await _let_arrive(server)
         server.pre_shutdown()
         await engine.shutdown(drain_timeout=config.shutdown_timeout)
     finally:
         listener.close()
         await server.shutdown(LAST_WORDS_S)
         await runner.cleanup()
+
+
+async def _let_arrive(server: web.Server) -> None:
+    """Turns of the loop until it has looked at every connection: who has asked already is not taken for idle."""
+    for _ in range(_TURNS_TO_CONNECT):
+        await asyncio.sleep(0)
+    for _ in range(len(server.connections) // _CONNECTIONS_PER_TURN + 1):
+        await asyncio.sleep(0)
