@@ -119,3 +119,18 @@ def test_chunks_equal_the_whole(twins, make_spec, chunks):
             hidden = pair.forward(token_ids[first : first + size], first)
             assert_close(pair.ours.compute_logits(hidden), whole[first : first + size])
             first += size
+
+
+def test_one_layer_of_each_kind(twins, make_spec):
+    """Within, fewer layers run; after it, whatever ended it, all do."""
+    pair = twins(make_spec("LlamaForCausalLM"))
+    token_ids = torch.arange(9)
+    with torch.inference_mode():
+        before = pair.forward(token_ids)
+        with pair.ours.one_layer_of_each_kind():
+            shortened = pair.forward(token_ids)
+        with pytest.raises(ValueError, match="over"), pair.ours.one_layer_of_each_kind():
+            raise ValueError("over")
+        assert shortened.shape == before.shape
+        assert not torch.equal(shortened, before)
+        assert torch.equal(pair.forward(token_ids), before)

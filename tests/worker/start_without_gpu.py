@@ -26,7 +26,7 @@ from oneloop_kernels.testing.recorded import names, record_compilations
 
 NUM_BLOCKS, BLOCK_SIZE, MAX_MODEL_LEN, NUM_SLABS = 256, 16, 2048, 3
 SPEC = ModelSpec(
-    architecture="Qwen3ForCausalLM", hidden_size=64, intermediate_size=128, num_layers=1, num_heads=16, num_kv_heads=8,
+    architecture="Qwen3ForCausalLM", hidden_size=64, intermediate_size=128, num_layers=2, num_heads=16, num_kv_heads=8,
     head_dim=128, vocab_size=0, max_position=4096, rms_norm_eps=1e-6, rope_theta=1e6, rope_scaling=None,
     tie_word_embeddings=True, qkv_bias=False, output_bias=False, mlp_bias=False, qk_norm=True, dtype="bfloat16",
 )  # fmt: skip

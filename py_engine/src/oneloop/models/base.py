@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     import torch
 
     from oneloop.attention.kv_cache import PagedKVCache
@@ -43,3 +45,6 @@ class Model(Protocol):
 
         Normalises them first. The logits have the model's dtype: who needs float32 widens them.
         """
+
+    def one_layer_of_each_kind(self) -> AbstractContextManager[None]:
+        """Within, forward runs one layer of each kind only: they launch every kernel, and the result is garbage."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +15,8 @@ from oneloop.layers.norm import RMSNorm
 from oneloop.layers.rotary import Rotary, RotaryStep
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from oneloop.attention.kv_cache import PagedKVCache
     from oneloop.attention.metadata import AttentionMetadata
     from oneloop.formats.model_spec import ModelSpec
@@ -108,3 +111,13 @@ class Decoder:
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See Model."""
         return self.head(hidden, norm=self.norm)
+
+    @contextmanager
+    def one_layer_of_each_kind(self) -> Iterator[None]:
+        """See Model. All layers of these families are of one kind."""
+        layers = self.layers
+        self.layers = layers[:1]
+        try:
+            yield
+        finally:
+            self.layers = layers

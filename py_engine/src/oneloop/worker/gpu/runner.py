@@ -199,17 +199,15 @@ class GpuModelRunner:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Compile and load the kernels of plain steps, run the largest, capture every bucket. Before any step.
+        """Compile and load every kernel a step can need, run the largest step, capture every bucket. Before any step.
 
         The device's slab is empty here: the kernels find nothing to do.
         """
         self._slab.storage.zero_()
         if not INTERPRETED:
-            # Kernels differ by powers of two.
-            buckets = [bucket for bucket in self._row_buckets if bucket & (bucket - 1) == 0]
-            with compiling_ahead(usable_cpus()):
-                self._warm_kernels(buckets)
-                self._compile_the_rare(buckets)
+            with self._model.one_layer_of_each_kind(), compiling_ahead(usable_cpus()):
+                self._warm_kernels(self._row_buckets)
+                self._compile_the_rare()
         self._warm_kernels(self._row_buckets[-1:])
         if self.graphs.enabled:
             self._capture_all()
@@ -224,8 +222,7 @@ class GpuModelRunner:
 
     def _capture_all(self) -> None:
         greedy = self._sampler.variant(0, -1)
-        largest = self._inputs.token_ids.shape[0]
-        for bucket in token_buckets(min(largest, MAX_CAPTURED_TOKENS)):
+        for bucket in self._captured_token_buckets():
             self._capture(("forward", bucket, True, False), self._launch_forward, bucket, True, False)
         for bucket in reversed(self._row_buckets):
             self._capture(("forward", bucket, False, False), self._launch_forward, bucket, False, False)
@@ -233,6 +230,10 @@ class GpuModelRunner:
         for slab_index in range(len(self._slabs)):
             self._capture(("fetch", slab_index), self._launch_fetch, slab_index)
             self._capture(("publish", slab_index, False), self._launch_publish, slab_index, False)
+
+    def _captured_token_buckets(self) -> list[int]:
+        """Of steps with prefill, the largest first."""
+        return token_buckets(min(self._inputs.token_ids.shape[0], MAX_CAPTURED_TOKENS))
 
     def _warm_kernels(self, row_buckets: Iterable[int]) -> None:
         """Launch what an empty step may launch: the parts outside of graphs, the largest step, and these batches."""
@@ -250,9 +251,14 @@ class GpuModelRunner:
             self._launch_sample(bucket, greedy)
         self._launch_publish(0, logprobs=False)
 
-    def _compile_the_rare(self, row_buckets: Iterable[int]) -> None:
-        """Only while launches compile: what few requests need, which would hold up all when the first of them comes."""
-        for bucket in row_buckets:
+    def _compile_the_rare(self) -> None:
+        """Only while launches compile: all other sizes, and what few requests need.
+
+        What is first compiled when a step needs it holds up every stream.
+        """
+        for bucket in self._captured_token_buckets():
+            self._launch_forward(bucket, has_multi=True, may_share=False)
+        for bucket in self._row_buckets:
             logits = self._model.compute_logits(self._sample_hidden[:bucket])
             for variant in self._sampler.all_variants():
                 self._sampler.sample(logits, bucket, variant)
@@ -266,7 +272,10 @@ class GpuModelRunner:
 
     def _capture(self, key: Hashable, launch: Callable[..., None], *arguments: object) -> None:
         body = partial(launch, *arguments)
-        body()
+        with (
+            self._model.one_layer_of_each_kind()
+        ):  # loads what the libraries bring; the others launch the same
+            body()
         self.graphs.capture(key, body)
 
 
