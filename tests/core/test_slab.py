@@ -65,7 +65,7 @@ def test_commit_reads_a_read_only_view(harness) -> None:
 
 
 @pytest.mark.parametrize(
-    ("token", "told"), [(-1, "NaN"), (-2, "-2"), (256, "256"), (2**31 - 1, "2147483647")]
+    ("token", "told"), [(-1, "NaN or +infinity"), (-2, "-2"), (256, "256"), (2**31 - 1, "2147483647")]
 )
 def test_a_sampled_id_out_of_range_ends_its_own_sequence_only(
     harness, reference, token: int, told: str

@@ -322,7 +322,8 @@ class Core:
     def commit(self, step_id: int, slab: Buffer) -> Deltas:
         """Read the results of the oldest step in flight, append tokens, test stops, detokenise.
 
-        A sampled id outside the vocabulary (−1: the logits hold NaN) ends its sequence with finish_reason "error".
+        A sampled id outside the vocabulary (−1: the logits hold NaN or +∞) ends its sequence with finish_reason
+        "error".
         Steps are committed in the order they were scheduled; another step_id is a SlabError.
         """
     def fail(self, step_id: int, message: str) -> Deltas:

@@ -7,7 +7,7 @@ use crate::batch::{NUM_LOGPROB_COLUMNS, OutputView};
 use crate::delta::{Delta, Deltas, FinishReason, LogprobEntry, Mark, StopReason};
 use crate::error::Error;
 
-/// What the executor returns for a row whose logits hold NaN.
+/// What the executor returns for a row whose logits hold NaN or +∞.
 const NO_TOKEN: i32 = -1;
 
 /// Why a sequence ends with its new token.
@@ -83,7 +83,7 @@ impl Scheduler {
         let vocab_size = self.config.vocab_size;
         if token < 0 || token as u32 >= vocab_size {
             let message = if token == NO_TOKEN {
-                "the model's logits hold NaN; another dtype may help".to_owned()
+                "the model's logits hold NaN or +infinity; another dtype may help".to_owned()
             } else {
                 format!(
                     "the model returned token id {token}, outside its vocabulary of {vocab_size}"

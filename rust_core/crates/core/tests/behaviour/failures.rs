@@ -83,7 +83,7 @@ fn all_siblings_of_a_failed_request_end() {
 #[test]
 fn a_token_outside_the_vocabulary_ends_its_sequence_only() {
     for (bad, told) in [
-        (-1, "NaN"),
+        (-1, "NaN or +infinity"),
         (i32::MIN, "-2147483648"),
         (52, "52"),
         (i32::MAX, "2147483647"),
