@@ -200,6 +200,26 @@ async def test_a_slow_reader_gets_everything(
         assert text == whole["choices"][0]["text"]
 
 
+async def test_the_kernel_waits_for_a_reader_as_long_as_we_do(
+    serve: Any, fake_engine_type: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux counts a window that stays closed as data that nobody acknowledges."""
+    small_send_buffers(monkeypatch)
+    monkeypatch.setattr("oneloop.api.connection._UNACKNOWLEDGED_S", 0.2)
+    async with serve(fake_engine_type(max_model_len=50_000), write_timeout_s=20.0) as server:
+        reader, writer = await connect_slowly(
+            server, {"prompt": "s", "max_tokens": 3_000, "ignore_eos": True, "stream": True}
+        )
+        await asyncio.sleep(2)  # the reader takes 1,024 bytes by itself
+        received = b""
+        while piece := await asyncio.wait_for(reader.read(8192), 5):
+            received += piece
+            if b"[DONE]" in received:
+                break
+        assert b"[DONE]" in received
+        writer.close()
+
+
 async def test_steps_that_wait_are_merged(server: Any) -> None:
     """What comes before a reply's turn to send goes out as one chunk, not one per token."""
     engine = server.engine

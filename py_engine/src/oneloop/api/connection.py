@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _KEEPALIVE_AFTER_S, _KEEPALIVE_EVERY_S, _NUM_KEEPALIVES = 15, 15, 3
-_UNACKNOWLEDGED_MS = 60_000
+_UNACKNOWLEDGED_S = 60.0
+_MAX_MS = (1 << 31) - 1
 
 _READ_AT_ONCE = 32 << 10
 """Bytes that are parsed in a turn of the loop: 5 ms where they are chunks of a byte each. asyncio reads 256 KiB."""
@@ -42,10 +43,16 @@ _TCP_CLOSE = 7
 class Connection(web.RequestHandler):
     """aiohttp's connection with our error body. A peer that vanished is noticed, one that is only quiet is answered."""
 
-    __slots__ = ("_looking", "_num_probes", "_owed")
+    __slots__ = ("_looking", "_num_probes", "_owed", "_unacknowledged_ms")
+
+    def __init__(self, manager: web.Server, *, write_timeout_s: float, **options: Any) -> None:
+        """write_timeout_s: a client may read nothing for so long. options: aiohttp's."""
+        super().__init__(manager, **options)
+        # For the kernel a client that reads nothing is one that acknowledges nothing.
+        self._unacknowledged_ms = min(round(max(_UNACKNOWLEDGED_S, write_timeout_s) * 1e3), _MAX_MS)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Let the kernel find out, within a minute, that the other side is gone without a word."""
+        """Let the kernel find out that the other side is gone without a word."""
         self._owed: tuple[Any, Any] | None = None
         """The last request (message, body) of which not all is answered."""
         self._looking: asyncio.TimerHandle | None = None
@@ -59,7 +66,7 @@ class Connection(web.RequestHandler):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_AFTER_S)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_EVERY_S)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _NUM_KEEPALIVES)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self._unacknowledged_ms)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Nothing is owed any more."""
@@ -94,10 +101,9 @@ class Connection(web.RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         """As aiohttp's: the end of a reply. A connection that brings no more requests ends with its last one."""
         finished = await super().finish_response(request, resp, start_time)
-        if not self._messages:
-            self._owed = None
-            if self._looking is not None:
-                self.close()
+        self._owed = self._messages[-1] if self._messages else None
+        if self._owed is None and self._looking is not None:
+            self.close()
         return finished
 
     def handle_error(

@@ -48,11 +48,12 @@ async def run_server(
     def connection() -> Connection:
         return Connection(
             server,
+            write_timeout_s=config.write_timeout_s,
             loop=loop,
             keepalive_timeout=HEADER_TIMEOUT_S,
             lingering_time=LINGERING_S,
             auto_decompress=False,
-            access_log=None,  # type: ignore[arg-type]  # as AppRunner takes it: no access log
+            access_log=None,  # as AppRunner takes it: no access log
         )
 
     listener = Listener(sock, connection)
