@@ -6,17 +6,17 @@ Imports no Triton, so that the registry may ask whether the interpreter is on.
 from __future__ import annotations
 
 import os
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from oneloop_kernels.compiling.workers import CompileWorkers
 
 T = TypeVar("T")
 
@@ -70,46 +70,18 @@ def pdl_options(device: torch.device) -> Mapping[str, bool]:
 
 
 @contextmanager
-def compiling_ahead(num_threads: int) -> Iterator[None]:
+def compiling_ahead(num_threads: int, workers: CompileWorkers | None = None) -> Iterator[None]:
     """Within, a launch of a Triton kernel by this thread compiles it, several at a time in others, and runs nothing.
 
-    What the kernels would have written is garbage then. One such context at a time. For the start: a kernel takes a
-    second or more to compile, most of it outside of the interpreter's lock. At the end all are compiled and loaded, so
-    that a first launch, whenever it comes, reads no file; one that does not compile says so when it is launched.
+    What the kernels would have written is garbage then. One such context at a time. For the start: a kernel takes
+    up to several seconds to compile, much of it under the interpreter's lock, so that `workers` do it where there are
+    any. At the end all are compiled and loaded, so that a first launch, whenever it comes, reads no file; one that
+    does not compile says so when it is launched.
     """
     if INTERPRETED:
         yield
         return
-    from triton.runtime._async_compile import AsyncCompileMode
-    from triton.runtime.jit import JITFunction
+    from oneloop_kernels.compiling.ahead import launches_compile
 
-    run, thread = JITFunction.run, threading.get_ident()
-    launched: dict[int, Any] = {}
-
-    def compile_only(
-        self: object, *arguments: object, grid: object, warmup: bool, **options: object
-    ) -> object:
-        if threading.get_ident() != thread:  # others launch as ever
-            return run(self, *arguments, grid=grid, warmup=warmup, **options)
-        kernel = run(self, *arguments, grid=grid, warmup=True, **options)
-        launched[id(kernel)] = kernel
-        return kernel
-
-    JITFunction.run = compile_only
-    try:
-        with ThreadPoolExecutor(num_threads) as threads:
-            with AsyncCompileMode(threads, ignore_errors=True):
-                yield
-            for _ in threads.map(_load, launched.values()):
-                pass
-    finally:
-        JITFunction.run = run
-
-
-def _load(kernel: Any) -> None:
-    """Do what a kernel's first launch would do: make its launcher, in C, and load its code onto the device."""
-    if hasattr(kernel, "result"):  # Triton's FutureKernel
-        kernel = kernel.result(ignore_errors=True)
-    if kernel is not None:
-        with suppress(Exception):  # one that does not fit the device says so when it is launched
-            _ = kernel.run
+    with launches_compile(num_threads, workers):
+        yield

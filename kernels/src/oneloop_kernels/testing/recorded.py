@@ -36,18 +36,24 @@ class _Driver:
         return torch.device("cpu")
 
 
+def use_hopper_driver() -> None:
+    """From now on Triton takes tensors on the CPU for those of a Hopper card; it must launch nothing."""
+    from triton.runtime.driver import driver
+
+    if oneloop_kernels.launch.INTERPRETED:
+        raise RuntimeError("kernels are defined under TRITON_INTERPRET=1: nothing would be compiled")
+    driver.set_active(_Driver())
+
+
 def record_compilations() -> list[str]:
     """From now on launches on CPU tensors only add what they would have compiled: kernel, constants, specialisations.
 
     A second launch of the same kind adds nothing, as it would find the kernel. What torch computes, it computes. Under
     `prefer("triton")` the Triton implementations are chosen; the device is taken to have an H200's multiprocessors.
     """
-    from triton.runtime.driver import driver
     from triton.runtime.jit import JITFunction
 
-    if oneloop_kernels.launch.INTERPRETED:
-        raise RuntimeError("kernels are defined under TRITON_INTERPRET=1: nothing would be compiled")
-    driver.set_active(_Driver())
+    use_hopper_driver()
     recorded: list[str] = []
     launch = JITFunction.run
 

@@ -7,11 +7,15 @@ import logging
 from typing import TYPE_CHECKING
 
 from oneloop.device.cards import card_named
+from oneloop.device.cpus import usable_cpus
 from oneloop.device.detect import sees_gpu
+from oneloop.device.nvml import first_gpu
 from oneloop.errors import ConfigError, EngineDeadError
 from oneloop.executor.device_completion import DeviceCompletions
 from oneloop.executor.loading import ModelLoading
 from oneloop.start_times import StartTimes
+from oneloop_kernels.compiling.mark import StartMark
+from oneloop_kernels.compiling.workers import CompileWorkers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,15 +49,26 @@ class CudaExecutor:
         self._runner: GpuModelRunner | None = None
         self._stream: torch.cuda.Stream | None = None
         self._completions: DeviceCompletions | None = None
+        self._workers: CompileWorkers | None = None
+        self._mark: StartMark | None = None
 
     def locate(self, progress: LoadProgress | None = None) -> ModelFiles:
         """As base.Executor. ConfigError where there is no GPU."""
         if not sees_gpu():
             raise ConfigError("device", f"is cuda, but {_NO_GPU}")
-        return self._loading.locate(progress)
+        files = self._loading.locate(progress)
+        self._begin_compiling()
+        return files
 
     def start(self, progress: LoadProgress | None = None) -> ModelInfo:
         """As base.Executor. ConfigError when the memory does not suffice."""
+        try:
+            return self._load(progress)
+        except BaseException:
+            self._end_compiling()
+            raise
+
+    def _load(self, progress: LoadProgress | None) -> ModelInfo:
         with self._times.part("import torch"):
             import torch
 
@@ -96,13 +111,33 @@ class CudaExecutor:
                     enforce_eager=self._config.worker.enforce_eager,
                 )
             with self._times.part("kernels and graphs"):
-                self._runner.warm_up()
+                try:
+                    self._runner.warm_up(self._workers)
+                finally:
+                    self._end_compiling()
+            if self._mark is not None:
+                self._mark.write()
         check_peak(self._loaded.plan, torch.cuda.mem_get_info(device)[0])
         self._stream = stream
         # Asked of a stream that never captures; a device that has failed says so on any.
         idle: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._completions = DeviceCompletions(self._runner.flag.numpy(), idle.query)
         return [slab.buffer for slab in self._slabs]
+
+    def _begin_compiling(self) -> None:
+        """Start processes that compile, beside all the rest, unless Triton's cache has what such a start needs."""
+        gpu, resolved = first_gpu(), self._config.resolved
+        sizes = (resolved.max_num_seqs, resolved.step_tokens)
+        self._mark = StartMark(
+            None if gpu is None else gpu.name, self._loading.spec, self._config.model.dtype, sizes
+        )
+        if self._workers is None and not self._mark.exists():
+            self._workers = CompileWorkers.start(usable_cpus())
+
+    def _end_compiling(self) -> None:
+        workers, self._workers = self._workers, None
+        if workers is not None:
+            workers.close()
 
     def submit(self, slab_index: int) -> None:
         """As base.Executor. EngineDeadError when the device takes no more work."""
@@ -141,7 +176,8 @@ class CudaExecutor:
         return self._completions.take()
 
     def shutdown(self) -> None:
-        """As base.Executor. Blocks for at most SHUTDOWN_LIMIT_S."""
+        """As base.Executor. Blocks for at most SHUTDOWN_LIMIT_S, or until processes that compile have ended."""
+        self._end_compiling()
         if self._completions is not None:
             ended = self._completions.wait_idle(SHUTDOWN_LIMIT_S)
             self._completions.close()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from oneloop.config import EngineConfig
     from oneloop.device.cards import Card
     from oneloop.executor.base import LoadProgress
+    from oneloop.formats.model_spec import ModelSpec
     from oneloop.loader.resolve import ModelSource
     from oneloop.models.base import Model
     from oneloop.start_times import StartTimes
@@ -73,6 +74,12 @@ class ModelLoading:
         self._source = source
         return ModelFiles(source.path, source.generation, source.gguf)
 
+    @property
+    def spec(self) -> ModelSpec:
+        """Of the located model."""
+        assert self._source is not None, "locate() comes first"
+        return self._source.spec
+
     def load(
         self,
         device: torch.device,
@@ -89,7 +96,7 @@ class ModelLoading:
             from oneloop.worker.memory.plan import plan_memory
 
         assert self._source is not None, "locate() comes first"
-        settings, spec = self._config.model, self._source.spec
+        settings, spec = self._config.model, self.spec
         dtype = resolve_dtype(
             settings.dtype, self._config.resolved.device, spec.dtype, gguf=self._source.gguf is not None
         )

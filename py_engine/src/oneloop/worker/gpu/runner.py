@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from oneloop.worker.inputs import StepHeader
     from oneloop.worker.memory.ledger import MemoryPlan
     from oneloop_core import SlabLayout
+    from oneloop_kernels.compiling.workers import CompileWorkers
 
 MIN_SHARED_TOKENS: Final = 1024
 """With fewer tokens in widely shared blocks, looking for shared prefixes costs more than it saves."""
@@ -198,14 +199,14 @@ class GpuModelRunner:
         self._sampler.sample(logits, num_samples, variant)
 
     @torch.inference_mode()
-    def warm_up(self) -> None:
+    def warm_up(self, workers: CompileWorkers | None = None) -> None:
         """Compile and load every kernel a step can need, run the largest step, capture every bucket. Before any step.
 
-        The device's slab is empty here: the kernels find nothing to do.
+        The device's slab is empty here: the kernels find nothing to do. workers: compile for this process.
         """
         self._slab.storage.zero_()
         if not INTERPRETED:
-            with self._model.one_layer_of_each_kind(), compiling_ahead(usable_cpus()):
+            with self._model.one_layer_of_each_kind(), compiling_ahead(usable_cpus(), workers):
                 self._warm_kernels(self._row_buckets)
                 self._compile_the_rare()
         self._warm_kernels(self._row_buckets[-1:])
