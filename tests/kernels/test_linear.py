@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from oneloop_kernels.ops.linear.plans import Plan
 
 EPS = 1e-5
-COMPILE_THREADS = max(1, (os.cpu_count() or 1) - 1)
+COMPILE_THREADS = max(1, len(os.sched_getaffinity(0)) - 1)
 PLANS = {
     "registers": FewRowsPlan(use_dot=False, block_n=16, block_k=64, num_warps=1),
     "registers, split": FewRowsPlan(use_dot=False, block_n=16, block_k=32, split_k=3, num_warps=1),

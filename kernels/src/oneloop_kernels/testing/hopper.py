@@ -160,7 +160,9 @@ def _inspect(name: str, cubin: bytes, shared: int) -> KernelReport:
 def main() -> None:
     """Compile what standard input lists."""
     specs = [KernelSpec(**entry) for entry in json.load(sys.stdin)]
-    with multiprocessing.get_context("spawn").Pool(min(len(specs), os.cpu_count() or 1)) as processes:
+    with multiprocessing.get_context("spawn").Pool(
+        min(len(specs), len(os.sched_getaffinity(0)))
+    ) as processes:
         json.dump([asdict(report) for report in processes.map(compile_for_hopper, specs, 1)], sys.stdout)
 
 

@@ -273,9 +273,8 @@ class GpuModelRunner:
 
     def _capture(self, key: Hashable, launch: Callable[..., None], *arguments: object) -> None:
         body = partial(launch, *arguments)
-        with (
-            self._model.one_layer_of_each_kind()
-        ):  # loads what the libraries bring; the others launch the same
+        # Once before: it loads what the libraries bring, for which one layer is as good as all.
+        with self._model.one_layer_of_each_kind():
             body()
         self.graphs.capture(key, body)
 

@@ -1,8 +1,8 @@
 //! Which sequences run, with which tokens, in which blocks.
 //!
 //! [`Scheduler`] holds all state. Its methods are spread by what they do: `schedule` and `admit` plan a step and
-//! `emit` writes it, `front` lets sequences wait for a prefix under way, `commit` and `fail` take its outcome, `lifecycle` moves sequences between queue, slots and the
-//! end, `audit` checks the laws.
+//! `emit` writes it, `front` lets sequences wait for a prefix under way, `commit` and `fail` take its outcome,
+//! `lifecycle` moves sequences between queue, slots and the end, `audit` checks the laws.
 
 mod admit;
 mod audit;

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from oneloop_kernels.launch import of_card
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
@@ -127,9 +129,6 @@ _BY_CARD = {"NVIDIA H200": (_H200, _H200_SMALL_GROUPS), "NVIDIA H100": (_H200, _
 
 def config_for(device_name: str, element_size: int, head_dim: int, group: int = 4) -> AttentionConfig:
     """The tuned configuration, or the default. head_dim: rounded up to a power of two; group: heads per key head."""
-    if element_size == 2:
-        for card, tables in _BY_CARD.items():
-            table = tables[group <= SMALL_GROUP]
-            if device_name.startswith(card) and head_dim in table:
-                return table[head_dim]
-    return default_config(element_size, head_dim)
+    tables = of_card(device_name, _BY_CARD) if element_size == 2 else None
+    tuned = tables[group <= SMALL_GROUP].get(head_dim) if tables is not None else None
+    return tuned or default_config(element_size, head_dim)
