@@ -23,7 +23,7 @@ from oneloop_kernels.ops.linear.plans import (
     can_stream,
     plan_for,
 )
-from oneloop_kernels.testing import assert_close
+from oneloop_kernels.testing import assert_close, gated_scale
 
 if TYPE_CHECKING:
     from oneloop_kernels.ops.linear.plans import Plan
@@ -137,14 +137,20 @@ def call_of(spec, inputs, dtype):
     return make_call(inputs, dtype, spec.num_tokens, spec.out_size, spec.in_size, **FUSIONS[spec.fusion])
 
 
-def expected(call, wide=torch.float64):
-    """The formula."""
+def sums(call, wide=torch.float64):
+    """The formula, up to the activation."""
     x = call.x.to(wide)
     if call.norm is not None:
         x = x / (x.square().mean(-1, keepdim=True) + call.norm.eps).sqrt() * call.norm.weight.to(wide)
     out = x @ call.weight.to(wide).T
     if call.bias is not None:
         out += call.bias.to(wide)
+    return out
+
+
+def expected(call, wide=torch.float64):
+    """The formula."""
+    out = sums(call, wide)
     if call.gated:
         gate, up = out.chunk(2, -1)
         out = gate / (1 + (-gate).exp()) * up
@@ -154,8 +160,17 @@ def expected(call, wide=torch.float64):
 def check(call, compute, wide=torch.float64):
     """The right values, written where they belong; inputs untouched; tickets back at zero."""
     wanted, x = expected(call, wide), call.x.clone()
+    errs_twice = (
+        call.gated and call.norm is not None
+    )  # then the size of an error differs from element to element
+    scale = gated_scale(*sums(call, torch.float64).chunk(2, -1)) if errs_twice else None
     out = compute(call)
-    assert_close(out, wanted, kind="gated " * call.gated + "linear" + " of a norm" * (call.norm is not None))
+    assert_close(
+        out,
+        wanted,
+        kind="gated " * call.gated + "linear" + " of a norm" * (call.norm is not None),
+        scale=scale,
+    )
     assert out is call.residual or call.residual is None
     assert torch.equal(call.x, x)
     assert call.tickets is None or not call.tickets.any()
