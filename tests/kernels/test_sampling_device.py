@@ -19,7 +19,7 @@ from oneloop_kernels.ops.sampling.device import (
     SlotSampling,
 )
 from oneloop_kernels.ops.sampling.reference import REFERENCE
-from oneloop_kernels.ops.sampling.triton.common import group_race, noise_key, noise_of
+from oneloop_kernels.ops.sampling.triton.common import noise_key, noise_of
 from oneloop_kernels.ops.sampling.triton.configs import (
     GREEDY_REGISTERS,
     GREEDY_TOKENS_PER_THREAD,
@@ -43,8 +43,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in .*:RuntimeWarn
 def _noise_kernel(seed, output_index, out_ptr, first_token, SIZE: tl.constexpr):  # noqa: N803
     token_ids = first_token + tl.arange(0, SIZE)
     factor, offset = noise_key(tl.load(seed), tl.load(output_index))
-    least, place = group_race(token_ids // 128, factor, offset)
-    tl.store(out_ptr + tl.arange(0, SIZE), noise_of(token_ids, least, place, factor, offset))
+    tl.store(out_ptr + tl.arange(0, SIZE), noise_of(token_ids, token_ids // 128, factor, offset))
 
 
 def test_noise_is_the_documented_one(inputs, kernel_device):

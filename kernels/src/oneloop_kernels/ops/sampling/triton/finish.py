@@ -131,9 +131,9 @@ def finish_kernel(
                 whole_mass = merge_exponentials(maxima, sums, best, 1.0 / temperature)
             factor, offset = noise_key(tl.load(seeds_ptr + slot), tl.load(output_index_ptr + row))
             token = draw_random(
-                floats, ints, groups_row, maxima, lanes, num_groups, candidate_logit, candidate_token,
-                logits, edited, is_edited, vocab_size, best, temperature, whole_mass, factor, offset,
-                EDITS, TILE_GROUPS, PASS_GROUPS,
+                floats, ints, groups_row, group_max_ptr + row * num_groups, maxima, lanes, num_groups,
+                candidate_logit, candidate_token, logits, edited, is_edited, vocab_size,
+                best, temperature, whole_mass, factor, offset, EDITS, TILE_GROUPS, PASS_GROUPS,
             )  # fmt: skip
     if not (is_random or is_bad):
         token = first_of_largest(maxima, lanes, best, logits, edited, is_edited, vocab_size, EDITS)

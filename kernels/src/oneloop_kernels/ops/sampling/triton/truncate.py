@@ -22,7 +22,6 @@ from oneloop_kernels.ops.sampling.triton.common import (
     TOP_K,
     TOP_P,
     float_of_key,
-    group_race,
     limit_of_key,
     middle,
     noise_of,
@@ -36,6 +35,7 @@ from oneloop_kernels.ops.sampling.triton.passes import (
     gather_candidates,
     largest_maxima,
     load_candidates,
+    mass_of_row,
     rank_candidates,
     total_beyond,
 )
@@ -60,8 +60,7 @@ def _smallest_logit(best, temperature, least):
 @triton.jit
 def _winner(s, token, kept, factor, offset):
     """The candidate that wins the draw among those kept."""
-    least, place = group_race(token // GROUP, factor, offset)
-    perturbed = tl.where(kept, s + noise_of(token, least, place, factor, offset), NEG_INF)
+    perturbed = tl.where(kept, s + noise_of(token, token // GROUP, factor, offset), NEG_INF)
     return tl.min(tl.where((perturbed == tl.max(perturbed, 0)) & kept, token, NO_TOKEN), 0)
 
 
@@ -142,7 +141,7 @@ def _limit_of_top_k(
 
 @triton.jit
 def _draw_until_accepted(
-    groups_row, maxima, lanes, num_groups, logits, edited, is_edited, vocab_size,
+    groups_row, group_max_row, maxima, lanes, num_groups, logits, edited, is_edited, vocab_size,
     best, temperature, inverse, top_p, whole_mass, limit, limit_id, factor, offset,
     EDITS: tl.constexpr, TILE_GROUPS: tl.constexpr, PASS_GROUPS: tl.constexpr,
 ):  # fmt: skip
@@ -151,7 +150,7 @@ def _draw_until_accepted(
     token = limit_id
     while not accepted:
         drawn, logit = draw_beyond(
-            groups_row, maxima, lanes, num_groups, logits, edited, is_edited, vocab_size,
+            groups_row, group_max_row, maxima, lanes, num_groups, logits, edited, is_edited, vocab_size,
             best, temperature, limit, limit_id, factor, offset, EDITS, TILE_GROUPS,
         )  # fmt: skip
         # After a rejection there is always a likelier token: some had mass.
@@ -159,10 +158,13 @@ def _draw_until_accepted(
         accepted = (top_p >= 1.0) | (drawn == NO_TOKEN)
         if not accepted:
             num_listed = collect_groups(groups_row, (maxima >= logit) & (lanes < num_groups), lanes)
-            likelier = total_beyond(
-                groups_row, num_listed, logits, edited, is_edited, vocab_size,
-                best, inverse, logit, token, True, EDITS, PASS_GROUPS,
-            )  # fmt: skip
+            if not EDITS and num_listed * 4 > num_groups:
+                likelier = mass_of_row(logits, vocab_size, best, inverse, logit, token, PASS_GROUPS * GROUP)
+            else:
+                likelier = total_beyond(
+                    groups_row, num_listed, logits, edited, is_edited, vocab_size,
+                    best, inverse, logit, token, True, EDITS, PASS_GROUPS,
+                )  # fmt: skip
             accepted = likelier < top_p * whole_mass
             limit = logit
             limit_id = token
@@ -171,7 +173,7 @@ def _draw_until_accepted(
 
 @triton.jit
 def draw_random(
-    floats, ints, groups_row, maxima, lanes, num_groups, candidate_logit, candidate_token,
+    floats, ints, groups_row, group_max_row, maxima, lanes, num_groups, candidate_logit, candidate_token,
     logits, edited, is_edited, vocab_size,
     best, temperature, whole_mass, factor, offset,
     EDITS: tl.constexpr, TILE_GROUPS: tl.constexpr, PASS_GROUPS: tl.constexpr,
@@ -216,7 +218,7 @@ def draw_random(
                 best, inverse, limit, limit_id, True, EDITS, PASS_GROUPS,
             )  # fmt: skip
         token = _draw_until_accepted(
-            groups_row, maxima, lanes, num_groups, logits, edited, is_edited, vocab_size,
+            groups_row, group_max_row, maxima, lanes, num_groups, logits, edited, is_edited, vocab_size,
             best, temperature, inverse, top_p, whole_mass, limit, limit_id, factor, offset,
             EDITS, TILE_GROUPS, PASS_GROUPS,
         )  # fmt: skip
