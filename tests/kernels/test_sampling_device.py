@@ -224,22 +224,23 @@ def test_compiled_for_hopper():
     row = {"logits_ptr": "*bf16", "edited_ptr": "*fp32", "row_edited_ptr": "*i32", "header_ptr": "*i64"}
     row |= {"sample_slot_ptr": "*i32", "ints_ptr": "*i32", "logits_stride": "i32", "vocab_size": "i32"}
     sums = ("floats_ptr", "group_max_ptr", "group_sum_ptr", "raw_group_max_ptr", "raw_group_sum_ptr")
-    scan = row | dict.fromkeys(sums, "*fp32") | {"num_tiles": "i32"}
+    scan = row | dict.fromkeys(sums, "*fp32") | dict.fromkeys(("edits", "logprobs", "num_tiles"), "i32")
     greedy = row | dict.fromkeys(("history_ptr", "partial_token_ptr", "ticket_ptr"), "*i32")
     greedy |= dict.fromkeys(("token_out_ptr", "last_token_ptr"), "*i32") | {"partial_max_ptr": "*fp32"}
-    greedy |= {"splits": "i32", "num_tiles": "i32"}
-    switches = {"NUM_SAMPLES": 3, "EDITS": False, "USE_PDL": True}
+    greedy |= dict.fromkeys(("edits", "penalties", "splits", "num_tiles"), "i32")
+    switches = {"NUM_SAMPLES": 3, "USE_PDL": True}
     module = "oneloop_kernels.ops.sampling.triton"
     specs = []
     for bucket in (1, 256):
         division = divide(bucket, 151_936, 132, SCAN_TOKENS_PER_THREAD)
         options = {"num_warps": division.num_warps, "maxnreg": division.scan_registers, "launch_pdl": True}
-        constants = switches | {"LOGPROBS": True, "TILE_GROUPS": division.tile // GROUP}
-        specs.append(KernelSpec(f"{module}.scan", "scan_kernel", scan, constants, options, ("num_tiles",)))
+        constants = switches | {"TILE_GROUPS": division.tile // GROUP}
+        unaligned = ("edits", "logprobs", "num_tiles")
+        specs.append(KernelSpec(f"{module}.scan", "scan_kernel", scan, constants, options, unaligned))
         division = divide(bucket, 151_936, 132, GREEDY_TOKENS_PER_THREAD)
         options = {"num_warps": division.num_warps, "maxnreg": GREEDY_REGISTERS, "launch_pdl": True}
-        constants = switches | {"PENALTIES": False, "BLOCK": division.tile}
-        unaligned = ("num_tiles", "splits")
+        constants = switches | {"BLOCK": division.tile}
+        unaligned = ("edits", "penalties", "splits", "num_tiles")
         specs.append(KernelSpec(f"{module}.greedy", "greedy_kernel", greedy, constants, options, unaligned))
     for report in compile_all_for_hopper(specs):
         assert report.spilled == 0

@@ -201,13 +201,15 @@ def group_maximum(x):
 
 
 @triton.jit
-def load_row(logits_row, edited_row, is_edited, columns, mask, EDITS: tl.constexpr):
-    """Logits of a row as float32, −∞ where masked: the edited ones where the row has been edited."""
-    if EDITS:
-        if is_edited:
-            x = tl.load(edited_row + columns, mask=mask, other=NEG_INF)
-        else:
-            x = tl.load(logits_row + columns, mask=mask, other=NEG_INF).to(tl.float32)
-    else:
-        x = tl.load(logits_row + columns, mask=mask, other=NEG_INF).to(tl.float32)
-    return x
+def load_row(logits, columns, mask):
+    """Logits of a row as float32, −∞ where masked. logits: the model's of the row, or its edited ones."""
+    return tl.load(logits + columns, mask=mask, other=NEG_INF).to(tl.float32)
+
+
+@triton.jit
+def was_edited(row_edited_ptr, row, edits):
+    """Whether the step has edits, and the row asked for any."""
+    edited = edits != 0
+    if edited:
+        edited = tl.load(row_edited_ptr + row) != 0
+    return edited

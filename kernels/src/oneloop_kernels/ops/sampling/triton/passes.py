@@ -45,6 +45,13 @@ _RACES_AT_ONCE = tl.constexpr(256)
 
 
 @triton.jit
+def load_maxima(group_max_row, num_groups, PADDED_GROUPS: tl.constexpr):
+    """(maximum of each group, its number); −∞ beyond their number."""
+    lanes = tl.arange(0, PADDED_GROUPS)
+    return tl.load(group_max_row + lanes, mask=lanes < num_groups, other=NEG_INF), lanes
+
+
+@triton.jit
 def collect_groups(target, chosen, groups):
     """Write the numbers of the chosen groups in order; how many there are."""
     tl.debug_barrier()  # readers of what stood there
@@ -55,11 +62,19 @@ def collect_groups(target, chosen, groups):
 
 
 @triton.jit
-def largest_maxima(maxima, lanes, count, num_groups):
+def list_groups(groups_row, group_max_row, num_groups, at_least, PADDED_GROUPS: tl.constexpr):
+    """The list of the groups whose maximum reaches the logit `at_least`; how many there are."""
+    maxima, lanes = load_maxima(group_max_row, num_groups, PADDED_GROUPS)
+    return collect_groups(groups_row, (maxima >= at_least) & (lanes < num_groups), lanes)
+
+
+@triton.jit
+def largest_maxima(group_max_row, num_groups, count, PADDED_GROUPS: tl.constexpr):
     """A logit that at least `count` groups reach, and hardly more: exact to 16 bits. −∞ where groups are too few.
 
     So at least `count` tokens reach it, and hardly more where groups are many.
     """
+    maxima, lanes = load_maxima(group_max_row, num_groups, PADDED_GROUPS)
     keys = tl.where(lanes < num_groups, order_key(maxima) >> 16, -(2**15))
     low = tl.min(tl.where(lanes < num_groups, keys, 2**15), 0)
     high = tl.max(keys, 0) + 1
@@ -76,40 +91,41 @@ def largest_maxima(maxima, lanes, count, num_groups):
 
 
 @triton.jit
-def _load_groups(
-    groups_row, start, num_listed, logits, edited, is_edited, vocab_size, EDITS, TILE_GROUPS: tl.constexpr
-):
+def _load_groups(groups_row, start, num_listed, logits, vocab_size, TILE_GROUPS: tl.constexpr):
     """(logits, token ids, mask, group numbers) of TILE_GROUPS groups of the list."""
     at = start + tl.arange(0, TILE_GROUPS)
     groups = tl.load(groups_row + at, mask=at < num_listed, other=0)
     columns = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     mask = (columns < vocab_size) & (at < num_listed)[:, None]
-    return load_row(logits, edited, is_edited, columns, mask, EDITS), columns, mask, groups
+    return load_row(logits, columns, mask), columns, mask, groups
 
 
 @triton.jit
-def total_beyond(
-    groups_row, num_listed, logits, edited, is_edited, vocab_size,
-    best, inverse, limit, limit_id,
-    MASS: tl.constexpr, EDITS: tl.constexpr, TILE_GROUPS: tl.constexpr,
-):  # fmt: skip
-    """Of the listed tokens beyond the limit: with MASS Σ exp((x − best) · inverse), else how many there are."""
-    total = tl.zeros((TILE_GROUPS, GROUP), tl.float32 if MASS else tl.int32)
+def count_beyond(groups_row, num_listed, logits, vocab_size, limit, limit_id, TILE_GROUPS: tl.constexpr):
+    """How many of the listed tokens are beyond the limit."""
+    total = tl.zeros((TILE_GROUPS, GROUP), tl.int32)
     for start in tl.range(0, num_listed, TILE_GROUPS, num_stages=PASS_STAGES):
-        x, columns, mask, _ = _load_groups(
-            groups_row, start, num_listed, logits, edited, is_edited, vocab_size, EDITS, TILE_GROUPS
-        )
-        counted = beyond(x, columns, limit, limit_id)
-        if MASS:  # where masked x is −∞, which has none
-            total += tl.where(counted, tl.exp2((x - best) * (inverse * LOG2_E)), 0.0)
-        else:
-            total += (counted & mask).to(tl.int32)
+        x, columns, mask, _ = _load_groups(groups_row, start, num_listed, logits, vocab_size, TILE_GROUPS)
+        total += (beyond(x, columns, limit, limit_id) & mask).to(tl.int32)
+    return tl.sum(tl.sum(total, 1), 0)
+
+
+@triton.jit
+def mass_beyond(
+    groups_row, num_listed, logits, vocab_size, best, inverse, limit, limit_id, TILE_GROUPS: tl.constexpr
+):
+    """Σ exp((x − best) · inverse) of the listed tokens beyond the limit."""
+    total = tl.zeros((TILE_GROUPS, GROUP), tl.float32)
+    for start in tl.range(0, num_listed, TILE_GROUPS, num_stages=PASS_STAGES):
+        x, columns, _, _ = _load_groups(groups_row, start, num_listed, logits, vocab_size, TILE_GROUPS)
+        mass = tl.exp2((x - best) * (inverse * LOG2_E))  # 0 where masked: x is −∞
+        total += tl.where(beyond(x, columns, limit, limit_id), mass, 0.0)
     return tl.sum(tl.sum(total, 1), 0)
 
 
 @triton.jit
 def mass_of_row(logits, vocab_size, best, inverse, limit, limit_id, TILE: tl.constexpr):
-    """As total_beyond with MASS, of the whole row and from the model's logits: where most groups would be listed.
+    """As mass_beyond, of the whole row: where most groups would be listed.
 
     Every full tile compares with one number: tokens before limit_id also count where they equal the limit.
     """
@@ -133,9 +149,8 @@ def mass_of_row(logits, vocab_size, best, inverse, limit, limit_id, TILE: tl.con
 
 @triton.jit
 def _draw_among_listed(
-    groups_row, num_listed, logits, edited, is_edited, vocab_size,
-    best, temperature, limit, limit_id, factor, offset,
-    EDITS: tl.constexpr, TILE_GROUPS: tl.constexpr,
+    groups_row, num_listed, logits, vocab_size, best, temperature, limit, limit_id, factor, offset,
+    TILE_GROUPS: tl.constexpr,
 ):  # fmt: skip
     """The winner of the draw among listed tokens beyond the limit: (bid, token, logit); −∞ and NO_TOKEN without any."""
     bids = tl.full((TILE_GROUPS, GROUP), NEG_INF, tl.float32)
@@ -143,7 +158,7 @@ def _draw_among_listed(
     logit = tl.full((TILE_GROUPS, GROUP), NEG_INF, tl.float32)
     for start in tl.range(0, num_listed, TILE_GROUPS, num_stages=DRAW_STAGES):
         x, columns, mask, groups = _load_groups(
-            groups_row, start, num_listed, logits, edited, is_edited, vocab_size, EDITS, TILE_GROUPS
+            groups_row, start, num_listed, logits, vocab_size, TILE_GROUPS
         )
         noise = noise_of(columns, groups[:, None], factor, offset)
         counted = mask & beyond(x, columns, limit, limit_id)
@@ -157,13 +172,10 @@ def _draw_among_listed(
 
 
 @triton.jit
-def _bid_of(
-    variate, place, groups, there, logits, edited, is_edited, vocab_size,
-    best, temperature, limit, limit_id, EDITS: tl.constexpr,
-):  # fmt: skip
+def _bid_of(variate, place, groups, there, logits, vocab_size, best, temperature, limit, limit_id):
     """(bid, token, logit) of one token per group: the one at that place, whose variate is known."""
     columns = groups * GROUP + place
-    x = load_row(logits, edited, is_edited, columns, there & (columns < vocab_size), EDITS)
+    x = load_row(logits, columns, there & (columns < vocab_size))
     counted = there & beyond(x, columns, limit, limit_id)
     return tl.where(counted, scaled(x, best, temperature) + gumbel(variate), NEG_INF), columns, x
 
@@ -178,9 +190,8 @@ def _better(bid, token, logit, other_bid, other_token, other_logit):
 
 @triton.jit
 def _first_bids(
-    groups_row, num_listed, group_max_row, logits, edited, is_edited, vocab_size,
+    groups_row, num_listed, group_max_row, logits, vocab_size,
     best, temperature, limit, limit_id, reached, factor, offset,
-    EDITS: tl.constexpr,
 ):  # fmt: skip
     """The best bid of the four tokens with the most noise of each listed group: (bid, token, logit).
 
@@ -200,9 +211,8 @@ def _first_bids(
             variate = (a, b, c, d)[k]
             place = (place_a, place_b, place_c, place_d)[k]
             its_bid, its_token, its_logit = _bid_of(
-                variate, place, groups, there, logits, edited, is_edited, vocab_size,
-                best, temperature, limit, limit_id, EDITS,
-            )  # fmt: skip
+                variate, place, groups, there, logits, vocab_size, best, temperature, limit, limit_id
+            )
             bid, token, logit = _better(bid, token, logit, its_bid, its_token, its_logit)
         reached = tl.maximum(reached, tl.max(bid, 0) - _SLACK)
         kept = there & (maxima >= limit) & (scaled(maxima, best, temperature) + gumbel(d) >= reached)
@@ -214,9 +224,8 @@ def _first_bids(
 
 @triton.jit
 def draw_beyond(
-    groups_row, group_max_row, maxima, lanes, num_groups, logits, edited, is_edited, vocab_size,
-    best, temperature, limit, limit_id, factor, offset,
-    EDITS: tl.constexpr, TILE_GROUPS: tl.constexpr,
+    groups_row, group_max_row, num_groups, logits, vocab_size, best, temperature, limit, limit_id, factor, offset,
+    TILE_GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr,
 ):  # fmt: skip
     """The winner of the draw among the tokens beyond the limit: (token, its logit); NO_TOKEN where there is none.
 
@@ -225,33 +234,32 @@ def draw_beyond(
     their noise bounds what the group can bid. Few groups may bid more with the first one's noise, and those are asked
     for all four; hardly any may with less, and those are looked at as a whole.
     """
+    maxima, lanes = load_maxima(group_max_row, num_groups, PADDED_GROUPS)
     variate, place = first_of_race(lanes, factor, offset)
     may_bid = (maxima >= limit) & (maxima > NEG_INF) & (lanes < num_groups)
     bids, _, _ = _bid_of(
-        variate, place, lanes, may_bid, logits, edited, is_edited, vocab_size,
-        best, temperature, limit, limit_id, EDITS,
-    )  # fmt: skip
+        variate, place, lanes, may_bid, logits, vocab_size, best, temperature, limit, limit_id
+    )
     reached = tl.max(bids, 0) - _SLACK
     chosen = may_bid & (scaled(maxima, best, temperature) + gumbel(variate) >= reached)
     num_listed = collect_groups(groups_row, chosen, lanes)
     bid, token, logit, num_kept = _first_bids(
-        groups_row, num_listed, group_max_row, logits, edited, is_edited, vocab_size,
-        best, temperature, limit, limit_id, reached, factor, offset, EDITS,
+        groups_row, num_listed, group_max_row, logits, vocab_size,
+        best, temperature, limit, limit_id, reached, factor, offset,
     )  # fmt: skip
     other_bid, other_token, other_logit = _draw_among_listed(
-        groups_row, num_kept, logits, edited, is_edited, vocab_size,
-        best, temperature, limit, limit_id, factor, offset, EDITS, TILE_GROUPS,
+        groups_row, num_kept, logits, vocab_size, best, temperature, limit, limit_id, factor, offset, TILE_GROUPS
     )  # fmt: skip
     _, token, logit = _better(bid, token, logit, other_bid, other_token, other_logit)
     return token, logit
 
 
 @triton.jit
-def first_of_largest(maxima, lanes, best, logits, edited, is_edited, vocab_size, EDITS: tl.constexpr):
+def first_of_largest(maxima, lanes, best, logits, vocab_size):
     """The lowest id of the tokens with the logit `best`, the largest."""
     group = tl.min(tl.where(maxima == best, lanes, NO_TOKEN), 0)
     columns = group * GROUP + tl.arange(0, GROUP)
-    x = load_row(logits, edited, is_edited, columns, columns < vocab_size, EDITS)
+    x = load_row(logits, columns, columns < vocab_size)
     return tl.min(tl.where(x == best, columns, NO_TOKEN), 0)
 
 
@@ -260,9 +268,7 @@ def largest_below(groups_row, num_listed, logits, vocab_size, below, TILE_GROUPS
     """The largest key of a listed token that is smaller than `below`."""
     largest = tl.full((TILE_GROUPS, GROUP), NO_KEY, tl.int64)
     for start in tl.range(0, num_listed, TILE_GROUPS, num_stages=DRAW_STAGES):
-        x, columns, mask, _ = _load_groups(
-            groups_row, start, num_listed, logits, logits, False, vocab_size, False, TILE_GROUPS
-        )
+        x, columns, mask, _ = _load_groups(groups_row, start, num_listed, logits, vocab_size, TILE_GROUPS)
         key = token_key(x, columns)
         largest = tl.maximum(largest, tl.where(mask & (key < below), key, NO_KEY))
     return tl.max(tl.max(largest, 1), 0)
@@ -270,9 +276,7 @@ def largest_below(groups_row, num_listed, logits, vocab_size, below, TILE_GROUPS
 
 @triton.jit
 def gather_candidates(
-    groups_row, num_listed, logits, edited, is_edited, vocab_size,
-    at_least, candidate_logit, candidate_token,
-    EDITS: tl.constexpr, TILE_GROUPS: tl.constexpr,
+    groups_row, num_listed, logits, vocab_size, at_least, candidate_logit, candidate_token, TILE_GROUPS: tl.constexpr
 ):  # fmt: skip
     """Write logits and ids of the listed tokens that reach the logit `at_least`.
 
@@ -280,9 +284,7 @@ def gather_candidates(
     """
     count = num_listed * 0
     for start in range(0, num_listed, TILE_GROUPS):
-        x, columns, mask, _ = _load_groups(
-            groups_row, start, num_listed, logits, edited, is_edited, vocab_size, EDITS, TILE_GROUPS
-        )
+        x, columns, mask, _ = _load_groups(groups_row, start, num_listed, logits, vocab_size, TILE_GROUPS)
         flat = tl.ravel((mask & (x >= at_least)).to(tl.int32))
         places = count + tl.cumsum(flat, 0) - 1
         written = (flat > 0) & (places < MAX_CANDIDATES)
