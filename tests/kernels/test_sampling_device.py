@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 import triton
@@ -21,12 +23,15 @@ from oneloop_kernels.ops.sampling.device import (
 from oneloop_kernels.ops.sampling.reference import REFERENCE
 from oneloop_kernels.ops.sampling.triton.common import noise_key, noise_of
 from oneloop_kernels.ops.sampling.triton.configs import (
+    FINISH_REGISTERS,
+    FINISH_WARPS,
     GREEDY_REGISTERS,
     GREEDY_TOKENS_PER_THREAD,
     SCAN_TOKENS_PER_THREAD,
     Division,
     divide,
 )
+from oneloop_kernels.ops.sampling.triton.finish import finish_kernel
 from oneloop_kernels.ops.sampling.triton.launch import launch_sample
 from oneloop_kernels.ops.step_inputs import SampleOutput
 from oneloop_kernels.testing.hopper import KernelSpec, compile_all_for_hopper
@@ -245,3 +250,32 @@ def test_compiled_for_hopper():
     for report in compile_all_for_hopper(specs):
         assert report.spilled == 0
         assert report.count(r"LDG\.E\.128$") >= 2
+
+
+def test_the_finishing_kernel_compiled_for_hopper():
+    """Two programs fit on a multiprocessor, nothing spills, and passes copy ahead. Its parts are called: compiling it
+    with all of them inlined takes seconds."""
+    kinds = {"logits_ptr": "*bf16", "header_ptr": "*i64", "seeds_ptr": "*i64"}
+    kinds |= dict.fromkeys(("edited_ptr", "floats_ptr", "candidate_logit_ptr", "logprob_ptr"), "*fp32")
+    for name in inspect.signature(finish_kernel.fn).parameters:
+        if not name.isupper() and name not in kinds:
+            is_float = name.startswith(("group_", "raw_"))
+            kinds[name] = ("*fp32" if is_float else "*i32") if name.endswith("_ptr") else "i32"
+    constants = {
+        "NUM_SAMPLES": 3,
+        "EDITS": False,
+        "LOGPROB_COLUMNS": 21,
+        "TILE_GROUPS": 16,
+        "PASS_GROUPS": 32,
+    }
+    constants |= {"PADDED_GROUPS": 2048, "USE_PDL": True}
+    options = {"num_warps": FINISH_WARPS, "maxnreg": FINISH_REGISTERS, "launch_pdl": True}
+    unaligned = ("num_groups", "penalties", "logprobs")
+    module = "oneloop_kernels.ops.sampling.triton.finish"
+    (report,) = compile_all_for_hopper(
+        [KernelSpec(module, "finish_kernel", kinds, constants, options, unaligned)]
+    )
+    assert report.spilled == 0
+    assert report.shared <= 100 << 10
+    assert report.count(r"LDGSTS\.E\..*128") >= 8
+    assert report.count(r"CALL") >= 10

@@ -35,7 +35,7 @@ from oneloop_kernels.ops.sampling.triton.scan import merge_exponentials, uses_wh
 from oneloop_kernels.ops.sampling.triton.truncate import draw_random
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def _write_likeliest(
     out_token, out_logprob, num_top, normalizer, best, groups_row, group_max_row, num_groups,
     candidate_logit, candidate_token, logits, vocab_size,
@@ -62,7 +62,7 @@ def _write_likeliest(
             tl.store(out_logprob + place, float_of_key((at >> 32).to(tl.int32)) - normalizer)
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def _write_logprobs(
     row, token, num_top, groups_row, group_max_row, group_sum_row, num_groups, candidate_logit, candidate_token,
     logits, vocab_size, rank_ptr, logprob_token_ptr, logprob_ptr,

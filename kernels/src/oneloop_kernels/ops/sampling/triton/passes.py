@@ -2,6 +2,8 @@
 
 A limit is a pair (logit, id): the tokens `beyond` it are those of a larger logit, and of an equal one with a smaller
 id. All tokens are beyond (−∞, NO_TOKEN).
+
+What takes scalars and returns some is called, not inlined: otherwise Triton takes 15 seconds for the kernel, not 3.
 """
 
 from __future__ import annotations
@@ -61,14 +63,14 @@ def collect_groups(target, chosen, groups):
     return tl.sum(chosen.to(tl.int32), 0)
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def list_groups(groups_row, group_max_row, num_groups, at_least, PADDED_GROUPS: tl.constexpr):
     """The list of the groups whose maximum reaches the logit `at_least`; how many there are."""
     maxima, lanes = load_maxima(group_max_row, num_groups, PADDED_GROUPS)
     return collect_groups(groups_row, (maxima >= at_least) & (lanes < num_groups), lanes)
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def largest_maxima(group_max_row, num_groups, count, PADDED_GROUPS: tl.constexpr):
     """A logit that at least `count` groups reach, and hardly more: exact to 16 bits. −∞ where groups are too few.
 
@@ -100,7 +102,7 @@ def _load_groups(groups_row, start, num_listed, logits, vocab_size, TILE_GROUPS:
     return load_row(logits, columns, mask), columns, mask, groups
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def count_beyond(groups_row, num_listed, logits, vocab_size, limit, limit_id, TILE_GROUPS: tl.constexpr):
     """How many of the listed tokens are beyond the limit."""
     total = tl.zeros((TILE_GROUPS, GROUP), tl.int32)
@@ -110,7 +112,7 @@ def count_beyond(groups_row, num_listed, logits, vocab_size, limit, limit_id, TI
     return tl.sum(tl.sum(total, 1), 0)
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def mass_beyond(
     groups_row, num_listed, logits, vocab_size, best, inverse, limit, limit_id, TILE_GROUPS: tl.constexpr
 ):
@@ -123,7 +125,7 @@ def mass_beyond(
     return tl.sum(tl.sum(total, 1), 0)
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def mass_of_row(logits, vocab_size, best, inverse, limit, limit_id, TILE: tl.constexpr):
     """As mass_beyond, of the whole row: where most groups would be listed.
 
@@ -147,7 +149,7 @@ def mass_of_row(logits, vocab_size, best, inverse, limit, limit_id, TILE: tl.con
     return tl.sum(total, 0)
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def _draw_among_listed(
     groups_row, num_listed, logits, vocab_size, best, temperature, limit, limit_id, factor, offset,
     TILE_GROUPS: tl.constexpr,
@@ -188,7 +190,7 @@ def _better(bid, token, logit, other_bid, other_token, other_logit):
     return tl.where(wins, other_bid, bid), token, tl.where(wins, other_logit, logit)
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def _first_bids(
     groups_row, num_listed, group_max_row, logits, vocab_size,
     best, temperature, limit, limit_id, reached, factor, offset,
@@ -222,7 +224,7 @@ def _first_bids(
     return highest, winner, tl.max(tl.where(token == winner, logit, NEG_INF), 0), num_kept
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def draw_beyond(
     groups_row, group_max_row, num_groups, logits, vocab_size, best, temperature, limit, limit_id, factor, offset,
     TILE_GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr,
@@ -263,7 +265,7 @@ def first_of_largest(maxima, lanes, best, logits, vocab_size):
     return tl.min(tl.where(x == best, columns, NO_TOKEN), 0)
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def largest_below(groups_row, num_listed, logits, vocab_size, below, TILE_GROUPS: tl.constexpr):
     """The largest key of a listed token that is smaller than `below`."""
     largest = tl.full((TILE_GROUPS, GROUP), NO_KEY, tl.int64)
@@ -274,7 +276,7 @@ def largest_below(groups_row, num_listed, logits, vocab_size, below, TILE_GROUPS
     return tl.max(tl.max(largest, 1), 0)
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def gather_candidates(
     groups_row, num_listed, logits, vocab_size, at_least, candidate_logit, candidate_token, TILE_GROUPS: tl.constexpr
 ):  # fmt: skip

@@ -65,7 +65,7 @@ def _winner(s, token, kept, factor, offset):
     return tl.min(tl.where((perturbed == tl.max(perturbed, 0)) & kept, token, NO_TOKEN), 0)
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def _draw_among_few(candidate_logit, candidate_token, count, top_k, top_p, best, temperature, factor, offset):
     """The winner among at most MAX_RANKED candidates, which hold the top_k likeliest tokens of the row."""
     lanes = tl.arange(0, MAX_RANKED)
@@ -78,7 +78,7 @@ def _draw_among_few(candidate_logit, candidate_token, count, top_k, top_p, best,
     return _winner(s, token, kept, factor, offset)
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def _draw_among_many(
     candidate_logit, candidate_token, count, top_k, top_p, best, temperature, factor, offset
 ):
@@ -178,7 +178,7 @@ def _draw_until_accepted(
     return token
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def draw_random(
     floats, ints, groups_row, group_max_row, num_groups, candidate_logit, candidate_token, logits, vocab_size,
     best, temperature, whole_mass, factor, offset,
