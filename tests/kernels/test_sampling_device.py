@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 import triton
@@ -19,14 +21,17 @@ from oneloop_kernels.ops.sampling.device import (
     SlotSampling,
 )
 from oneloop_kernels.ops.sampling.reference import REFERENCE
-from oneloop_kernels.ops.sampling.triton.common import group_race, noise_key, noise_of
+from oneloop_kernels.ops.sampling.triton.common import noise_key, noise_of
 from oneloop_kernels.ops.sampling.triton.configs import (
+    FINISH_REGISTERS,
+    FINISH_WARPS,
     GREEDY_REGISTERS,
     GREEDY_TOKENS_PER_THREAD,
     SCAN_TOKENS_PER_THREAD,
     Division,
     divide,
 )
+from oneloop_kernels.ops.sampling.triton.finish import finish_kernel
 from oneloop_kernels.ops.sampling.triton.launch import launch_sample
 from oneloop_kernels.ops.step_inputs import SampleOutput
 from oneloop_kernels.testing.hopper import KernelSpec, compile_all_for_hopper
@@ -43,8 +48,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in .*:RuntimeWarn
 def _noise_kernel(seed, output_index, out_ptr, first_token, SIZE: tl.constexpr):  # noqa: N803
     token_ids = first_token + tl.arange(0, SIZE)
     factor, offset = noise_key(tl.load(seed), tl.load(output_index))
-    least, place = group_race(token_ids // 128, factor, offset)
-    tl.store(out_ptr + tl.arange(0, SIZE), noise_of(token_ids, least, place, factor, offset))
+    tl.store(out_ptr + tl.arange(0, SIZE), noise_of(token_ids, token_ids // 128, factor, offset))
 
 
 def test_noise_is_the_documented_one(inputs, kernel_device):
@@ -225,23 +229,53 @@ def test_compiled_for_hopper():
     row = {"logits_ptr": "*bf16", "edited_ptr": "*fp32", "row_edited_ptr": "*i32", "header_ptr": "*i64"}
     row |= {"sample_slot_ptr": "*i32", "ints_ptr": "*i32", "logits_stride": "i32", "vocab_size": "i32"}
     sums = ("floats_ptr", "group_max_ptr", "group_sum_ptr", "raw_group_max_ptr", "raw_group_sum_ptr")
-    scan = row | dict.fromkeys(sums, "*fp32") | {"num_tiles": "i32"}
+    scan = row | dict.fromkeys(sums, "*fp32") | dict.fromkeys(("edits", "logprobs", "num_tiles"), "i32")
     greedy = row | dict.fromkeys(("history_ptr", "partial_token_ptr", "ticket_ptr"), "*i32")
     greedy |= dict.fromkeys(("token_out_ptr", "last_token_ptr"), "*i32") | {"partial_max_ptr": "*fp32"}
-    greedy |= {"splits": "i32", "num_tiles": "i32"}
-    switches = {"NUM_SAMPLES": 3, "EDITS": False, "USE_PDL": True}
+    greedy |= dict.fromkeys(("edits", "penalties", "splits", "num_tiles"), "i32")
+    switches = {"NUM_SAMPLES": 3, "USE_PDL": True}
     module = "oneloop_kernels.ops.sampling.triton"
     specs = []
     for bucket in (1, 256):
         division = divide(bucket, 151_936, 132, SCAN_TOKENS_PER_THREAD)
         options = {"num_warps": division.num_warps, "maxnreg": division.scan_registers, "launch_pdl": True}
-        constants = switches | {"LOGPROBS": True, "TILE_GROUPS": division.tile // GROUP}
-        specs.append(KernelSpec(f"{module}.scan", "scan_kernel", scan, constants, options, ("num_tiles",)))
+        constants = switches | {"TILE_GROUPS": division.tile // GROUP}
+        unaligned = ("edits", "logprobs", "num_tiles")
+        specs.append(KernelSpec(f"{module}.scan", "scan_kernel", scan, constants, options, unaligned))
         division = divide(bucket, 151_936, 132, GREEDY_TOKENS_PER_THREAD)
         options = {"num_warps": division.num_warps, "maxnreg": GREEDY_REGISTERS, "launch_pdl": True}
-        constants = switches | {"PENALTIES": False, "BLOCK": division.tile}
-        unaligned = ("num_tiles", "splits")
+        constants = switches | {"BLOCK": division.tile}
+        unaligned = ("edits", "penalties", "splits", "num_tiles")
         specs.append(KernelSpec(f"{module}.greedy", "greedy_kernel", greedy, constants, options, unaligned))
     for report in compile_all_for_hopper(specs):
         assert report.spilled == 0
         assert report.count(r"LDG\.E\.128$") >= 2
+
+
+def test_the_finishing_kernel_compiled_for_hopper():
+    """Two programs fit on a multiprocessor, nothing spills, and passes copy ahead. Its parts are called: compiling it
+    with all of them inlined takes seconds."""
+    kinds = {"logits_ptr": "*bf16", "header_ptr": "*i64", "seeds_ptr": "*i64"}
+    kinds |= dict.fromkeys(("edited_ptr", "floats_ptr", "candidate_logit_ptr", "logprob_ptr"), "*fp32")
+    for name in inspect.signature(finish_kernel.fn).parameters:
+        if not name.isupper() and name not in kinds:
+            is_float = name.startswith(("group_", "raw_"))
+            kinds[name] = ("*fp32" if is_float else "*i32") if name.endswith("_ptr") else "i32"
+    constants = {
+        "NUM_SAMPLES": 3,
+        "EDITS": False,
+        "LOGPROB_COLUMNS": 21,
+        "TILE_GROUPS": 16,
+        "PASS_GROUPS": 32,
+    }
+    constants |= {"PADDED_GROUPS": 2048, "USE_PDL": True}
+    options = {"num_warps": FINISH_WARPS, "maxnreg": FINISH_REGISTERS, "launch_pdl": True}
+    unaligned = ("num_groups", "penalties", "logprobs")
+    module = "oneloop_kernels.ops.sampling.triton.finish"
+    (report,) = compile_all_for_hopper(
+        [KernelSpec(module, "finish_kernel", kinds, constants, options, unaligned)]
+    )
+    assert report.spilled == 0
+    assert report.shared <= 100 << 10
+    assert report.count(r"LDGSTS\.E\..*128") >= 8
+    assert report.count(r"CALL") >= 10

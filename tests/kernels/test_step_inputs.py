@@ -125,13 +125,13 @@ def test_select_rows(inputs, num_tokens):
     assert out[33:].isnan().all()
 
 
-@pytest.mark.parametrize("num_bytes", [104, 4096, 40_003])
+@pytest.mark.parametrize("num_bytes", [104, 4096, 40_003, 65_537, 300_001])
 def test_fetch(inputs, num_bytes):
-    source = inputs.integers(0, 256, 65_536, dtype=torch.uint8).cpu()
+    source = inputs.integers(0, 256, 400_000, dtype=torch.uint8).cpu()
     source.view(torch.int64)[12] = num_bytes
     if inputs.device.type == "cuda":
         source = source.pin_memory()
-    target = torch.zeros(65_536, dtype=torch.uint8, device=inputs.device)
+    target = torch.zeros(400_000, dtype=torch.uint8, device=inputs.device)
     STEP_INPUTS.resolve(inputs.device, torch.float32, name="triton").fetch(source, target, 12)
     rounded = -(-num_bytes // 8) * 8
     assert torch.equal(target[:rounded].cpu(), source[:rounded])
@@ -181,17 +181,27 @@ def test_compiles_for_hopper():
     kinds = dict.fromkeys((*pointers, "out_num_rows", "out_num_single"), "*i32")
     kinds |= {"header": "*i64", "out_kv_slots": "*i64", "WIDTH": "i32", "BUCKET": "i32"}
     counts = {"NUM_ROWS": 1, "NUM_TOKENS": 2, "NUM_SINGLE": 13, "NUM_DELTAS": 5}
-    sizes = {"MAX_ROWS": 512, "BLOCK_SIZE": 16, "SEARCH_STEPS": 10, "BLOCK": 1024}
+    sizes = {
+        "MAX_ROWS": 512, "BLOCK_SIZE": 16, "SEARCH_STEPS": 10, "BLOCK": 512, "TOKENS": 256, "USE_PDL": True
+    }  # fmt: skip
     results = ("token", "rank", "logprob_token", "logprob")
     publish = {name: "*i32" for stem in results for name in (stem, f"to_{stem}")} | {"header": "*i64"}
     publish |= {"logprob": "*fp32", "to_logprob": "*fp32", "flag": "*i64", "counter": "*i64"}
     switches = {"NUM_SAMPLES": 3, "COLUMNS": 21, "LOGPROBS": True, "INTERPRETED": False, "BLOCK": 1024}
+    switches["USE_PDL"] = True
     module = "oneloop_kernels.ops.step_inputs.triton"
+    fetch = {"source": "*i64", "target": "*i64", "capacity": "i32"}
+    blocks = {"SIZE_AT": 12, "BLOCK": 256, "LATER": 1024, "PROGRAMS": 32}
+    select = {"header": "*i64", "hidden": "*bf16", "index": "*i32", "out": "*bf16"}
+    select |= {"num_tokens": "i32", "SIZE": "i32"}
+    pieces = {"NUM_SAMPLES": 3, "BLOCK": 1024, "USE_PDL": True}
     reports = compile_all_for_hopper(
         [
-            KernelSpec(module, "_prepare_kernel", kinds, counts | sizes, {"num_warps": 16}),
-            KernelSpec(module, "_publish_kernel", publish, switches, {"num_warps": 16}),
+            KernelSpec(module, "_prepare_kernel", kinds, counts | sizes, {"num_warps": 8}),
+            KernelSpec(module, "_publish_kernel", publish, switches, {"num_warps": 16, "launch_pdl": True}),
+            KernelSpec(module, "_fetch_kernel", fetch, blocks, {"num_warps": 4}),
+            KernelSpec(module, "_select_rows_kernel", select, pieces, {"num_warps": 4, "launch_pdl": True}),
         ]
     )
-    assert [report.spilled for report in reports] == [0, 0]
+    assert [report.spilled for report in reports] == [0] * 4
     assert reports[1].count("MEMBAR") >= 1

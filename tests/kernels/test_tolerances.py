@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from oneloop_kernels.testing import TOLERANCES, assert_close
+from oneloop_kernels.testing import TOLERANCES, assert_as_accurate, assert_close
 
 KINDS = sorted(TOLERANCES)
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -57,3 +57,19 @@ def test_nan_infinity_zero_and_shape_are_errors():
         assert_close(torch.ones(4, 1), ones)
     assert_close(torch.zeros(3), torch.zeros(3))
     assert_close(torch.tensor(1.0), torch.tensor(1.0), kind="attention")
+
+
+def test_as_accurate_as_plain_torch():
+    """Neither more errors in sum nor one that is larger; NaN fails."""
+    generator = torch.Generator().manual_seed(6)
+    expected = torch.randn(64, 64, generator=generator)
+    plain = (expected + 0.01 * torch.randn(64, 64, generator=generator)).bfloat16()
+    assert_as_accurate(plain, plain, expected)
+    assert_as_accurate(expected.bfloat16(), plain, expected)
+    with pytest.raises(AssertionError, match="root mean square of errors is 1"):
+        assert_as_accurate((expected + 1.3 * (plain.float() - expected)).bfloat16(), plain, expected)
+    for bad in (0.5, float("nan")):
+        one_off = plain.clone()
+        one_off[3, 5] += bad
+        with pytest.raises(AssertionError, match=r"is \S+ times that of plain torch"):
+            assert_as_accurate(one_off, plain, expected)

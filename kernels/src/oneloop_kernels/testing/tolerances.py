@@ -95,6 +95,23 @@ def assert_close(
     )
 
 
+def assert_as_accurate(actual: torch.Tensor, plain: torch.Tensor, expected: torch.Tensor) -> None:
+    """`actual` lies no farther from `expected`, in a wider dtype, than `plain`: the same by plain torch in actual's.
+
+    For what rounds so often that no bound by theory is near: the root mean square of its errors is at most 1.1 times
+    that of plain's, its largest at most 1.5 times. AssertionError says by how much more. NaN equals nothing.
+    """
+    assert actual.shape == plain.shape == expected.shape
+    assert actual.dtype == plain.dtype != expected.dtype
+    own, others = ((given.double() - expected.double()).abs() for given in (actual, plain))
+    for name, limit, measure in (
+        ("root mean square of errors", 1.1, lambda errors: errors.square().mean().sqrt()),
+        ("largest error", 1.5, torch.max),
+    ):
+        ratio = float(measure(own) / measure(others).clamp_min(1e-300))
+        assert ratio <= limit, f"the {name} is {ratio:.2f} times that of plain torch in {actual.dtype}"
+
+
 def gated_scale(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """Of silu(gate) · up: what an error as large as the sums' root mean square in either of them makes of it."""
     size = torch.cat((gate, up), -1).square().mean().sqrt()

@@ -10,15 +10,21 @@ else is in the batch and whichever implementation computes it:
               x ← x · 846CA68B;  x ⊕ x≫16                                                          (mod 2³², lowbias32)
     E(i)    = −log1p(−min(((bits(i) mod 2³¹) + ½) · 2⁻³¹, 1 − 2⁻²⁴))           float32, exponentially distributed
 
-Tokens race in groups of 128, group = token_id ≫ 7. The smallest of 128 exponential variates is itself one, divided by
-128; whose it is, is uniform; and the others exceed it by exponential variates again (Rényi, 1953). So
+Tokens race in groups of 128, group = token_id ≫ 7. The smallest of n exponential variates is itself one, divided by n;
+whose it is, is uniform; and the others exceed it by exponential variates again (Rényi, 1953). So with own(j) = 2³¹ +
+j · 2²⁴ + group the four smallest of a group are
 
-    least   = E(2³¹ + group) / 128
-    place   = bits(2³¹ + 2³⁰ + group) mod 128
-    noise   = −log(least)                 where token_id mod 128 = place
-              −log(least + E(token_id))   elsewhere
+    first₁  = E(own(0)) / 128             place₁ = bits(own(4)) mod 128
+    first₂  = first₁ + E(own(1)) / 127    place₂ = place₁ ⊕ step₂,   step₂ = 1 + bits(own(5)) mod 127
+    first₃  = first₂ + E(own(2)) / 126    place₃ = place₁ ⊕ step₃,   step₃ = 1 + bits(own(6)) mod 126 …
+    first₄  = first₃ + E(own(3)) / 125    place₄ = place₁ ⊕ step₄,   step₄ = 1 + bits(own(7)) mod 125 …
 
-are independent Gumbel variates whose maximum in a group is known without looking at its tokens.
+(… and one more for every earlier step, in ascending order, that it reaches: steps differ), and
+
+    noise   = −log(firstₖ)                where token_id mod 128 = placeₖ
+              −log(first₄ + E(token_id))  elsewhere
+
+are independent Gumbel variates, of which the largest of each group are known without looking at its tokens.
 """
 
 from __future__ import annotations

@@ -33,8 +33,6 @@ _MIX_2 = _signed(0x94D049BB133111EB, 64)
 _LOWBIAS_1 = _signed(0x7FEB352D, 32)
 _LOWBIAS_2 = _signed(0x846CA68B, 32)
 _GROUP_BITS = NOISE_GROUP.bit_length() - 1
-_GROUP_IDS = _signed(0x80000000, 32)
-_PLACE_IDS = _signed(0xC0000000, 32)
 LARGEST_UNIFORM = 1.0 - 2.0**-24
 
 
@@ -87,10 +85,12 @@ class ReferenceSamplingOps:
     def noise(self, seed: torch.Tensor, output_index: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         """See the contract."""
         factor, offset = _noise_key(seed, output_index)
-        least, place = _group_race(token_ids >> _GROUP_BITS, factor, offset)
-        variates = _exponential(_bits(token_ids, factor, offset))
-        variates.masked_fill_(token_ids.bitwise_and(NOISE_GROUP - 1) == place, 0.0)
-        return variates.add_(least).log_().neg_()
+        firsts, places = _firsts_of_race(token_ids >> _GROUP_BITS, factor, offset)
+        variates = _exponential(_bits(token_ids, factor, offset)).add_(firsts[-1])
+        in_group = token_ids.bitwise_and(NOISE_GROUP - 1)
+        for first, place in zip(firsts, places, strict=True):
+            variates = torch.where(in_group == place, first, variates)
+        return variates.log_().neg_()
 
     def top_logprobs(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> TopLogprobs:
         """See the contract."""
@@ -111,12 +111,26 @@ def _noise_key(seed: torch.Tensor, output_index: torch.Tensor) -> tuple[torch.Te
     return ((key >> 32) | 1).to(torch.int32)[:, None], ((key << 32) >> 32).to(torch.int32)[:, None]
 
 
-def _group_race(
+def _firsts_of_race(
     groups: torch.Tensor, factor: torch.Tensor, offset: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Per row and group: the smallest variate of its tokens, and whose it is (its place in the group)."""
-    least = _exponential(_bits(groups | _GROUP_IDS, factor, offset)).div_(NOISE_GROUP)
-    return least, _bits(groups | _PLACE_IDS, factor, offset).bitwise_and_(NOISE_GROUP - 1)
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Per row and group: the four smallest variates of its tokens in order, and the places of these tokens."""
+
+    def bits(number: int) -> torch.Tensor:
+        return _bits(groups | _signed(128 + number << 24, 32), factor, offset)
+
+    def step(number: int, choices: int) -> torch.Tensor:
+        return bits(number).to(torch.int64).bitwise_and_(0xFFFFFFFF).remainder_(choices).add_(1)
+
+    firsts = [_exponential(bits(0)).div_(NOISE_GROUP)]
+    for number in (1, 2, 3):
+        firsts.append(firsts[-1] + _exponential(bits(number)) * (1.0 / (NOISE_GROUP - number)))
+    second, third, fourth = (step(number, NOISE_GROUP + 4 - number) for number in (5, 6, 7))
+    third += third >= second
+    fourth += fourth >= torch.minimum(second, third)
+    fourth += fourth >= torch.maximum(second, third)
+    place = bits(4).bitwise_and_(NOISE_GROUP - 1)
+    return firsts, [place, *(place ^ other.to(torch.int32) for other in (second, third, fourth))]
 
 
 def _noise_of_all(seed: torch.Tensor, output_index: torch.Tensor, vocab_size: int) -> torch.Tensor:
@@ -125,10 +139,11 @@ def _noise_of_all(seed: torch.Tensor, output_index: torch.Tensor, vocab_size: in
     num_groups = -(-vocab_size // NOISE_GROUP)
     groups = torch.arange(num_groups, dtype=torch.int32, device=seed.device)
     token_ids = torch.arange(num_groups * NOISE_GROUP, dtype=torch.int32, device=seed.device)
-    least, place = _group_race(groups, factor, offset)
+    firsts, places = _firsts_of_race(groups, factor, offset)
     variates = _exponential(_bits(token_ids, factor, offset)).view(-1, num_groups, NOISE_GROUP)
-    variates.scatter_(2, place.to(torch.int64)[:, :, None], 0.0)
-    return variates.add_(least[:, :, None]).log_().neg_().view(-1, len(token_ids))[:, :vocab_size]
+    variates.add_(firsts[-1][:, :, None])
+    variates.scatter_(2, torch.stack(places, 2).to(torch.int64), torch.stack(firsts, 2))
+    return variates.log_().neg_().view(-1, len(token_ids))[:, :vocab_size]
 
 
 def _bits(ids: torch.Tensor, factor: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,5 @@
-"""A step's inputs as kernels. `prepare` and `publish` are one program each: their parts follow each other behind a
-barrier of that program, which costs less than a launch."""
+"""A step's inputs as kernels. Parts that follow each other do so behind a barrier of their program, which costs less
+than a launch."""
 
 from __future__ import annotations
 
@@ -9,26 +9,36 @@ import torch
 import triton
 import triton.language as tl
 
-from oneloop_kernels.launch import INTERPRETED
+from oneloop_kernels.launch import INTERPRETED, pdl_options, pdl_supported
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from oneloop_kernels.ops.step_inputs import SampleOutput, SlotTables, StepInputs
 
-_FETCH_WORDS: Final = 1024
-_FETCH_PROGRAMS: Final = 16
-"""Enough reads under way to hide the bus; a larger slab is fetched in turns."""
+_FETCH_WORDS: Final = 256
+_FETCH_PROGRAMS: Final = 32
+"""64 KB at once, most of what a decode step uses of its slab; the rest in turns of 256 KB."""
 _SELECT_BLOCK: Final = 1024
 _BLOCK: Final = 64 if INTERPRETED else 1024
 _NUM_WARPS: Final = 16
+_PREPARE_BLOCK: Final = 64 if INTERPRETED else 512
+_PREPARE_WARPS: Final = 8
+_PREPARE_TOKENS: Final = 32 if INTERPRETED else 256
 
 
 @triton.jit
-def _fetch_kernel(source, target, SIZE_AT: tl.constexpr, BLOCK: tl.constexpr, PROGRAMS: tl.constexpr):
+def _fetch_kernel(
+    source, target, capacity,
+    SIZE_AT: tl.constexpr, BLOCK: tl.constexpr, LATER: tl.constexpr, PROGRAMS: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    # Under way together with the size, which would take as long: what lies beyond it is dropped.
+    words = tl.load(source + first, mask=first < capacity)
     num_words = ((tl.load(source + SIZE_AT) + 7) // 8).to(tl.int32)
-    for start in range(tl.program_id(0) * BLOCK, num_words, PROGRAMS * BLOCK):
-        index = start + tl.arange(0, BLOCK)
+    tl.store(target + first, words, mask=first < num_words)
+    for start in range(PROGRAMS * BLOCK + tl.program_id(0) * LATER, num_words, PROGRAMS * LATER):
+        index = start + tl.arange(0, LATER)
         tl.store(target + index, tl.load(source + index, mask=index < num_words), mask=index < num_words)
 
 
@@ -72,35 +82,39 @@ def _fill_rows(
 
 
 @triton.jit
+def _row_of(token, num_single, num_rows, query_start, mask, SEARCH_STEPS: tl.constexpr):
+    """The last row whose first token is not beyond this one; rows of one token come first."""
+    low = tl.where(token < num_single, token, tl.minimum(num_single, num_rows - 1))
+    high = tl.where(token < num_single, token, num_rows - 1)
+    if tl.max(token, 0) >= num_single:
+        for _ in range(SEARCH_STEPS):
+            middle = (low + high + 1) // 2
+            not_beyond = tl.load(query_start + middle, mask=mask & (low < high), other=0) <= token
+            low = tl.where(not_beyond & (low < high), middle, low)
+            high = tl.where(not_beyond, high, tl.maximum(middle - 1, low))
+    return low
+
+
+@triton.jit
 def _fill_tokens(
-    num_rows, num_single, num_tokens, row_slot, row_num_computed, query_start, token_ids, block_tables, last_token,
-    out_token_ids, out_positions, out_kv_slots,
-    WIDTH, BUCKET, BLOCK_SIZE: tl.constexpr, SEARCH_STEPS: tl.constexpr, BLOCK: tl.constexpr,
+    token, num_rows, num_single, num_tokens, row_slot, row_num_computed, query_start, token_ids, block_tables,
+    last_token, out_token_ids, out_positions, out_kv_slots,
+    WIDTH, BUCKET, BLOCK_SIZE: tl.constexpr, SEARCH_STEPS: tl.constexpr,
 ):  # fmt: skip
-    for start in range(0, BUCKET, BLOCK):
-        token = start + tl.arange(0, BLOCK)
-        live = token < num_tokens
-        # The last row whose first token is not beyond this one; rows of one token come first and need no search.
-        low = tl.where(token < num_single, token, tl.minimum(num_single, num_rows - 1))
-        high = tl.where(token < num_single, token, num_rows - 1)
-        if start + BLOCK > num_single:
-            for _ in range(SEARCH_STEPS):
-                middle = (low + high + 1) // 2
-                not_beyond = tl.load(query_start + middle, mask=live & (low < high), other=0) <= token
-                low = tl.where(not_beyond & (low < high), middle, low)
-                high = tl.where(not_beyond, high, tl.maximum(middle - 1, low))
-        slot = tl.load(row_slot + low, mask=live, other=0).to(tl.int64)
-        position = tl.load(row_num_computed + low, mask=live, other=0)
-        position += token - tl.load(query_start + low, mask=live, other=0)
-        position = tl.where(live, position, 0)
-        given = tl.load(token_ids + token, mask=live, other=0)
-        own = tl.load(last_token + slot, mask=live & (given < 0), other=0)
-        block = tl.load(block_tables + slot * WIDTH + position // BLOCK_SIZE, mask=live, other=0)
-        kv_slot = block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
-        within = token < BUCKET
-        tl.store(out_token_ids + token, tl.where(given < 0, own, given), mask=within)
-        tl.store(out_positions + token, position, mask=within)
-        tl.store(out_kv_slots + token, tl.where(live, kv_slot, -1), mask=within)
+    live = token < num_tokens
+    row = _row_of(token, num_single, num_rows, query_start, live, SEARCH_STEPS)
+    slot = tl.load(row_slot + row, mask=live, other=0).to(tl.int64)
+    position = tl.load(row_num_computed + row, mask=live, other=0)
+    position += token - tl.load(query_start + row, mask=live, other=0)
+    position = tl.where(live, position, 0)
+    given = tl.load(token_ids + token, mask=live, other=0)
+    own = tl.load(last_token + slot, mask=live & (given < 0), other=0)
+    block = tl.load(block_tables + slot * WIDTH + position // BLOCK_SIZE, mask=live, other=0)
+    kv_slot = block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
+    within = token < BUCKET
+    tl.store(out_token_ids + token, tl.where(given < 0, own, given), mask=within)
+    tl.store(out_positions + token, position, mask=within)
+    tl.store(out_kv_slots + token, tl.where(live, kv_slot, -1), mask=within)
 
 
 @triton.jit(do_not_specialize=["BUCKET"])
@@ -110,22 +124,29 @@ def _prepare_kernel(
     out_num_rows, out_num_single, WIDTH, BUCKET,
     NUM_ROWS: tl.constexpr, NUM_TOKENS: tl.constexpr, NUM_SINGLE: tl.constexpr, NUM_DELTAS: tl.constexpr,
     MAX_ROWS: tl.constexpr, BLOCK_SIZE: tl.constexpr, SEARCH_STEPS: tl.constexpr, BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
+    """Program 0 fills the rows, each of the others TOKENS tokens. All apply the deltas: every one reads its own."""
+    if USE_PDL:  # for what follows; this kernel is launched without, so all before it has ended
+        tl.extra.cuda.gdc_launch_dependents()
     num_rows = tl.load(header + NUM_ROWS).to(tl.int32)
     num_tokens = tl.load(header + NUM_TOKENS).to(tl.int32)
     num_single = tl.load(header + NUM_SINGLE).to(tl.int32)
-    tl.store(out_num_rows, num_rows)
-    tl.store(out_num_single, num_single)
-    _fill_rows(
-        num_rows, num_tokens, row_slot, row_num_scheduled, row_num_computed, query_start,
-        out_row_slot, out_seq_lens, out_query_start, MAX_ROWS, BLOCK,
-    )  # fmt: skip
     _apply_deltas(header, delta_slot, delta_index, delta_block, block_tables, WIDTH, NUM_DELTAS, BLOCK)
-    tl.debug_barrier()
-    _fill_tokens(
-        num_rows, num_single, num_tokens, row_slot, row_num_computed, query_start, token_ids, block_tables, last_token,
-        out_token_ids, out_positions, out_kv_slots, WIDTH, BUCKET, BLOCK_SIZE, SEARCH_STEPS, BLOCK,
-    )  # fmt: skip
+    if tl.program_id(0) == 0:
+        tl.store(out_num_rows, num_rows)
+        tl.store(out_num_single, num_single)
+        _fill_rows(
+            num_rows, num_tokens, row_slot, row_num_scheduled, row_num_computed, query_start,
+            out_row_slot, out_seq_lens, out_query_start, MAX_ROWS, BLOCK,
+        )  # fmt: skip
+    else:
+        tl.debug_barrier()
+        _fill_tokens(
+            (tl.program_id(0) - 1) * TOKENS + tl.arange(0, TOKENS),
+            num_rows, num_single, num_tokens, row_slot, row_num_computed, query_start, token_ids, block_tables,
+            last_token, out_token_ids, out_positions, out_kv_slots, WIDTH, BUCKET, BLOCK_SIZE, SEARCH_STEPS,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -150,8 +171,12 @@ def _fork_kernel(
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _select_rows_kernel(
-    header, hidden, index, out, num_tokens, SIZE, NUM_SAMPLES: tl.constexpr, BLOCK: tl.constexpr
-):
+    header, hidden, index, out, num_tokens, SIZE,
+    NUM_SAMPLES: tl.constexpr, BLOCK: tl.constexpr, USE_PDL: tl.constexpr,
+):  # fmt: skip
+    if USE_PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     count = tl.load(header + NUM_SAMPLES).to(tl.int32)
     # Forks sample several times from one token: there may be more samples than programs, and than tokens.
     for sample in range(tl.program_id(0), count, tl.num_programs(0)):
@@ -174,15 +199,17 @@ def _copy(source, target, count, BLOCK: tl.constexpr):
 def _publish_kernel(
     header, token, rank, logprob_token, logprob, to_token, to_rank, to_logprob_token, to_logprob, counter, flag,
     NUM_SAMPLES: tl.constexpr, COLUMNS: tl.constexpr, LOGPROBS: tl.constexpr, INTERPRETED: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
+    if USE_PDL:
+        tl.extra.cuda.gdc_wait()
     count = tl.load(header + NUM_SAMPLES).to(tl.int32)
+    value = tl.load(counter) + 1
     _copy(token, to_token, count, BLOCK)
     if LOGPROBS:
         _copy(rank, to_rank, count, BLOCK)
         _copy(logprob_token, to_logprob_token, count * COLUMNS, BLOCK)
         _copy(logprob, to_logprob, count * COLUMNS, BLOCK)
-    value = tl.load(counter) + 1
     tl.store(counter, value)
     if INTERPRETED:
         tl.store(flag, value)
@@ -203,8 +230,8 @@ class TritonStepOps:
     def fetch(self, source: torch.Tensor, target: torch.Tensor, size_at: int) -> None:
         """See the contract."""
         _fetch_kernel[(_FETCH_PROGRAMS,)](
-            source.view(torch.int64), target.view(torch.int64),
-            SIZE_AT=size_at, BLOCK=_FETCH_WORDS, PROGRAMS=_FETCH_PROGRAMS, num_warps=4,
+            source.view(torch.int64), target.view(torch.int64), source.numel() // 8,
+            SIZE_AT=size_at, BLOCK=_FETCH_WORDS, LATER=4 * _FETCH_WORDS, PROGRAMS=_FETCH_PROGRAMS, num_warps=4,
         )  # fmt: skip
 
     def prepare(
@@ -219,7 +246,7 @@ class TritonStepOps:
     ) -> None:
         """See the contract."""
         max_rows = inputs.row_slot.shape[0]
-        _prepare_kernel[(1,)](
+        _prepare_kernel[(1 + triton.cdiv(num_tokens, _PREPARE_TOKENS),)](
             slab["header"], slab["delta_slot"], slab["delta_index"], slab["delta_block"], slab["row_slot"],
             slab["row_num_scheduled"], slab["row_num_computed"], slab["query_start"], slab["token_ids"],
             tables.block_tables, tables.last_token, inputs.token_ids, inputs.positions, inputs.kv_slots,
@@ -228,7 +255,8 @@ class TritonStepOps:
             NUM_ROWS=header_index["num_rows"], NUM_TOKENS=header_index["num_tokens"],
             NUM_SINGLE=header_index["num_single"], NUM_DELTAS=header_index["num_block_deltas"],
             MAX_ROWS=max_rows, BLOCK_SIZE=block_size, SEARCH_STEPS=max_rows.bit_length(),
-            BLOCK=_BLOCK, num_warps=_NUM_WARPS,
+            BLOCK=_PREPARE_BLOCK, TOKENS=_PREPARE_TOKENS, USE_PDL=pdl_supported(inputs.row_slot.device),
+            num_warps=_PREPARE_WARPS,
         )  # fmt: skip
 
     def fork(
@@ -253,7 +281,7 @@ class TritonStepOps:
         size = hidden.shape[1]
         _select_rows_kernel[(min(hidden.shape[0], out.shape[0]), triton.cdiv(size, _SELECT_BLOCK))](
             slab["header"], hidden, slab["sample_token_index"], out, hidden.shape[0], size,
-            NUM_SAMPLES=header_index["num_samples"], BLOCK=_SELECT_BLOCK, num_warps=4,
+            NUM_SAMPLES=header_index["num_samples"], BLOCK=_SELECT_BLOCK, num_warps=4, **pdl_options(hidden.device),
         )  # fmt: skip
 
     def publish(
@@ -273,6 +301,7 @@ class TritonStepOps:
             target.token, target.rank, target.logprob_token, target.logprob, counter, flag,
             NUM_SAMPLES=header_index["num_samples"], COLUMNS=output.logprob.shape[0] // output.rank.shape[0],
             LOGPROBS=logprobs, INTERPRETED=INTERPRETED, BLOCK=_BLOCK, num_warps=_NUM_WARPS,
+            **pdl_options(counter.device),
         )  # fmt: skip
 
 

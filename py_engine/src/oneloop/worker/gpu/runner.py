@@ -138,15 +138,14 @@ class GpuModelRunner:
             self.kv.copy_blocks(slab["cow_src"], slab["cow_dst"], slab["header"][count : count + 1])
         if header.num_tokens:
             self._forward(header)
-            if header.num_samples:
-                self._sample(header)
-        self.publish(slab_index, logprobs=bool(header.flags & StepFlag.LOGPROBS))
+        if header.num_tokens and header.num_samples:
+            self._sample(header, slab_index)
+        else:
+            self.publish(slab_index)
 
-    def publish(self, slab_index: int, *, logprobs: bool = False) -> None:
-        """Hand over what the last launches left, and count the step. `launch` does it, unless it has raised."""
-        self.graphs.launch(
-            ("publish", slab_index, logprobs), partial(self._launch_publish, slab_index, logprobs)
-        )
+    def publish(self, slab_index: int) -> None:
+        """Count a step that has no sample, or whose launch has raised."""
+        self.graphs.launch(("publish", slab_index), partial(self._launch_publish, slab_index, logprobs=False))
 
     def _launch_fetch(self, slab_index: int) -> None:
         self._ops.fetch(self._slabs[slab_index].storage, self._slab.storage, self._size_at)
@@ -187,12 +186,18 @@ class GpuModelRunner:
         )
         self._ops.select_rows(slab.fields, slab.header_index, hidden, self._sample_hidden)
 
-    def _sample(self, header: StepHeader) -> None:
+    def _sample(self, header: StepHeader, slab_index: int) -> None:
         num_samples = bucket_of(header.num_samples, self._row_buckets)
         variant = self._sampler.variant(header.flags, header.max_logprobs)
         self.graphs.launch(
-            ("sample", num_samples, variant), partial(self._launch_sample, num_samples, variant)
+            ("sample", num_samples, variant, slab_index),
+            partial(self._launch_end, num_samples, variant, slab_index),
         )
+
+    def _launch_end(self, num_samples: int, variant: SampleVariant, slab_index: int) -> None:
+        """Sampling, and the kernel that writes to the step's slab: one graph per slab saves a launch."""
+        self._launch_sample(num_samples, variant)
+        self._launch_publish(slab_index, logprobs=variant.logprobs)
 
     def _launch_sample(self, num_samples: int, variant: SampleVariant) -> None:
         logits = self._model.compute_logits(self._sample_hidden[:num_samples])
@@ -227,10 +232,13 @@ class GpuModelRunner:
             self._capture(("forward", bucket, True, False), self._launch_forward, bucket, True, False)
         for bucket in reversed(self._row_buckets):
             self._capture(("forward", bucket, False, False), self._launch_forward, bucket, False, False)
-            self._capture(("sample", bucket, greedy), self._launch_sample, bucket, greedy)
+            for slab_index in range(len(self._slabs)):
+                self._capture(
+                    ("sample", bucket, greedy, slab_index), self._launch_end, bucket, greedy, slab_index
+                )
         for slab_index in range(len(self._slabs)):
             self._capture(("fetch", slab_index), self._launch_fetch, slab_index)
-            self._capture(("publish", slab_index, False), self._launch_publish, slab_index, False)
+            self._capture(("publish", slab_index), self._launch_publish, slab_index, False)
 
     def _captured_token_buckets(self) -> list[int]:
         """Of steps with prefill, the largest first."""

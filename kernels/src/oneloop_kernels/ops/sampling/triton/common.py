@@ -92,24 +92,50 @@ def _exponential_of(hashed):
 
 
 @triton.jit
-def group_race(groups, factor, offset):
-    """(the smallest exponential variate of each group's tokens, whose it is: its place in the group)."""
-    ids = groups.to(tl.uint32)
-    least = _exponential_of(_hash32(ids | 0x80000000, factor, offset)) * (1.0 / GROUP)
-    return least, (_hash32(ids | 0xC0000000, factor, offset) & (GROUP - 1)).to(tl.int32)
+def _race_bits(groups, number: tl.constexpr, factor, offset):
+    """The group's own bits of that number, below 8."""
+    return _hash32(groups.to(tl.uint32) | ((128 + number) << 24), factor, offset)
 
 
 @triton.jit
-def noise_of(token_ids, least, place, factor, offset):
-    """Gumbel noise −log(variate) of tokens, float32. least, place: `group_race` of the tokens' groups."""
-    own = least + _exponential_of(_hash32(token_ids, factor, offset))
-    return -_fast_log(tl.where((token_ids & (GROUP - 1)) == place, least, own))
+def first_of_race(groups, factor, offset):
+    """(the smallest variate of each group's tokens, the place of its token)."""
+    variate = _exponential_of(_race_bits(groups, 0, factor, offset)) * (1.0 / GROUP)
+    return variate, (_race_bits(groups, 4, factor, offset) & (GROUP - 1)).to(tl.int32)
 
 
 @triton.jit
-def largest_noise(least):
-    """Of any token in the group: the noise of the one at `place`."""
-    return -_fast_log(least)
+def firsts_of_race(groups, factor, offset):
+    """The four smallest variates of each group's tokens in order, and the places of their tokens."""
+    a, place_a = first_of_race(groups, factor, offset)
+    b = a + _exponential_of(_race_bits(groups, 1, factor, offset)) * (1.0 / (GROUP - 1))
+    c = b + _exponential_of(_race_bits(groups, 2, factor, offset)) * (1.0 / (GROUP - 2))
+    d = c + _exponential_of(_race_bits(groups, 3, factor, offset)) * (1.0 / (GROUP - 3))
+    step_b = 1 + (_race_bits(groups, 5, factor, offset) % (GROUP - 1)).to(tl.int32)
+    step_c = 1 + (_race_bits(groups, 6, factor, offset) % (GROUP - 2)).to(tl.int32)
+    step_c += (step_c >= step_b).to(tl.int32)
+    step_d = 1 + (_race_bits(groups, 7, factor, offset) % (GROUP - 3)).to(tl.int32)
+    step_d += (step_d >= tl.minimum(step_b, step_c)).to(tl.int32)
+    step_d += (step_d >= tl.maximum(step_b, step_c)).to(tl.int32)
+    return a, b, c, d, place_a, place_a ^ step_b, place_a ^ step_c, place_a ^ step_d
+
+
+@triton.jit
+def gumbel(variates):
+    """Noise of exponential variates."""
+    return -_fast_log(variates)
+
+
+@triton.jit
+def noise_of(token_ids, groups, factor, offset):
+    """Gumbel noise of tokens, float32. groups: theirs, of a shape that goes with token_ids."""
+    a, b, c, d, place_a, place_b, place_c, place_d = firsts_of_race(groups, factor, offset)
+    place = token_ids & (GROUP - 1)
+    variate = d + _exponential_of(_hash32(token_ids, factor, offset))
+    variate = tl.where(place == place_d, d, variate)
+    variate = tl.where(place == place_c, c, variate)
+    variate = tl.where(place == place_b, b, variate)
+    return gumbel(tl.where(place == place_a, a, variate))
 
 
 @triton.jit
@@ -175,13 +201,15 @@ def group_maximum(x):
 
 
 @triton.jit
-def load_row(logits_row, edited_row, is_edited, columns, mask, EDITS: tl.constexpr):
-    """Logits of a row as float32, −∞ where masked: the edited ones where the row has been edited."""
-    if EDITS:
-        if is_edited:
-            x = tl.load(edited_row + columns, mask=mask, other=NEG_INF)
-        else:
-            x = tl.load(logits_row + columns, mask=mask, other=NEG_INF).to(tl.float32)
-    else:
-        x = tl.load(logits_row + columns, mask=mask, other=NEG_INF).to(tl.float32)
-    return x
+def load_row(logits, columns, mask):
+    """Logits of a row as float32, −∞ where masked. logits: the model's of the row, or its edited ones."""
+    return tl.load(logits + columns, mask=mask, other=NEG_INF).to(tl.float32)
+
+
+@triton.jit
+def was_edited(row_edited_ptr, row, edits):
+    """Whether the step has edits, and the row asked for any."""
+    edited = edits != 0
+    if edited:
+        edited = tl.load(row_edited_ptr + row) != 0
+    return edited

@@ -52,15 +52,18 @@ def _add_lists(
         tl.atomic_add(edited + token, value, mask=(token >= first) & (token < last), sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["num_tiles"])
+@triton.jit(do_not_specialize=["penalties", "num_tiles"])
 def edit_kernel(
     logits_ptr, edited_ptr, row_edited_ptr, history_ptr, header_ptr, sample_slot_ptr, output_index_ptr,
     floats_ptr, ints_ptr, bias_token_ptr, bias_value_ptr, banned_token_ptr, logits_stride, vocab_size,
-    num_tiles,
-    NUM_SAMPLES: tl.constexpr, PENALTIES: tl.constexpr, MAX_BIAS: tl.constexpr, MAX_BANNED: tl.constexpr,
+    penalties, num_tiles,
+    NUM_SAMPLES: tl.constexpr, MAX_BIAS: tl.constexpr, MAX_BANNED: tl.constexpr,
     BLOCK: tl.constexpr, LIST_BLOCK: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
-    """edited[i] = the row's logits + bans + bias, then penalized. Grid: [splits, bucket], num_tiles · BLOCK tokens."""
+    """edited[i] = the row's logits + bans + bias, then penalized. Grid: [splits, bucket], num_tiles · BLOCK tokens.
+
+    penalties: whether the step has any: else there may be no history.
+    """
     if USE_PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -74,10 +77,8 @@ def edit_kernel(
         num_banned = 0
     num_bias = tl.load(ints + NUM_BIAS)
     has_lists = (num_banned + num_bias) > 0
-    wanted = has_lists
-    if PENALTIES:
-        is_penalized = tl.load(ints + PENALIZED) != 0
-        wanted = has_lists | is_penalized
+    is_penalized = (tl.load(ints + PENALIZED) != 0) & (penalties != 0)
+    wanted = has_lists | is_penalized
     if tl.program_id(0) == 0:
         tl.store(row_edited_ptr + row, wanted.to(tl.int32))
     if not wanted:
@@ -93,10 +94,9 @@ def edit_kernel(
         columns = start + lanes
         mask = columns < last
         x = tl.load(logits + columns, mask=mask, other=0.0).to(tl.float32)
-        if PENALTIES:
-            if is_penalized and not has_lists:
-                history = tl.load(history_ptr + slot * vocab_size + columns, mask=mask, other=0)
-                x = _penalized(x, history, repetition, presence, frequency)
+        if is_penalized and not has_lists:
+            history = tl.load(history_ptr + slot * vocab_size + columns, mask=mask, other=0)
+            x = _penalized(x, history, repetition, presence, frequency)
         tl.store(edited + columns, x, mask=mask)
     if not has_lists:
         return
@@ -105,14 +105,13 @@ def edit_kernel(
         edited, first, last, slot, num_banned, num_bias, bias_token_ptr, bias_value_ptr, banned_token_ptr,
         MAX_BIAS, MAX_BANNED, LIST_BLOCK,
     )  # fmt: skip
-    if PENALTIES:
-        if is_penalized:
-            tl.debug_barrier()
-            for start in range(first, last, BLOCK):
-                columns = start + lanes
-                mask = columns < last
-                # Past the L1 cache: the atomics changed what lies behind it.
-                x = tl.load(edited + columns, mask=mask, other=0.0, cache_modifier=".cg")
-                history = tl.load(history_ptr + slot * vocab_size + columns, mask=mask, other=0)
-                x = _penalized(x, history, repetition, presence, frequency)
-                tl.store(edited + columns, x, mask=mask)
+    if is_penalized:
+        tl.debug_barrier()
+        for start in range(first, last, BLOCK):
+            columns = start + lanes
+            mask = columns < last
+            # Past the L1 cache: the atomics changed what lies behind it.
+            x = tl.load(edited + columns, mask=mask, other=0.0, cache_modifier=".cg")
+            history = tl.load(history_ptr + slot * vocab_size + columns, mask=mask, other=0)
+            x = _penalized(x, history, repetition, presence, frequency)
+            tl.store(edited + columns, x, mask=mask)

@@ -17,35 +17,36 @@ from oneloop_kernels.ops.sampling.triton.common import (
     float_of_key,
     noise_key,
     token_key,
+    was_edited,
 )
 from oneloop_kernels.ops.sampling.triton.greedy import write_token
 from oneloop_kernels.ops.sampling.triton.passes import (
-    collect_groups,
+    count_beyond,
     first_of_largest,
     gather_candidates,
     largest_below,
     largest_maxima,
+    list_groups,
     load_candidates,
+    load_maxima,
     rank_candidates,
-    total_beyond,
 )
 from oneloop_kernels.ops.sampling.triton.scan import merge_exponentials, uses_whole_mass
 from oneloop_kernels.ops.sampling.triton.truncate import draw_random
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def _write_likeliest(
-    out_token, out_logprob, num_top, normalizer, best, groups_row, maxima, lanes, num_groups,
+    out_token, out_logprob, num_top, normalizer, best, groups_row, group_max_row, num_groups,
     candidate_logit, candidate_token, logits, vocab_size,
-    TILE_GROUPS: tl.constexpr,
+    TILE_GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr,
 ):  # fmt: skip
     """The num_top > 0 largest logits of a row in order, less the normalizer, and their ids."""
-    reached = largest_maxima(maxima, lanes, num_top, num_groups)
-    num_listed = collect_groups(groups_row, (maxima >= reached) & (lanes < num_groups), lanes)
+    reached = largest_maxima(group_max_row, num_groups, num_top, PADDED_GROUPS)
+    num_listed = list_groups(groups_row, group_max_row, num_groups, reached, PADDED_GROUPS)
     count = gather_candidates(
-        groups_row, num_listed, logits, logits, False, vocab_size,
-        reached, candidate_logit, candidate_token, False, TILE_GROUPS,
-    )  # fmt: skip
+        groups_row, num_listed, logits, vocab_size, reached, candidate_logit, candidate_token, TILE_GROUPS
+    )
     if count <= MAX_RANKED:
         ranked = tl.arange(0, MAX_RANKED)
         x, token, key = load_candidates(candidate_logit, candidate_token, ranked, count)
@@ -61,45 +62,71 @@ def _write_likeliest(
             tl.store(out_logprob + place, float_of_key((at >> 32).to(tl.int32)) - normalizer)
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def _write_logprobs(
-    row, token, num_top, groups_row, maxima, sums, lanes, num_groups, candidate_logit, candidate_token,
+    row, token, num_top, groups_row, group_max_row, group_sum_row, num_groups, candidate_logit, candidate_token,
     logits, vocab_size, rank_ptr, logprob_token_ptr, logprob_ptr,
     LOGPROB_COLUMNS: tl.constexpr, TILE_GROUPS: tl.constexpr, PASS_GROUPS: tl.constexpr,
+    PADDED_GROUPS: tl.constexpr,
 ):  # fmt: skip
     """Rank and log-softmax of the model's logits: at the token, then at the num_top largest in order."""
+    maxima, lanes = load_maxima(group_max_row, num_groups, PADDED_GROUPS)
+    sums = tl.load(group_sum_row + lanes, mask=lanes < num_groups, other=0.0)
     best = tl.max(maxima, 0)
     normalizer = best + tl.log(merge_exponentials(maxima, sums, best, 1.0))
     chosen = tl.load(logits + token).to(tl.float32)
     out = row * LOGPROB_COLUMNS
     tl.store(logprob_token_ptr + out, token)
     tl.store(logprob_ptr + out, chosen - normalizer)
-    num_listed = collect_groups(groups_row, (maxima >= chosen) & (lanes < num_groups), lanes)
-    likelier = total_beyond(
-        groups_row, num_listed, logits, logits, False, vocab_size,
-        best, 1.0, chosen, 0, False, False, PASS_GROUPS,
-    )  # fmt: skip
+    num_listed = list_groups(groups_row, group_max_row, num_groups, chosen, PADDED_GROUPS)
+    first_id = token * 0  # tokens that equal the chosen one do not count
+    likelier = count_beyond(groups_row, num_listed, logits, vocab_size, chosen, first_id, PASS_GROUPS)
     tl.store(rank_ptr + row, likelier + 1)
     num_top = tl.minimum(tl.minimum(num_top, LOGPROB_COLUMNS - 1), vocab_size)
     if num_top > 0:
         _write_likeliest(
             logprob_token_ptr + out + 1, logprob_ptr + out + 1, num_top, normalizer, best,
-            groups_row, maxima, lanes, num_groups, candidate_logit, candidate_token, logits, vocab_size,
-            TILE_GROUPS,
+            groups_row, group_max_row, num_groups, candidate_logit, candidate_token, logits, vocab_size,
+            TILE_GROUPS, PADDED_GROUPS,
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_groups"])
+@triton.jit
+def _choose(
+    is_random, row, slot, output_index_ptr, floats, ints, seeds_ptr, groups_row, group_max_row, group_sum_row,
+    num_groups, candidate_logit, candidate_token, logits, vocab_size,
+    TILE_GROUPS: tl.constexpr, PASS_GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr,
+):  # fmt: skip
+    """The row's token by its logits, the model's or edited: drawn, or the first of the largest."""
+    maxima, lanes = load_maxima(group_max_row, num_groups, PADDED_GROUPS)
+    best = tl.max(maxima, 0)
+    if is_random:
+        temperature = tl.load(floats + TEMPERATURE)
+        whole_mass = 0.0
+        if uses_whole_mass(floats, ints):
+            sums = tl.load(group_sum_row + lanes, mask=lanes < num_groups, other=0.0)
+            whole_mass = merge_exponentials(maxima, sums, best, 1.0 / temperature)
+        factor, offset = noise_key(tl.load(seeds_ptr + slot), tl.load(output_index_ptr + row))
+        token = draw_random(
+            floats, ints, groups_row, group_max_row, num_groups, candidate_logit, candidate_token,
+            logits, vocab_size, best, temperature, whole_mass, factor, offset,
+            TILE_GROUPS, PASS_GROUPS, PADDED_GROUPS,
+        )  # fmt: skip
+    else:
+        token = first_of_largest(maxima, lanes, best, logits, vocab_size)
+    return token
+
+
+@triton.jit(do_not_specialize=["num_groups", "penalties", "logprobs"])
 def finish_kernel(
     logits_ptr, edited_ptr, row_edited_ptr, history_ptr, header_ptr, sample_slot_ptr, output_index_ptr,
     floats_ptr, ints_ptr, seeds_ptr, group_max_ptr, group_sum_ptr, raw_group_max_ptr, raw_group_sum_ptr,
     groups_ptr, candidate_logit_ptr, candidate_token_ptr, token_out_ptr, last_token_ptr, rank_ptr,
-    logprob_token_ptr, logprob_ptr, logits_stride, vocab_size, num_groups,
-    NUM_SAMPLES: tl.constexpr, RANDOM: tl.constexpr, EDITS: tl.constexpr, PENALTIES: tl.constexpr,
-    LOGPROBS: tl.constexpr, LOGPROB_COLUMNS: tl.constexpr, TILE_GROUPS: tl.constexpr,
+    logprob_token_ptr, logprob_ptr, logits_stride, vocab_size, num_groups, penalties, logprobs,
+    NUM_SAMPLES: tl.constexpr, EDITS: tl.constexpr, LOGPROB_COLUMNS: tl.constexpr, TILE_GROUPS: tl.constexpr,
     PASS_GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid: [bucket]. PADDED_GROUPS ≥ num_groups, a power of two."""
+    """Grid: [bucket]. PADDED_GROUPS ≥ num_groups, a power of two. penalties, logprobs: whether the step has any."""
     if USE_PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -108,45 +135,35 @@ def finish_kernel(
         return
     slot = tl.load(sample_slot_ptr + row).to(tl.int64)
     floats, ints = floats_ptr + slot * COLUMNS, ints_ptr + slot * COLUMNS
-    temperature = tl.load(floats + TEMPERATURE)
-    lanes = tl.arange(0, PADDED_GROUPS)
-    places = row * num_groups + lanes
-    maxima = tl.load(group_max_ptr + places, mask=lanes < num_groups, other=NEG_INF)
+    group_max_row, group_sum_row = group_max_ptr + row * num_groups, group_sum_ptr + row * num_groups
+    maxima, _ = load_maxima(group_max_row, num_groups, PADDED_GROUPS)
     is_bad = tl.max((~(maxima < INF)).to(tl.int32), 0) > 0
-    best = tl.max(tl.where(maxima < INF, maxima, NEG_INF), 0)
+    is_random = (tl.load(floats + TEMPERATURE) >= MIN_TEMPERATURE) & (tl.max(maxima, 0) > NEG_INF)
     logits, edited = logits_ptr + row * logits_stride, edited_ptr + row * vocab_size
     groups_row = groups_ptr + row * num_groups
     candidate_logit = candidate_logit_ptr + row * MAX_CANDIDATES
     candidate_token = candidate_token_ptr + row * MAX_CANDIDATES
-    is_edited = False
-    if EDITS:
-        is_edited = tl.load(row_edited_ptr + row) != 0
-    is_random = (temperature >= MIN_TEMPERATURE) & (best > NEG_INF) & (not is_bad)
     token = tl.full((), 0, tl.int32)
-    if RANDOM:
-        if is_random:
-            whole_mass = 0.0
-            if uses_whole_mass(floats, ints):
-                sums = tl.load(group_sum_ptr + places, mask=lanes < num_groups, other=0.0)
-                whole_mass = merge_exponentials(maxima, sums, best, 1.0 / temperature)
-            factor, offset = noise_key(tl.load(seeds_ptr + slot), tl.load(output_index_ptr + row))
-            token = draw_random(
-                floats, ints, groups_row, maxima, lanes, num_groups, candidate_logit, candidate_token,
-                logits, edited, is_edited, vocab_size, best, temperature, whole_mass, factor, offset,
-                EDITS, TILE_GROUPS, PASS_GROUPS,
+    if not is_bad:
+        if was_edited(row_edited_ptr, row, EDITS):
+            token = _choose(
+                is_random, row, slot, output_index_ptr, floats, ints, seeds_ptr, groups_row, group_max_row,
+                group_sum_row, num_groups, candidate_logit, candidate_token, edited, vocab_size,
+                TILE_GROUPS, PASS_GROUPS, PADDED_GROUPS,
             )  # fmt: skip
-    if not (is_random or is_bad):
-        token = first_of_largest(maxima, lanes, best, logits, edited, is_edited, vocab_size, EDITS)
+        else:
+            token = _choose(
+                is_random, row, slot, output_index_ptr, floats, ints, seeds_ptr, groups_row, group_max_row,
+                group_sum_row, num_groups, candidate_logit, candidate_token, logits, vocab_size,
+                TILE_GROUPS, PASS_GROUPS, PADDED_GROUPS,
+            )  # fmt: skip
     write_token(
-        row, slot, token, is_bad, token_out_ptr, last_token_ptr, ints_ptr, history_ptr, vocab_size, PENALTIES
+        row, slot, token, is_bad, token_out_ptr, last_token_ptr, ints, history_ptr, vocab_size, penalties
     )
-    if LOGPROBS:
-        num_top = tl.load(ints + NUM_LOGPROBS)
-        if num_top >= 0 and not is_bad:
-            raw_maxima = tl.load(raw_group_max_ptr + places, mask=lanes < num_groups, other=NEG_INF)
-            sums = tl.load(raw_group_sum_ptr + places, mask=lanes < num_groups, other=0.0)
-            _write_logprobs(
-                row, token, num_top, groups_row, raw_maxima, sums, lanes, num_groups, candidate_logit,
-                candidate_token, logits, vocab_size, rank_ptr, logprob_token_ptr, logprob_ptr,
-                LOGPROB_COLUMNS, TILE_GROUPS, PASS_GROUPS,
-            )  # fmt: skip
+    num_top = tl.load(ints + NUM_LOGPROBS)
+    if (logprobs != 0) & (num_top >= 0) & (not is_bad):
+        _write_logprobs(
+            row, token, num_top, groups_row, raw_group_max_ptr + row * num_groups, raw_group_sum_ptr + row * num_groups,
+            num_groups, candidate_logit, candidate_token, logits, vocab_size, rank_ptr, logprob_token_ptr, logprob_ptr,
+            LOGPROB_COLUMNS, TILE_GROUPS, PASS_GROUPS, PADDED_GROUPS,
+        )  # fmt: skip

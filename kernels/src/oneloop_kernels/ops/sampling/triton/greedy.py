@@ -13,30 +13,54 @@ from oneloop_kernels.ops.sampling.triton.common import (
     NO_TOKEN,
     PENALIZED,
     load_row,
+    was_edited,
 )
 
 
 @triton.jit
 def write_token(
-    row, slot, token, is_bad, token_out_ptr, last_token_ptr, ints_ptr, history_ptr, vocab_size, PENALTIES
+    row, slot, token, is_bad, token_out_ptr, last_token_ptr, ints, history_ptr, vocab_size, penalties
 ):
     """−1 tells the host of NaN or +∞; the step that may be in flight already computes with the slot's last token."""
     tl.store(token_out_ptr + row, tl.where(is_bad, -1, token))
     tl.store(last_token_ptr + slot, token)
-    if PENALTIES:
-        if tl.load(ints_ptr + slot * COLUMNS + PENALIZED) != 0:
+    if penalties != 0:
+        if tl.load(ints + PENALIZED) != 0:
             tl.atomic_add(history_ptr + slot * vocab_size + token, 1, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["splits", "num_tiles"])
+@triton.jit
+def _maximum_of_tiles(logits, columns, num_tiles, vocab_size, AHEAD: tl.constexpr, BLOCK: tl.constexpr):
+    """Per lane: the maximum of its tokens and its first tile; NaN where one is. AHEAD: the next tile is loaded too."""
+    best = tl.full((BLOCK,), NEG_INF, tl.float32)
+    best_tile = tl.zeros((BLOCK,), tl.int32)
+    if AHEAD:
+        following = tl.load(logits + columns, mask=columns < vocab_size, other=NEG_INF)
+    for tile in range(num_tiles):
+        if AHEAD:
+            x = following.to(tl.float32)
+            ahead = columns + (tile + 1) * BLOCK
+            ahead_mask = (ahead < vocab_size) & (tile + 1 < num_tiles)
+            following = tl.load(logits + ahead, mask=ahead_mask, other=NEG_INF)
+        else:
+            here = columns + tile * BLOCK
+            x = load_row(logits, here, here < vocab_size)
+        best_tile = tl.where(x > best, tile, best_tile)
+        best = tl.maximum(best, x, propagate_nan=tl.PropagateNan.ALL)
+    return best, best_tile
+
+
+@triton.jit(do_not_specialize=["edits", "penalties", "splits", "num_tiles"])
 def greedy_kernel(
     logits_ptr, edited_ptr, row_edited_ptr, history_ptr, header_ptr, sample_slot_ptr, ints_ptr,
     partial_max_ptr, partial_token_ptr, ticket_ptr, token_out_ptr, last_token_ptr, logits_stride,
-    vocab_size, splits, num_tiles,
-    NUM_SAMPLES: tl.constexpr, EDITS: tl.constexpr, PENALTIES: tl.constexpr, BLOCK: tl.constexpr,
-    USE_PDL: tl.constexpr,
+    vocab_size, edits, penalties, splits, num_tiles,
+    NUM_SAMPLES: tl.constexpr, BLOCK: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
-    """token_out[i] = argmax of row i. Grid: [splits, bucket]; num_tiles · BLOCK tokens each."""
+    """token_out[i] = argmax of row i. Grid: [splits, bucket]; num_tiles · BLOCK tokens each.
+
+    edits, penalties: whether the step has any.
+    """
     if USE_PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -44,26 +68,13 @@ def greedy_kernel(
     if row >= tl.load(header_ptr + NUM_SAMPLES):
         return
     split = tl.program_id(0)
-    is_edited = False
-    if EDITS:
-        is_edited = tl.load(row_edited_ptr + row) != 0
-    logits, edited = logits_ptr + row * logits_stride, edited_ptr + row * vocab_size
     columns = split * (num_tiles * BLOCK) + tl.arange(0, BLOCK)
-    best = tl.full((BLOCK,), NEG_INF, tl.float32)
-    best_tile = tl.zeros((BLOCK,), tl.int32)
-    if not EDITS:
-        following = tl.load(logits + columns, mask=columns < vocab_size, other=NEG_INF)
-    for tile in range(num_tiles):
-        if EDITS:
-            here = columns + tile * BLOCK
-            x = load_row(logits, edited, is_edited, here, here < vocab_size, EDITS)
-        else:
-            x = following.to(tl.float32)
-            ahead = columns + (tile + 1) * BLOCK
-            ahead_mask = (ahead < vocab_size) & (tile + 1 < num_tiles)
-            following = tl.load(logits + ahead, mask=ahead_mask, other=NEG_INF)
-        best_tile = tl.where(x > best, tile, best_tile)
-        best = tl.maximum(best, x, propagate_nan=tl.PropagateNan.ALL)
+    if was_edited(row_edited_ptr, row, edits):
+        edited = edited_ptr + row * vocab_size  # twice as wide: no registers for two tiles
+        best, best_tile = _maximum_of_tiles(edited, columns, num_tiles, vocab_size, False, BLOCK)
+    else:
+        logits = logits_ptr + row * logits_stride
+        best, best_tile = _maximum_of_tiles(logits, columns, num_tiles, vocab_size, True, BLOCK)
     is_nan = tl.max((best != best).to(tl.int32), 0) > 0
     best = tl.where(best != best, NEG_INF, best)
     maximum = tl.max(best, 0)
@@ -86,6 +97,7 @@ def greedy_kernel(
     token = tl.min(tl.where(parts == maximum, part_tokens, NO_TOKEN), 0)
     token = tl.where(is_bad, 0, token)
     slot = tl.load(sample_slot_ptr + row).to(tl.int64)
+    ints = ints_ptr + slot * COLUMNS
     write_token(
-        row, slot, token, is_bad, token_out_ptr, last_token_ptr, ints_ptr, history_ptr, vocab_size, PENALTIES
+        row, slot, token, is_bad, token_out_ptr, last_token_ptr, ints, history_ptr, vocab_size, penalties
     )

@@ -140,29 +140,25 @@ def launch_sample(
     if division is None:
         tokens_per_thread = GREEDY_TOKENS_PER_THREAD if is_greedy else SCAN_TOKENS_PER_THREAD
         division = divide(bucket, vocab_size, num_sms(logits.device), tokens_per_thread)
-    # Kernels that have no edits never look at the tables; any address will do.
+    # Without edits no kernel looks at the tables; any address will do.
     edited = scratch.partial_max if edits is None else edits.logits
     history = scratch.tickets if edits is None or edits.history is None else edits.history
-    common = {
-        "NUM_SAMPLES": step.header_index["num_samples"],
-        "PENALTIES": variant.penalties,
-        **pdl_options(logits.device),
-    }
+    common = {"NUM_SAMPLES": step.header_index["num_samples"], **pdl_options(logits.device)}
     rows = (logits, edited, scratch.row_edited, history, step.slab["header"], step.slab["sample_slot"])
     if variant.edits:
         edit_kernel[(division.splits, bucket)](
             *rows, step.slab["sample_output_index"], slots.floats, slots.ints, slots.bias_token, slots.bias_value,
-            slots.banned_token, logits.stride(0), vocab_size, division.num_tiles,
+            slots.banned_token, logits.stride(0), vocab_size, int(variant.penalties), division.num_tiles,
             MAX_BIAS=MAX_BIAS, MAX_BANNED=MAX_BANNED, BLOCK=division.tile, LIST_BLOCK=_EDIT_LIST_BLOCK,
-            num_warps=division.num_warps,
+            num_warps=division.num_warps, maxnreg=GREEDY_REGISTERS,
             enable_fp_fusion=False,  # the same roundings as the reference, which multiplies before it adds
             **common,
         )  # fmt: skip
-    common["EDITS"] = variant.edits
     if is_greedy:
         greedy_kernel[(division.splits, bucket)](
             *rows, slots.ints, scratch.partial_max, scratch.partial_token, scratch.tickets, step.output.token,
-            step.last_token, logits.stride(0), vocab_size, division.splits, division.num_tiles,
+            step.last_token, logits.stride(0), vocab_size, int(variant.edits), int(variant.penalties),
+            division.splits, division.num_tiles,
             BLOCK=division.tile, num_warps=division.num_warps, maxnreg=GREEDY_REGISTERS, **common,
         )  # fmt: skip
         return
@@ -180,7 +176,6 @@ def _launch_scan(
     common: Mapping[str, object],
 ) -> None:
     logits, edited, row_edited, _, header, sample_slot = rows
-    options = {name: value for name, value in common.items() if name != "PENALTIES"}
     scan_kernel[(division.splits, logits.shape[0])](
         logits,
         edited,
@@ -195,12 +190,13 @@ def _launch_scan(
         scratch.raw_group_sum,
         logits.stride(0),
         logits.shape[1],
+        int(variant.edits),
+        int(variant.logprobs),
         division.num_tiles,
-        LOGPROBS=variant.logprobs,
         TILE_GROUPS=division.tile // GROUP,
         num_warps=division.num_warps,
         maxnreg=division.scan_registers,
-        **options,
+        **common,
     )
 
 
@@ -237,8 +233,9 @@ def _launch_finish(
         logits.stride(0),
         logits.shape[1],
         num_groups,
-        RANDOM=variant.random,
-        LOGPROBS=variant.logprobs,
+        int(variant.penalties),
+        int(variant.logprobs),
+        EDITS=variant.edits,
         LOGPROB_COLUMNS=output.logprob.shape[0] // output.rank.shape[0],
         TILE_GROUPS=min(FINISH_TILE // GROUP, padded_groups),
         PASS_GROUPS=min(PASS_TILE // GROUP, padded_groups),

@@ -2,6 +2,8 @@
 
 A limit is a pair (logit, id): the tokens `beyond` it are those of a larger logit, and of an equal one with a smaller
 id. All tokens are beyond (−∞, NO_TOKEN).
+
+What takes scalars and returns some is called, not inlined: otherwise Triton takes 15 seconds for the kernel, not 3.
 """
 
 from __future__ import annotations
@@ -11,16 +13,16 @@ import triton.language as tl
 
 from oneloop_kernels.ops.sampling.triton.common import (
     GROUP,
-    INF,
     LOG2_E,
     MAX_CANDIDATES,
     MAX_RANKED,
     NEG_INF,
     NO_TOKEN,
     beyond,
+    first_of_race,
+    firsts_of_race,
     float_of_key,
-    group_race,
-    largest_noise,
+    gumbel,
     load_row,
     noise_of,
     order_key,
@@ -33,31 +35,48 @@ NO_KEY = tl.constexpr(-(2**63))
 DRAW_STAGES = tl.constexpr(3)
 PASS_STAGES = tl.constexpr(4)
 """Tiles on their way, and one: a list of all groups is read by a single program, tile after tile."""
-_FIRST_BOUNDS = tl.constexpr(3.0)
-"""How far below the highest bound those of the groups lie that are looked at first."""
+ROW_STAGES = tl.constexpr(6)
+"""The same of a whole row, whose tiles are known ahead."""
 _SLACK = tl.constexpr(1e-4)
 """By how much rounding may put a token's noise above the largest of its group."""
 _LOWEST_FLOAT = tl.constexpr((-0x7F800001) >> 16)
 """Upper half of the order_key of −∞; with zeros below it stands for no number."""
 _RANKED_AT_ONCE = tl.constexpr(32)
+_RACES_AT_ONCE = tl.constexpr(256)
+"""Groups that are asked at once for the bids of their four tokens with the most noise."""
 
 
 @triton.jit
-def collect_groups(groups_row, chosen, lanes):
-    """Write the numbers of the chosen groups, ascending; how many there are."""
-    tl.debug_barrier()  # readers of the list before
+def load_maxima(group_max_row, num_groups, PADDED_GROUPS: tl.constexpr):
+    """(maximum of each group, its number); −∞ beyond their number."""
+    lanes = tl.arange(0, PADDED_GROUPS)
+    return tl.load(group_max_row + lanes, mask=lanes < num_groups, other=NEG_INF), lanes
+
+
+@triton.jit
+def collect_groups(target, chosen, groups):
+    """Write the numbers of the chosen groups in order; how many there are."""
+    tl.debug_barrier()  # readers of what stood there
     places = tl.cumsum(chosen.to(tl.int32), 0) - 1
-    tl.store(groups_row + places, lanes, mask=chosen)
+    tl.store(target + places, groups, mask=chosen)
     tl.debug_barrier()
     return tl.sum(chosen.to(tl.int32), 0)
 
 
-@triton.jit
-def largest_maxima(maxima, lanes, count, num_groups):
+@triton.jit(noinline=True)
+def list_groups(groups_row, group_max_row, num_groups, at_least, PADDED_GROUPS: tl.constexpr):
+    """The list of the groups whose maximum reaches the logit `at_least`; how many there are."""
+    maxima, lanes = load_maxima(group_max_row, num_groups, PADDED_GROUPS)
+    return collect_groups(groups_row, (maxima >= at_least) & (lanes < num_groups), lanes)
+
+
+@triton.jit(noinline=True)
+def largest_maxima(group_max_row, num_groups, count, PADDED_GROUPS: tl.constexpr):
     """A logit that at least `count` groups reach, and hardly more: exact to 16 bits. −∞ where groups are too few.
 
     So at least `count` tokens reach it, and hardly more where groups are many.
     """
+    maxima, lanes = load_maxima(group_max_row, num_groups, PADDED_GROUPS)
     keys = tl.where(lanes < num_groups, order_key(maxima) >> 16, -(2**15))
     low = tl.min(tl.where(lanes < num_groups, keys, 2**15), 0)
     high = tl.max(keys, 0) + 1
@@ -74,42 +93,66 @@ def largest_maxima(maxima, lanes, count, num_groups):
 
 
 @triton.jit
-def _load_groups(
-    groups_row, start, num_listed, logits, edited, is_edited, vocab_size, EDITS, TILE_GROUPS: tl.constexpr
-):
+def _load_groups(groups_row, start, num_listed, logits, vocab_size, TILE_GROUPS: tl.constexpr):
     """(logits, token ids, mask, group numbers) of TILE_GROUPS groups of the list."""
     at = start + tl.arange(0, TILE_GROUPS)
     groups = tl.load(groups_row + at, mask=at < num_listed, other=0)
     columns = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     mask = (columns < vocab_size) & (at < num_listed)[:, None]
-    return load_row(logits, edited, is_edited, columns, mask, EDITS), columns, mask, groups
+    return load_row(logits, columns, mask), columns, mask, groups
 
 
-@triton.jit
-def total_beyond(
-    groups_row, num_listed, logits, edited, is_edited, vocab_size,
-    best, inverse, limit, limit_id,
-    MASS: tl.constexpr, EDITS: tl.constexpr, TILE_GROUPS: tl.constexpr,
-):  # fmt: skip
-    """Of the listed tokens beyond the limit: with MASS Σ exp((x − best) · inverse), else how many there are."""
-    total = tl.zeros((TILE_GROUPS, GROUP), tl.float32 if MASS else tl.int32)
+@triton.jit(noinline=True)
+def count_beyond(groups_row, num_listed, logits, vocab_size, limit, limit_id, TILE_GROUPS: tl.constexpr):
+    """How many of the listed tokens are beyond the limit."""
+    total = tl.zeros((TILE_GROUPS, GROUP), tl.int32)
     for start in tl.range(0, num_listed, TILE_GROUPS, num_stages=PASS_STAGES):
-        x, columns, mask, _ = _load_groups(
-            groups_row, start, num_listed, logits, edited, is_edited, vocab_size, EDITS, TILE_GROUPS
-        )
-        counted = beyond(x, columns, limit, limit_id)
-        if MASS:  # where masked x is −∞, which has none
-            total += tl.where(counted, tl.exp2((x - best) * (inverse * LOG2_E)), 0.0)
-        else:
-            total += (counted & mask).to(tl.int32)
+        x, columns, mask, _ = _load_groups(groups_row, start, num_listed, logits, vocab_size, TILE_GROUPS)
+        total += (beyond(x, columns, limit, limit_id) & mask).to(tl.int32)
     return tl.sum(tl.sum(total, 1), 0)
 
 
-@triton.jit
+@triton.jit(noinline=True)
+def mass_beyond(
+    groups_row, num_listed, logits, vocab_size, best, inverse, limit, limit_id, TILE_GROUPS: tl.constexpr
+):
+    """Σ exp((x − best) · inverse) of the listed tokens beyond the limit."""
+    total = tl.zeros((TILE_GROUPS, GROUP), tl.float32)
+    for start in tl.range(0, num_listed, TILE_GROUPS, num_stages=PASS_STAGES):
+        x, columns, _, _ = _load_groups(groups_row, start, num_listed, logits, vocab_size, TILE_GROUPS)
+        mass = tl.exp2((x - best) * (inverse * LOG2_E))  # 0 where masked: x is −∞
+        total += tl.where(beyond(x, columns, limit, limit_id), mass, 0.0)
+    return tl.sum(tl.sum(total, 1), 0)
+
+
+@triton.jit(noinline=True)
+def mass_of_row(logits, vocab_size, best, inverse, limit, limit_id, TILE: tl.constexpr):
+    """As mass_beyond, of the whole row: where most groups would be listed.
+
+    Every full tile compares with one number: tokens before limit_id also count where they equal the limit.
+    """
+    scale = inverse * LOG2_E
+    below = float_of_key(tl.where(limit == 0.0, -2, order_key(limit) - 1))  # −1 is −0
+    lanes = tl.arange(0, TILE)
+    total = tl.zeros((TILE,), tl.float32)
+    full = vocab_size // TILE * TILE
+    for start in tl.range(0, full, TILE, num_stages=ROW_STAGES):
+        x = tl.load(logits + start + lanes).to(tl.float32)
+        reach = tl.where(start + TILE <= limit_id, below, limit)
+        total += tl.where(x > reach, tl.exp2((x - best) * scale), 0.0)
+    columns = full + lanes
+    x = tl.load(logits + columns, mask=columns < vocab_size, other=NEG_INF).to(tl.float32)
+    total += tl.where(beyond(x, columns, limit, limit_id), tl.exp2((x - best) * scale), 0.0)
+    columns = limit_id // TILE * TILE + lanes  # the tile of the limit, in which some that equal it count
+    x = tl.load(logits + columns, mask=columns < tl.minimum(limit_id, full), other=NEG_INF).to(tl.float32)
+    total += tl.where(x == limit, tl.exp2((x - best) * scale), 0.0)
+    return tl.sum(total, 0)
+
+
+@triton.jit(noinline=True)
 def _draw_among_listed(
-    groups_row, num_listed, logits, edited, is_edited, vocab_size,
-    best, temperature, limit, limit_id, factor, offset,
-    EDITS: tl.constexpr, TILE_GROUPS: tl.constexpr,
+    groups_row, num_listed, logits, vocab_size, best, temperature, limit, limit_id, factor, offset,
+    TILE_GROUPS: tl.constexpr,
 ):  # fmt: skip
     """The winner of the draw among listed tokens beyond the limit: (bid, token, logit); −∞ and NO_TOKEN without any."""
     bids = tl.full((TILE_GROUPS, GROUP), NEG_INF, tl.float32)
@@ -117,10 +160,9 @@ def _draw_among_listed(
     logit = tl.full((TILE_GROUPS, GROUP), NEG_INF, tl.float32)
     for start in tl.range(0, num_listed, TILE_GROUPS, num_stages=DRAW_STAGES):
         x, columns, mask, groups = _load_groups(
-            groups_row, start, num_listed, logits, edited, is_edited, vocab_size, EDITS, TILE_GROUPS
+            groups_row, start, num_listed, logits, vocab_size, TILE_GROUPS
         )
-        least, place = group_race(groups, factor, offset)
-        noise = noise_of(columns, least[:, None], place[:, None], factor, offset)
+        noise = noise_of(columns, groups[:, None], factor, offset)
         counted = mask & beyond(x, columns, limit, limit_id)
         bid = tl.where(counted, scaled(x, best, temperature) + noise, NEG_INF)
         token = tl.where(bid > bids, columns, token)
@@ -132,75 +174,111 @@ def _draw_among_listed(
 
 
 @triton.jit
+def _bid_of(variate, place, groups, there, logits, vocab_size, best, temperature, limit, limit_id):
+    """(bid, token, logit) of one token per group: the one at that place, whose variate is known."""
+    columns = groups * GROUP + place
+    x = load_row(logits, columns, there & (columns < vocab_size))
+    counted = there & beyond(x, columns, limit, limit_id)
+    return tl.where(counted, scaled(x, best, temperature) + gumbel(variate), NEG_INF), columns, x
+
+
+@triton.jit
+def _better(bid, token, logit, other_bid, other_token, other_logit):
+    """Of two bids the higher one."""
+    wins = other_bid > bid
+    token = tl.where(wins, other_token, token)
+    return tl.where(wins, other_bid, bid), token, tl.where(wins, other_logit, logit)
+
+
+@triton.jit(noinline=True)
+def _first_bids(
+    groups_row, num_listed, group_max_row, logits, vocab_size,
+    best, temperature, limit, limit_id, reached, factor, offset,
+):  # fmt: skip
+    """The best bid of the four tokens with the most noise of each listed group: (bid, token, logit).
+
+    Keeps of the list the groups whose largest logit, with less noise than theirs, would bid as much; how many.
+    """
+    lanes = tl.arange(0, _RACES_AT_ONCE)
+    bid = tl.full((_RACES_AT_ONCE,), NEG_INF, tl.float32)
+    token = tl.full((_RACES_AT_ONCE,), NO_TOKEN, tl.int32)
+    logit = tl.full((_RACES_AT_ONCE,), NEG_INF, tl.float32)
+    num_kept = num_listed * 0
+    for start in range(0, num_listed, _RACES_AT_ONCE):
+        there = start + lanes < num_listed
+        groups = tl.load(groups_row + start + lanes, mask=there, other=0)
+        maxima = tl.load(group_max_row + groups, mask=there, other=NEG_INF)
+        a, b, c, d, place_a, place_b, place_c, place_d = firsts_of_race(groups, factor, offset)
+        for k in tl.static_range(4):
+            variate = (a, b, c, d)[k]
+            place = (place_a, place_b, place_c, place_d)[k]
+            its_bid, its_token, its_logit = _bid_of(
+                variate, place, groups, there, logits, vocab_size, best, temperature, limit, limit_id
+            )
+            bid, token, logit = _better(bid, token, logit, its_bid, its_token, its_logit)
+        reached = tl.maximum(reached, tl.max(bid, 0) - _SLACK)
+        kept = there & (maxima >= limit) & (scaled(maxima, best, temperature) + gumbel(d) >= reached)
+        num_kept += collect_groups(groups_row + num_kept, kept, groups)
+    highest = tl.max(bid, 0)
+    winner = tl.min(tl.where(bid == highest, token, NO_TOKEN), 0)
+    return highest, winner, tl.max(tl.where(token == winner, logit, NEG_INF), 0), num_kept
+
+
+@triton.jit(noinline=True)
 def draw_beyond(
-    groups_row, maxima, lanes, num_groups, logits, edited, is_edited, vocab_size,
-    best, temperature, limit, limit_id, factor, offset,
-    EDITS: tl.constexpr, TILE_GROUPS: tl.constexpr,
+    groups_row, group_max_row, num_groups, logits, vocab_size, best, temperature, limit, limit_id, factor, offset,
+    TILE_GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr,
 ):  # fmt: skip
     """The winner of the draw among the tokens beyond the limit: (token, its logit); NO_TOKEN where there is none.
 
-    A token's bid is its scaled logit and its noise. In every group one token is known to have the largest noise: the
-    best of their bids is a bound from below, and the group's largest logit with that noise bounds what the group can
-    bid. Only groups that may win are looked at as a whole, first the few with the highest bounds.
+    A token's bid is its scaled logit and its noise. The four tokens of a group with the most noise are known without
+    looking at the others. The best bid of the first ones is a bound from below, and the group's largest logit with
+    their noise bounds what the group can bid. Few groups may bid more with the first one's noise, and those are asked
+    for all four; hardly any may with less, and those are looked at as a whole.
     """
-    least, place = group_race(lanes, factor, offset)
-    noise = largest_noise(least)
-    columns = lanes * GROUP + place
-    x = load_row(logits, edited, is_edited, columns, columns < vocab_size, EDITS)
-    bids = tl.where(beyond(x, columns, limit, limit_id), scaled(x, best, temperature) + noise, NEG_INF)
+    maxima, lanes = load_maxima(group_max_row, num_groups, PADDED_GROUPS)
+    variate, place = first_of_race(lanes, factor, offset)
     may_bid = (maxima >= limit) & (maxima > NEG_INF) & (lanes < num_groups)
-    bounds = tl.where(may_bid, scaled(maxima, best, temperature) + noise, NEG_INF)
-    reached = tl.max(
-        bids, 0
-    )  # not to be compared with a token's bid: the same sum may be rounded otherwise there
-    highest = best * 0.0 + NEG_INF
-    token = limit_id * 0 + NO_TOKEN
-    logit = best * 0.0 + NEG_INF
-    upper = best * 0.0 + INF
-    lower = tl.maximum(reached, tl.max(bounds, 0) - _FIRST_BOUNDS) - _SLACK
-    for _ in range(2):
-        chosen = may_bid & (bounds >= lower) & (bounds < upper)
-        num_listed = collect_groups(groups_row, chosen, lanes)
-        bid, bidder, its_logit = _draw_among_listed(
-            groups_row, num_listed, logits, edited, is_edited, vocab_size,
-            best, temperature, limit, limit_id, factor, offset, EDITS, TILE_GROUPS,
-        )  # fmt: skip
-        wins = (bid > highest) | ((bid == highest) & (bidder < token))
-        token = tl.where(wins, bidder, token)
-        logit = tl.where(wins, its_logit, logit)
-        highest = tl.maximum(highest, bid)
-        upper = lower
-        lower = tl.maximum(highest, reached) - _SLACK
+    bids, _, _ = _bid_of(
+        variate, place, lanes, may_bid, logits, vocab_size, best, temperature, limit, limit_id
+    )
+    reached = tl.max(bids, 0) - _SLACK
+    chosen = may_bid & (scaled(maxima, best, temperature) + gumbel(variate) >= reached)
+    num_listed = collect_groups(groups_row, chosen, lanes)
+    bid, token, logit, num_kept = _first_bids(
+        groups_row, num_listed, group_max_row, logits, vocab_size,
+        best, temperature, limit, limit_id, reached, factor, offset,
+    )  # fmt: skip
+    other_bid, other_token, other_logit = _draw_among_listed(
+        groups_row, num_kept, logits, vocab_size, best, temperature, limit, limit_id, factor, offset, TILE_GROUPS
+    )  # fmt: skip
+    _, token, logit = _better(bid, token, logit, other_bid, other_token, other_logit)
     return token, logit
 
 
 @triton.jit
-def first_of_largest(maxima, lanes, best, logits, edited, is_edited, vocab_size, EDITS: tl.constexpr):
+def first_of_largest(maxima, lanes, best, logits, vocab_size):
     """The lowest id of the tokens with the logit `best`, the largest."""
     group = tl.min(tl.where(maxima == best, lanes, NO_TOKEN), 0)
     columns = group * GROUP + tl.arange(0, GROUP)
-    x = load_row(logits, edited, is_edited, columns, columns < vocab_size, EDITS)
+    x = load_row(logits, columns, columns < vocab_size)
     return tl.min(tl.where(x == best, columns, NO_TOKEN), 0)
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def largest_below(groups_row, num_listed, logits, vocab_size, below, TILE_GROUPS: tl.constexpr):
     """The largest key of a listed token that is smaller than `below`."""
     largest = tl.full((TILE_GROUPS, GROUP), NO_KEY, tl.int64)
     for start in tl.range(0, num_listed, TILE_GROUPS, num_stages=DRAW_STAGES):
-        x, columns, mask, _ = _load_groups(
-            groups_row, start, num_listed, logits, logits, False, vocab_size, False, TILE_GROUPS
-        )
+        x, columns, mask, _ = _load_groups(groups_row, start, num_listed, logits, vocab_size, TILE_GROUPS)
         key = token_key(x, columns)
         largest = tl.maximum(largest, tl.where(mask & (key < below), key, NO_KEY))
     return tl.max(tl.max(largest, 1), 0)
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def gather_candidates(
-    groups_row, num_listed, logits, edited, is_edited, vocab_size,
-    at_least, candidate_logit, candidate_token,
-    EDITS: tl.constexpr, TILE_GROUPS: tl.constexpr,
+    groups_row, num_listed, logits, vocab_size, at_least, candidate_logit, candidate_token, TILE_GROUPS: tl.constexpr
 ):  # fmt: skip
     """Write logits and ids of the listed tokens that reach the logit `at_least`.
 
@@ -208,9 +286,7 @@ def gather_candidates(
     """
     count = num_listed * 0
     for start in range(0, num_listed, TILE_GROUPS):
-        x, columns, mask, _ = _load_groups(
-            groups_row, start, num_listed, logits, edited, is_edited, vocab_size, EDITS, TILE_GROUPS
-        )
+        x, columns, mask, _ = _load_groups(groups_row, start, num_listed, logits, vocab_size, TILE_GROUPS)
         flat = tl.ravel((mask & (x >= at_least)).to(tl.int32))
         places = count + tl.cumsum(flat, 0) - 1
         written = (flat > 0) & (places < MAX_CANDIDATES)

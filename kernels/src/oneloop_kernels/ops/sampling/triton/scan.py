@@ -22,6 +22,7 @@ from oneloop_kernels.ops.sampling.triton.common import (
     TOP_P,
     group_maximum,
     load_row,
+    was_edited,
 )
 
 
@@ -46,15 +47,53 @@ def merge_exponentials(maxima, sums, best, inverse):
     return tl.sum(tl.where(maxima == NEG_INF, 0.0, sums * relative), 0)
 
 
-@triton.jit(do_not_specialize=["num_tiles"])
+@triton.jit
+def _scan_row(
+    logits, raw_logits, first_group, num_tiles, vocab_size, inverse, whole_mass, wants_raw,
+    group_max_row, group_sum_row, raw_group_max_row, raw_group_sum_row,
+    IS_EDITED: tl.constexpr, TILE_GROUPS: tl.constexpr,
+):  # fmt: skip
+    """logits: those to draw from, of which the next tile is loaded ahead; the model's are raw_logits."""
+    num_groups = (vocab_size + GROUP - 1) // GROUP
+    lines = tl.arange(0, TILE_GROUPS)
+    offsets = (first_group + lines)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    if not IS_EDITED:
+        following = tl.load(logits + offsets, mask=offsets < vocab_size, other=NEG_INF)
+    for tile in range(num_tiles):
+        groups = first_group + tile * TILE_GROUPS + lines
+        columns = offsets + tile * (TILE_GROUPS * GROUP)
+        if IS_EDITED:  # twice as wide: no registers for two tiles
+            x = load_row(logits, columns, columns < vocab_size)
+        else:
+            x = following.to(tl.float32)
+            ahead = columns + TILE_GROUPS * GROUP
+            ahead_mask = (ahead < vocab_size) & (tile + 1 < num_tiles)
+            following = tl.load(logits + ahead, mask=ahead_mask, other=NEG_INF)
+        maxima = group_maximum(x)
+        there = groups < num_groups
+        tl.store(group_max_row + groups, maxima, mask=there)
+        if whole_mass:
+            tl.store(group_sum_row + groups, _sum_of_exponentials(x, maxima, inverse), mask=there)
+        if wants_raw:
+            raw, raw_maxima = x, maxima
+            if IS_EDITED:
+                raw = load_row(raw_logits, columns, columns < vocab_size)
+                raw_maxima = tl.max(raw, 1)
+            tl.store(raw_group_max_row + groups, raw_maxima, mask=there)
+            tl.store(raw_group_sum_row + groups, _sum_of_exponentials(raw, raw_maxima, 1.0), mask=there)
+
+
+@triton.jit(do_not_specialize=["edits", "logprobs", "num_tiles"])
 def scan_kernel(
     logits_ptr, edited_ptr, row_edited_ptr, header_ptr, sample_slot_ptr, floats_ptr, ints_ptr,
     group_max_ptr, group_sum_ptr, raw_group_max_ptr, raw_group_sum_ptr, logits_stride, vocab_size,
-    num_tiles,
-    NUM_SAMPLES: tl.constexpr, EDITS: tl.constexpr, LOGPROBS: tl.constexpr, TILE_GROUPS: tl.constexpr,
-    USE_PDL: tl.constexpr,
+    edits, logprobs, num_tiles,
+    NUM_SAMPLES: tl.constexpr, TILE_GROUPS: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid: [splits, bucket]; num_tiles tiles of TILE_GROUPS · GROUP tokens each."""
+    """Grid: [splits, bucket]; num_tiles tiles of TILE_GROUPS · GROUP tokens each.
+
+    edits, logprobs: whether the step has any.
+    """
     if USE_PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -65,39 +104,19 @@ def scan_kernel(
     floats, ints = floats_ptr + slot * COLUMNS, ints_ptr + slot * COLUMNS
     inverse = 1.0 / tl.maximum(tl.load(floats + TEMPERATURE), MIN_TEMPERATURE)
     whole_mass = uses_whole_mass(floats, ints)
-    wants_raw = False
-    if LOGPROBS:
-        wants_raw = tl.load(ints + NUM_LOGPROBS) >= 0
-    is_edited = False
-    if EDITS:
-        is_edited = tl.load(row_edited_ptr + row) != 0
-    num_groups = (vocab_size + GROUP - 1) // GROUP
+    wants_raw = (tl.load(ints + NUM_LOGPROBS) >= 0) & (logprobs != 0)
     logits, edited = logits_ptr + row * logits_stride, edited_ptr + row * vocab_size
     first_group = tl.program_id(0) * num_tiles * TILE_GROUPS
-    lines = tl.arange(0, TILE_GROUPS)
-    offsets = (first_group + lines)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    if not EDITS:
-        following = tl.load(logits + offsets, mask=offsets < vocab_size, other=NEG_INF)
-    for tile in range(num_tiles):
-        groups = first_group + tile * TILE_GROUPS + lines
-        columns = offsets + tile * (TILE_GROUPS * GROUP)
-        if EDITS:
-            x = load_row(logits, edited, is_edited, columns, columns < vocab_size, EDITS)
-        else:
-            x = following.to(tl.float32)
-            ahead = columns + TILE_GROUPS * GROUP
-            ahead_mask = (ahead < vocab_size) & (tile + 1 < num_tiles)
-            following = tl.load(logits + ahead, mask=ahead_mask, other=NEG_INF)
-        maxima = group_maximum(x)
-        places, there = row * num_groups + groups, groups < num_groups
-        tl.store(group_max_ptr + places, maxima, mask=there)
-        if whole_mass:
-            tl.store(group_sum_ptr + places, _sum_of_exponentials(x, maxima, inverse), mask=there)
-        if LOGPROBS:
-            if wants_raw:
-                raw, raw_maxima = x, maxima
-                if EDITS:
-                    raw = tl.load(logits + columns, mask=columns < vocab_size, other=NEG_INF).to(tl.float32)
-                    raw_maxima = tl.max(raw, 1)
-                tl.store(raw_group_max_ptr + places, raw_maxima, mask=there)
-                tl.store(raw_group_sum_ptr + places, _sum_of_exponentials(raw, raw_maxima, 1.0), mask=there)
+    at = row * ((vocab_size + GROUP - 1) // GROUP)
+    if was_edited(row_edited_ptr, row, edits):
+        _scan_row(
+            edited, logits, first_group, num_tiles, vocab_size, inverse, whole_mass, wants_raw,
+            group_max_ptr + at, group_sum_ptr + at, raw_group_max_ptr + at, raw_group_sum_ptr + at,
+            True, TILE_GROUPS,
+        )  # fmt: skip
+    else:
+        _scan_row(
+            logits, logits, first_group, num_tiles, vocab_size, inverse, whole_mass, wants_raw,
+            group_max_ptr + at, group_sum_ptr + at, raw_group_max_ptr + at, raw_group_sum_ptr + at,
+            False, TILE_GROUPS,
+        )  # fmt: skip

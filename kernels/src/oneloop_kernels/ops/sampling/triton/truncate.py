@@ -22,7 +22,6 @@ from oneloop_kernels.ops.sampling.triton.common import (
     TOP_K,
     TOP_P,
     float_of_key,
-    group_race,
     limit_of_key,
     middle,
     noise_of,
@@ -31,13 +30,15 @@ from oneloop_kernels.ops.sampling.triton.common import (
     token_key,
 )
 from oneloop_kernels.ops.sampling.triton.passes import (
-    collect_groups,
+    count_beyond,
     draw_beyond,
     gather_candidates,
     largest_maxima,
+    list_groups,
     load_candidates,
+    mass_beyond,
+    mass_of_row,
     rank_candidates,
-    total_beyond,
 )
 
 _LOWEST_KEY = tl.constexpr(-0x7F800001 << 32)
@@ -60,12 +61,11 @@ def _smallest_logit(best, temperature, least):
 @triton.jit
 def _winner(s, token, kept, factor, offset):
     """The candidate that wins the draw among those kept."""
-    least, place = group_race(token // GROUP, factor, offset)
-    perturbed = tl.where(kept, s + noise_of(token, least, place, factor, offset), NEG_INF)
+    perturbed = tl.where(kept, s + noise_of(token, token // GROUP, factor, offset), NEG_INF)
     return tl.min(tl.where((perturbed == tl.max(perturbed, 0)) & kept, token, NO_TOKEN), 0)
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def _draw_among_few(candidate_logit, candidate_token, count, top_k, top_p, best, temperature, factor, offset):
     """The winner among at most MAX_RANKED candidates, which hold the top_k likeliest tokens of the row."""
     lanes = tl.arange(0, MAX_RANKED)
@@ -78,7 +78,7 @@ def _draw_among_few(candidate_logit, candidate_token, count, top_k, top_p, best,
     return _winner(s, token, kept, factor, offset)
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def _draw_among_many(
     candidate_logit, candidate_token, count, top_k, top_p, best, temperature, factor, offset
 ):
@@ -117,10 +117,7 @@ def _draw_among_many(
 
 
 @triton.jit
-def _limit_of_top_k(
-    groups_row, num_listed, logits, edited, is_edited, vocab_size, best, inverse, top_k,
-    EDITS: tl.constexpr, PASS_GROUPS: tl.constexpr,
-):  # fmt: skip
+def _limit_of_top_k(groups_row, num_listed, logits, vocab_size, best, top_k, PASS_GROUPS: tl.constexpr):
     """A limit that exactly top_k of the listed tokens are beyond, pass by pass."""
     high = token_key(best, 0)
     low = high * 0 + _LOWEST_KEY
@@ -129,10 +126,7 @@ def _limit_of_top_k(
     while count != top_k:
         pivot = middle(low, high)
         limit, limit_id = limit_of_key(pivot)
-        count = total_beyond(
-            groups_row, num_listed, logits, edited, is_edited, vocab_size,
-            best, inverse, limit, limit_id, False, EDITS, PASS_GROUPS,
-        )  # fmt: skip
+        count = count_beyond(groups_row, num_listed, logits, vocab_size, limit, limit_id, PASS_GROUPS)
         if count >= top_k:
             low = pivot
         else:
@@ -141,27 +135,42 @@ def _limit_of_top_k(
 
 
 @triton.jit
+def _mass_before(
+    groups_row, group_max_row, num_groups, logits, vocab_size, best, inverse, logit, token,
+    PASS_GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr,
+):  # fmt: skip
+    """Σ exp(scaled logit) of the tokens that come before one."""
+    num_listed = list_groups(groups_row, group_max_row, num_groups, logit, PADDED_GROUPS)
+    if num_listed * 4 > num_groups:
+        mass = mass_of_row(logits, vocab_size, best, inverse, logit, token, PASS_GROUPS * GROUP)
+    else:
+        mass = mass_beyond(
+            groups_row, num_listed, logits, vocab_size, best, inverse, logit, token, PASS_GROUPS
+        )
+    return mass
+
+
+@triton.jit
 def _draw_until_accepted(
-    groups_row, maxima, lanes, num_groups, logits, edited, is_edited, vocab_size,
-    best, temperature, inverse, top_p, whole_mass, limit, limit_id, factor, offset,
-    EDITS: tl.constexpr, TILE_GROUPS: tl.constexpr, PASS_GROUPS: tl.constexpr,
+    groups_row, group_max_row, num_groups, logits, vocab_size,
+    best, temperature, top_p, whole_mass, limit, limit_id, factor, offset,
+    TILE_GROUPS: tl.constexpr, PASS_GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr,
 ):  # fmt: skip
     """The winner among the tokens beyond the limit, whose Σ exp(scaled logit) is whole_mass, that top_p keeps."""
     accepted = False
     token = limit_id
     while not accepted:
         drawn, logit = draw_beyond(
-            groups_row, maxima, lanes, num_groups, logits, edited, is_edited, vocab_size,
-            best, temperature, limit, limit_id, factor, offset, EDITS, TILE_GROUPS,
+            groups_row, group_max_row, num_groups, logits, vocab_size,
+            best, temperature, limit, limit_id, factor, offset, TILE_GROUPS, PADDED_GROUPS,
         )  # fmt: skip
         # After a rejection there is always a likelier token: some had mass.
         token = tl.where(drawn == NO_TOKEN, token, drawn)
         accepted = (top_p >= 1.0) | (drawn == NO_TOKEN)
         if not accepted:
-            num_listed = collect_groups(groups_row, (maxima >= logit) & (lanes < num_groups), lanes)
-            likelier = total_beyond(
-                groups_row, num_listed, logits, edited, is_edited, vocab_size,
-                best, inverse, logit, token, True, EDITS, PASS_GROUPS,
+            likelier = _mass_before(
+                groups_row, group_max_row, num_groups, logits, vocab_size,
+                best, 1.0 / temperature, logit, token, PASS_GROUPS, PADDED_GROUPS,
             )  # fmt: skip
             accepted = likelier < top_p * whole_mass
             limit = logit
@@ -169,18 +178,16 @@ def _draw_until_accepted(
     return token
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def draw_random(
-    floats, ints, groups_row, maxima, lanes, num_groups, candidate_logit, candidate_token,
-    logits, edited, is_edited, vocab_size,
+    floats, ints, groups_row, group_max_row, num_groups, candidate_logit, candidate_token, logits, vocab_size,
     best, temperature, whole_mass, factor, offset,
-    EDITS: tl.constexpr, TILE_GROUPS: tl.constexpr, PASS_GROUPS: tl.constexpr,
+    TILE_GROUPS: tl.constexpr, PASS_GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr,
 ):  # fmt: skip
     """The row's token. whole_mass: Σ exp(scaled logit) of all tokens, for slots with top_p alone."""
     top_k = tl.minimum(tl.load(ints + TOP_K), vocab_size)
     top_p = tl.load(floats + TOP_P)
     min_p = tl.load(floats + MIN_P)
-    inverse = 1.0 / temperature
     limit = best * 0.0 + NEG_INF
     limit_id = top_k * 0 + NO_TOKEN
     token = limit_id
@@ -188,12 +195,18 @@ def draw_random(
         limit = _smallest_logit(best, temperature, tl.log(min_p))
     done = False
     if top_k > 0:
-        at_least = tl.maximum(largest_maxima(maxima, lanes, top_k, num_groups), limit)
-        num_listed = collect_groups(groups_row, (maxima >= at_least) & (lanes < num_groups), lanes)
+        at_least = tl.maximum(largest_maxima(group_max_row, num_groups, top_k, PADDED_GROUPS), limit)
+        num_listed = list_groups(groups_row, group_max_row, num_groups, at_least, PADDED_GROUPS)
         count = gather_candidates(
-            groups_row, num_listed, logits, edited, is_edited, vocab_size,
-            at_least, candidate_logit, candidate_token, EDITS, TILE_GROUPS,
-        )  # fmt: skip
+            groups_row,
+            num_listed,
+            logits,
+            vocab_size,
+            at_least,
+            candidate_logit,
+            candidate_token,
+            TILE_GROUPS,
+        )
         done = count <= MAX_CANDIDATES
         if count <= MAX_RANKED:
             token = _draw_among_few(
@@ -205,19 +218,25 @@ def draw_random(
             )
         elif count > top_k:
             limit, limit_id = _limit_of_top_k(
-                groups_row, num_listed, logits, edited, is_edited, vocab_size, best, inverse, top_k,
-                EDITS, PASS_GROUPS,
-            )  # fmt: skip
+                groups_row, num_listed, logits, vocab_size, best, top_k, PASS_GROUPS
+            )
     if not done:
         if (top_p < 1.0) & ((top_k > 0) | (min_p > 0.0)):
-            num_listed = collect_groups(groups_row, (maxima >= limit) & (lanes < num_groups), lanes)
-            whole_mass = total_beyond(
-                groups_row, num_listed, logits, edited, is_edited, vocab_size,
-                best, inverse, limit, limit_id, True, EDITS, PASS_GROUPS,
-            )  # fmt: skip
+            num_listed = list_groups(groups_row, group_max_row, num_groups, limit, PADDED_GROUPS)
+            whole_mass = mass_beyond(
+                groups_row,
+                num_listed,
+                logits,
+                vocab_size,
+                best,
+                1.0 / temperature,
+                limit,
+                limit_id,
+                PASS_GROUPS,
+            )
         token = _draw_until_accepted(
-            groups_row, maxima, lanes, num_groups, logits, edited, is_edited, vocab_size,
-            best, temperature, inverse, top_p, whole_mass, limit, limit_id, factor, offset,
-            EDITS, TILE_GROUPS, PASS_GROUPS,
+            groups_row, group_max_row, num_groups, logits, vocab_size,
+            best, temperature, top_p, whole_mass, limit, limit_id, factor, offset,
+            TILE_GROUPS, PASS_GROUPS, PADDED_GROUPS,
         )  # fmt: skip
     return token
