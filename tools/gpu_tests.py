@@ -12,6 +12,7 @@ say what they have; those that have not begun count as failed. What follows `--`
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import subprocess
 import sys
@@ -32,6 +33,8 @@ NOTHING_COLLECTED: Final = 5
 INTERRUPT_S: Final = 12.0
 """How long an interrupted pytest may take to tell what it has; at the end of the budget."""
 REASON_CHARACTERS: Final = 400
+THREAD_COUNTS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+"""What torch and numpy ask how many threads to compute with on the CPU; by themselves as many as there are CPUs."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +106,8 @@ class Run:
         self._deadline = deadline
         self._arguments = arguments
 
-    def part(self, part: Part) -> Outcome:
-        """Run it. Waits."""
+    def part(self, part: Part, threads: int = 1) -> Outcome:
+        """Run it, with so many threads for what it computes on the CPU. Waits."""
         begin = time.monotonic()
         if begin >= self._deadline - INTERRUPT_S:
             return Outcome(part, 0, 0, [(part.label, "not begun: the budget was spent")], 0.0)
@@ -115,7 +118,10 @@ class Run:
             *self._arguments,
         ]  # fmt: skip
         with (self._folder / f"{part.label}.log").open("wb") as log:
-            process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(
+                command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT,
+                env=os.environ | dict.fromkeys(THREAD_COUNTS, str(threads)),
+            )  # fmt: skip
             status = self._wait(process)
         outcome = read_report(part, report, time.monotonic() - begin)
         if status is None:
@@ -162,16 +168,17 @@ def read_report(part: Part, report: Path, seconds: float) -> Outcome:
 
 
 def run_all(run: Run, parts: Sequence[Part], workers: int) -> list[Outcome]:
-    """Print each part's line as it ends."""
+    """Print each part's line as it ends. The parts that run side by side share the CPUs."""
     outcomes = []
+    threads = max(1, usable_cpus() // workers)
 
     def one(part: Part) -> None:
-        outcome = run.part(part)
+        outcome = run.part(part, threads)
         print(outcome.line, flush=True)
         outcomes.append(outcome)
 
-    with ThreadPoolExecutor(workers) as threads:
-        list(threads.map(one, parts))
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(one, parts))
     return outcomes
 
 

@@ -192,7 +192,7 @@ def test_the_configuration_of_the_card(cases, inputs, kernel_device, kernel_dtyp
 @pytest.mark.gpu
 @pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (16, 8)])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_long_contexts(cases, inputs, kernel_device, kernel_dtype, heads, kv_heads, head_dim):
+def test_long_contexts(cases, device_inputs, kernel_device, kernel_dtype, heads, kv_heads, head_dim):
     shape = cases.make_shape(heads, kv_heads, head_dim=head_dim, block_size=64)
     with prefer("triton"):
         factory = DEVICE_ATTENTION.resolve(kernel_device, kernel_dtype)
@@ -201,14 +201,19 @@ def test_long_contexts(cases, inputs, kernel_device, kernel_dtype, heads, kv_hea
     )
     rows = [(1, 32767), (1, 0), *((1, 900 + 37 * i) for i in range(30)), (1000, 0), (257, 9000), (2, 20000)]
     cases.check(
-        cases.make_case(inputs, shape, rows, kernel_dtype, by_head=True), attention, kernel_dtype, layers=5
+        cases.make_case(device_inputs, shape, rows, kernel_dtype, by_head=True),
+        attention,
+        kernel_dtype,
+        layers=5,
     )
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("num_rows", "shared"), [(9, 4096), (64, 1024), (200, 1472)])
 @pytest.mark.parametrize("num_multi", [0, 2])
-def test_large_shared_prefixes(cases, inputs, kernel_device, kernel_dtype, num_rows, shared, num_multi):
+def test_large_shared_prefixes(
+    cases, device_inputs, kernel_device, kernel_dtype, num_rows, shared, num_multi
+):
     shape = cases.make_shape(32, 8, head_dim=128, block_size=64)
     with prefer("triton"):
         factory = DEVICE_ATTENTION.resolve(kernel_device, kernel_dtype)
@@ -216,7 +221,7 @@ def test_large_shared_prefixes(cases, inputs, kernel_device, kernel_dtype, num_r
         shape, max_rows=256, max_tokens=2048, max_blocks_per_row=100, dtype=kernel_dtype, device=kernel_device
     )
     rows = [(1, shared + 7 * i) for i in range(num_rows)] + [(100, 0), (33, shared + 50)][:num_multi]
-    case = cases.make_case(inputs, shape, rows, kernel_dtype, by_head=True, shared=shared // 64)
+    case = cases.make_case(device_inputs, shape, rows, kernel_dtype, by_head=True, shared=shared // 64)
     cases.check(case, attention, kernel_dtype, layers=5)
     assert attention._space.shared_lens[:num_rows].tolist() == [shared // 128 * 128] * num_rows
 

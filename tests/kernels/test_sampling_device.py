@@ -101,10 +101,10 @@ class Samples:
 
 
 def expected_tokens(samples: Samples) -> list[int]:
-    """By sorting, in float64, ties by id; the noise is the reference's."""
+    """By sorting, in float64, ties by id; the noise is the reference's. Plain torch, on the device of the logits."""
     tokens = []
     floats = {name: samples.slots.floats[:, i].tolist() for i, name in enumerate(FLOAT_COLUMNS)}
-    for row, logits in enumerate(samples.logits.double().cpu()):
+    for row, logits in enumerate(samples.logits.double()):
         top_k = int(samples.slots.ints[row, INT_COLUMNS.index("top_k")])
         order = torch.sort(logits, descending=True, stable=True).indices
         if floats["temperature"][row] == 0.0:
@@ -116,9 +116,8 @@ def expected_tokens(samples: Samples) -> list[int]:
         mass = scaled[order].exp()
         before = mass.cumsum(0) - mass
         order = order[before < floats["top_p"][row] * mass.sum()]
-        noise = REFERENCE.noise(
-            samples.slots.seeds[row : row + 1].cpu(), torch.tensor([5]), order.to(torch.int32)
-        )[0]
+        seed, output_index = samples.slots.seeds[row : row + 1], torch.tensor([5], device=order.device)
+        noise = REFERENCE.noise(seed, output_index, order.to(torch.int32))[0]
         tokens.append(int(order[(scaled[order] + noise).argmax()]))
     return tokens
 

@@ -49,6 +49,19 @@ def test_a_part_runs_its_share(tool, tmp_path, shares):
     assert all((tmp_path / f"{part.label}.log").stat().st_size for part in parts)
 
 
+@pytest.mark.parametrize(("workers", "threads"), [(1, "6"), (4, "1"), (18, "1")])
+def test_parts_side_by_side_share_the_cpus(tool, tmp_path, monkeypatch, workers, threads):
+    monkeypatch.setenv("OMP_NUM_THREADS", "64")
+    monkeypatch.setattr(tool, "usable_cpus", lambda: 6)
+    pytest_itself = tmp_path / "python"
+    pytest_itself.write_text('#!/bin/sh\necho "$OMP_NUM_THREADS $MKL_NUM_THREADS"\n')
+    pytest_itself.chmod(0o755)
+    monkeypatch.setattr(tool.sys, "executable", str(pytest_itself))
+    run = tool.Run(tmp_path, time.monotonic() + 120, [])
+    tool.run_all(run, tool.parts_of("part", "tests", shares=2), workers)
+    assert [(tmp_path / f"part_{share}.log").read_text().split() for share in (1, 2)] == [[threads] * 2] * 2
+
+
 def test_what_fails_is_told_with_its_reason(tool, tmp_path):
     report = tmp_path / "part.xml"
     report.write_text(
