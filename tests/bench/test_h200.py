@@ -1,4 +1,4 @@
-"""The H200 table: what is read out of the drivers' results, what is kept of older ones, a page that is in step."""
+"""The H200 table: what is read out of the drivers' results, and what is kept of older ones."""
 
 import json
 import subprocess
@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from oneloop_bench.h200 import README, RESULTS, groups, merge, merge_files
-from oneloop_bench.table import FIGURES, markdown, put_into
+from oneloop_bench.h200 import groups
+from oneloop_bench.page import README, merge_parts, take
+from oneloop_bench.table import FIGURES, markdown
 
 FAKE_OFFLINE = """
 import json, sys
@@ -64,25 +65,19 @@ def test_values_and_distances():
 
 def test_a_newer_run_replaces_what_it_measured():
     known = run(offline={"llama8b": {"a": 1, "b": 2}}, start={"llama8b": {"cold_s": 50.0, "warm_s": 20.0}})
-    merge(known, run(offline={"llama8b": {"b": 3}, "qwen06b": {"c": 4}}, online={"x": {}}))
+    merge_parts(known, run(offline={"llama8b": {"b": 3}, "qwen06b": {"c": 4}}, online={"x": {}}))
     assert known["offline"] == {"llama8b": {"a": 1, "b": 3}, "qwen06b": {"c": 4}}
     assert known["start"] == {"llama8b": {"cold_s": 50.0, "warm_s": 20.0}}
     assert known["online"] == {"x": {}}
 
 
 def test_files_are_merged_into_results_and_page(tmp_path):
-    results, readme, newer = tmp_path / "results/h200.json", tmp_path / "README.md", tmp_path / "new.json"
+    results, readme, newer = tmp_path / "results", tmp_path / "README.md", tmp_path / "new.json"
     readme.write_text(README.read_text())
     newer.write_text(json.dumps(run(start={"llama8b": {"cold_s": 31.04, "warm_s": 11.0}})))
-    merge_files([newer], results, readme)
-    assert json.loads(results.read_text())["start"]["llama8b"]["cold_s"] == 31.04
+    take([newer], results, readme)
+    assert json.loads((results / "h200.json").read_text())["start"]["llama8b"]["cold_s"] == 31.04
     assert "| 89.0 / – | 31.0 / 11.0 | 30.0 / 12.0 | +3% / ✓ |" in readme.read_text()
-
-
-def test_the_page_shows_the_newest_results():
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    page = README.read_text()
-    assert put_into(page, results) == page
 
 
 def test_parts_of_one_engine_are_run_together():

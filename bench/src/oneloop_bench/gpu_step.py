@@ -1,9 +1,11 @@
 """One step on the GPU, taken apart: its time, its kernels, and what the device waits for between two steps.
 
-    python -m oneloop_bench.gpu_step MODEL_DIR [--batch 1,8,32] [--context 1024] [--picture FOLDER] [--eager]
+    python -m oneloop_bench.gpu_step MODEL_DIR [--batch 1,8,32] [--context 1024] [--eager]
+        [--json FILE] [--picture FILE.svg]      what the host gap's table and picture are made of
     python -m oneloop_bench.gpu_step MODEL_DIR --prefill [--context 1024]     steps full of prompts of that length
 
-Core and runner alone, without event loop and HTTP; dummy weights. The last line is one JSON object.
+Core and runner alone, without event loop and HTTP; dummy weights. Step times are taken without the profiler, kernels
+and idle times from its trace after them (gaps.gap_summary says what they are). The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ import time
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from xml.sax.saxutils import escape
 
 import numpy as np
 import torch
@@ -24,16 +25,22 @@ import torch
 from oneloop.config import EngineConfig
 from oneloop.executor.cuda import CudaExecutor
 from oneloop.start_times import StartTimes
+from oneloop_bench.gap_picture import Trace, gap_picture
+from oneloop_bench.gaps import borders, gap_summary, whole_steps
+from oneloop_bench.kernels.timing import device_machine
+from oneloop_bench.report import save_result
 from oneloop_core import Core, CoreConfig, Vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from oneloop_bench.gaps import Event
+
 NUM_SLABS = 3
-STEP_BEGINS = "_fetch_kernel"
-Event = tuple[float, float, str]
-"""Begin and end in µs, name."""
 _WARM_STEPS = 8
+_SETTLING_STEPS = 7
+"""Traced steps that do not count (see gaps.whole_steps): each slab's graphs twice, and one."""
+_TRACED_STEPS = 20
 
 
 class Stepper:
@@ -107,11 +114,10 @@ class Stepper:
             pass
 
 
-def measure(
-    stepper: Stepper, batch: int, context: int, num_steps: int, picture: Path | None
-) -> dict[str, Any]:
-    """Milliseconds of a decode step of `batch` rows, and the kernels of a few of them. picture: folder for an SVG."""
-    stepper.submit(batch, context, num_steps + 24 + batch)
+def measure(stepper: Stepper, batch: int, context: int, num_steps: int) -> tuple[dict[str, Any], Trace]:
+    """Milliseconds of a decode step of `batch` rows; the kernels, and what the device waits for, of a few of them."""
+    ahead = _WARM_STEPS + _SETTLING_STEPS + _TRACED_STEPS + 8
+    stepper.submit(batch, context, num_steps + ahead + batch)
     start = time.perf_counter()
     while stepper.core.stats().num_waiting or stepper.core.stats().num_running < batch:
         stepper.step()
@@ -125,19 +131,12 @@ def measure(
         stepper.step()
         times.append((time.perf_counter() - start) * 1e3)
     host = {name: round(statistics.median(values), 1) for name, values in stepper.host_us.items()}
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for _ in range(8):
-            stepper.step()
-        torch.cuda.synchronize()
-    events = _device_events(profile)
-    kernels, gaps = _kernels(events)
-    if picture is not None:
-        picture.mkdir(parents=True, exist_ok=True)
-        (picture / f"step_{batch}.svg").write_text(step_picture(events, f"decode, {batch} rows"))
+    events = _traced(stepper, _TRACED_STEPS)
     for handle in stepper.handles:
         stepper.core.abort(handle)
     stepper.finish()
-    return {
+    gaps = gap_summary(events)
+    result = {
         "batch": batch,
         "context": context,
         "step_ms": round(statistics.mean(times), 4),
@@ -145,8 +144,9 @@ def measure(
         "prefill_s": round(prefill_s, 3),
         "host_us": host,
         "gap_us": gaps,
-        "kernels": kernels,
+        "kernels": _kernels(events),
     }
+    return result, Trace(batch, events, gaps)
 
 
 def measure_prefill(stepper: Stepper, context: int, num_steps: int) -> dict[str, Any]:
@@ -160,94 +160,52 @@ def measure_prefill(stepper: Stepper, context: int, num_steps: int) -> dict[str,
         start = time.perf_counter()
         stepper.step()
         times.append((time.perf_counter() - start) * 1e3)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for _ in range(6):
-            stepper.step()
-        torch.cuda.synchronize()
-    kernels, gaps = _kernels(_device_events(profile))
+    events = _traced(stepper, 4)
     stepper.finish()
     return {
         "prefill_context": context,
         "step_tokens": step_tokens,
         "step_ms": round(statistics.mean(times), 3),
         "tok_s": round(step_tokens / statistics.mean(times) * 1e3),
-        "gap_us": gaps,
-        "kernels": kernels,
+        "gap_us": gap_summary(events),
+        "kernels": _kernels(events),
     }
 
 
-def _device_events(profile: Any) -> list[Event]:
-    """What ran on the device, from the first step's begin to the last step's."""
-    events = sorted(
+def _traced(stepper: Stepper, num_steps: int) -> list[Event]:
+    """What runs on the device in whole steps, once the tracing has settled."""
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True
+    ) as profile:
+        for _ in range(_SETTLING_STEPS + num_steps):
+            stepper.step()
+        torch.cuda.synchronize()
+    events = [
         (e.time_range.start, e.time_range.end, e.name)
         for e in profile.events()
         if e.device_type.name == "CUDA"
-    )
-    borders = [start for start, _, name in events if STEP_BEGINS in name]
-    if len(borders) < 2:
-        return events
-    return [event for event in events if borders[0] <= event[0] < borders[-1]]
+    ]
+    return whole_steps(events, _SETTLING_STEPS)
 
 
-def _kernels(events: list[Event]) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Per kernel name: launches and µs per step; and how long the device idles, per step and at step borders.
-
-    With programmatic launches a kernel's time includes its wait for the one before.
-    """
-    num_steps = max(1, sum(STEP_BEGINS in name for _, _, name in events))
+def _kernels(events: Sequence[Event]) -> list[dict[str, Any]]:
+    """Per kernel name: launches and µs per step. With programmatic launches a kernel's time includes its wait."""
+    num_steps = max(1, len(borders(events)))
     totals: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
-    idle, at_borders, reached = 0.0, [], 0.0
-    for start, end, name in events:
+    for begin, end, name in events:
         totals[name][0] += 1
-        totals[name][1] += end - start
-        if reached and start > reached:
-            idle += start - reached
-            if STEP_BEGINS in name:
-                at_borders.append(start - reached)
-        reached = max(reached, end)
-    table = [
+        totals[name][1] += end - begin
+    return [
         {"name": name[:70], "per_step": count / num_steps, "us_per_step": round(us / num_steps, 1)}
         for name, (count, us) in sorted(totals.items(), key=lambda item: -item[1][1])
     ]
-    gaps = {"idle_per_step": round(idle / num_steps, 1)}
-    if at_borders:
-        gaps["border_p50"] = round(statistics.median(at_borders), 1)
-    return table, gaps
 
 
-def step_picture(events: list[Event], title: str) -> str:
-    """An SVG of the borders between steps: 60 µs around each, a bar per kernel."""
-    borders = [start for start, _, name in events if STEP_BEGINS in name][1:6]
-    scale, height, left = 14.0, 34, 10
-    colours = ("#4878a8", "#e49444", "#6a9f58", "#d1615d", "#85b6b2", "#967662", "#a87c9f", "#e7ca60")
-    names = sorted({name for _, _, name in events})
-    parts = [
-        f'<text x="{left}" y="16" font-size="13">{escape(title)}: 60 µs around the borders of steps</text>'
-    ]
-    for row, border in enumerate(borders):
-        top = 30 + row * (height + 12)
-        first, last = border - 40, border + 20
-        parts.append(f'<rect x="{left}" y="{top}" width="{60 * scale}" height="{height}" fill="#eee"/>')
-        for start, end, name in events:
-            if end < first or start > last:
-                continue
-            x = left + (max(start, first) - first) * scale
-            width = max(0.5, (min(end, last) - max(start, first)) * scale)
-            colour = colours[names.index(name) % len(colours)]
-            parts.append(
-                f'<rect x="{x:.1f}" y="{top}" width="{width:.1f}" height="{height}" fill="{colour}" '
-                f'fill-opacity="0.8"><title>{escape(name[:80])}: {end - start:.2f} µs</title></rect>'
-            )
-    total = 30 + len(borders) * (height + 12)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{60 * scale + 2 * left:.0f}" height="{total}" '
-        f'font-family="sans-serif">{"".join(parts)}</svg>\n'
+def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """None: what the command line says."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--batch", default="1,8,32,128,256")
     parser.add_argument("--context", type=int, default=1024)
@@ -255,10 +213,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--prefill", action="store_true", help="steps full of prompts, not decode steps")
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--settings", default="{}", help="more settings as JSON")
-    parser.add_argument(
-        "--picture", type=Path, help="folder for an SVG per batch size: kernels around step borders"
-    )
-    options = parser.parse_args(arguments)
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
+    parser.add_argument("--picture", type=Path, help="an SVG of steps of the smallest and the largest batch")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """See the module."""
+    options = read_options(arguments)
     batches = [int(size) for size in options.batch.split(",")]
     settings = {"load_format": "dummy", "dtype": "bfloat16", "device": "cuda", "max_model_len": 8192}
     config = EngineConfig.from_flat(
@@ -267,20 +229,40 @@ def main(arguments: Sequence[str] | None = None) -> None:
     start = time.perf_counter()
     stepper = Stepper(config)
     print(f"ready after {time.perf_counter() - start:.1f} s, {stepper.info}")
-    results = []
-    for batch in [None] if options.prefill else batches:
-        if batch is None:
-            result = measure_prefill(stepper, options.context, options.steps)
-        else:
-            result = measure(stepper, batch, options.context, options.steps, options.picture)
+    results: list[dict[str, Any]] = []
+    traces: list[Trace] = []
+    if options.prefill:
+        results.append(measure_prefill(stepper, options.context, options.steps))
+        _show(results[-1])
+    for batch in [] if options.prefill else batches:
+        result, trace = measure(stepper, batch, options.context, options.steps)
         results.append(result)
-        print({key: value for key, value in result.items() if key != "kernels"})
-        for kernel in result["kernels"][:16]:
-            print(
-                f"  {kernel['us_per_step']:9.1f} µs {kernel['per_step']:6.1f} x  {kernel['name']}", flush=True
-            )
+        traces.append(trace)
+        _show(result)
     stepper.executor.shutdown()
+    _write(options, results, traces)
     print(json.dumps(results))
+
+
+def _show(result: dict[str, Any]) -> None:
+    print({key: value for key, value in result.items() if key != "kernels"})
+    for kernel in result["kernels"][:16]:
+        print(f"  {kernel['us_per_step']:9.1f} µs {kernel['per_step']:6.1f} x  {kernel['name']}", flush=True)
+
+
+def _write(options: argparse.Namespace, results: list[dict[str, Any]], traces: list[Trace]) -> None:
+    """The files that were asked for."""
+    model = Path(options.model).name
+    if options.json is not None:
+        whole = {
+            "bench": "host_gap", "model": model, "steps": results,
+            "utc": time.strftime("%Y-%m-%d %H:%M", time.gmtime()), "machine": device_machine(),
+        }  # fmt: skip
+        save_result(options.json, whole)
+    if options.picture is not None and traces:
+        options.picture.parent.mkdir(parents=True, exist_ok=True)
+        sizes = [trace.batch for trace in traces]
+        options.picture.write_text(gap_picture(model, traces, (min(sizes), max(sizes))), encoding="utf-8")
 
 
 if __name__ == "__main__":

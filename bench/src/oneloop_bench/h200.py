@@ -22,15 +22,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from oneloop_bench.page import take
 from oneloop_bench.report import machine
 from oneloop_bench.server import running_server
-from oneloop_bench.table import put_into
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-BENCH = Path(__file__).parents[2]
-RESULTS, README = BENCH / "results" / "h200.json", BENCH / "README.md"
+    from collections.abc import Iterator, Sequence
 
 EVERYTHING = (
     "start:llama8b",
@@ -202,27 +199,6 @@ def measured() -> dict[str, Any]:
     return found
 
 
-def merge(results: dict[str, Any], newer: Mapping[str, Any]) -> None:
-    """Take the newer figures over into the results; what the newer run did not measure stays."""
-    for model, workloads in newer["offline"].items():
-        results.setdefault("offline", {}).setdefault(model, {}).update(workloads)
-    for kind in ("online", "start"):
-        results.setdefault(kind, {}).update(newer[kind])
-
-
-def merge_files(files: Sequence[Path], results: Path, readme: Path) -> None:
-    """Merge the files into `results` and make the page's table anew."""
-    known = json.loads(results.read_text(encoding="utf-8")) if results.exists() else {}
-    for file in files:
-        newer = json.loads(file.read_text(encoding="utf-8"))
-        merge(known, newer)
-        for label, why in newer["failed"].items():
-            print(f"{file}: {label} failed: {why}")
-    results.parent.mkdir(parents=True, exist_ok=True)
-    results.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
-    readme.write_text(put_into(readme.read_text(encoding="utf-8"), known), encoding="utf-8")
-
-
 def main() -> None:
     """Measure, or merge."""
     parser = argparse.ArgumentParser(
@@ -232,10 +208,10 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=560.0, help="seconds")
     parser.add_argument("--out", type=Path, default=Path("h200.json"))
     parser.add_argument("--serve-options", default="", help="more options of `oneloop serve`, in one string")
-    parser.add_argument("--merge", type=Path, nargs="+", help="add these files to bench/results/h200.json")
+    parser.add_argument("--merge", type=Path, nargs="+", help="as `python -m oneloop_bench.page`")
     options = parser.parse_args()
     if options.merge:
-        merge_files(options.merge, RESULTS, README)
+        take(options.merge)
         return
     anchors = Path(os.environ.get("ONELOOP_ANCHORS", ""))
     if not (anchors / "bench_offline.py").is_file():

@@ -133,7 +133,13 @@ def load_tokenizer(folder: Path | None) -> Tokenizer:
 
 
 def make_bodies(
-    tokenizer: Tokenizer, count: int, *, prompt_tokens: int, output_tokens: int, token_ids: bool
+    tokenizer: Tokenizer,
+    count: int,
+    *,
+    prompt_tokens: int,
+    output_tokens: int,
+    token_ids: bool,
+    model: str = "null",
 ) -> list[bytes]:
     """Prompts of words, as text or as token ids."""
     words = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
@@ -151,7 +157,7 @@ def make_bodies(
     return [
         json.dumps(
             {
-                "model": "null", "prompt": prompt(), "max_tokens": output_tokens, "temperature": 0,
+                "model": model, "prompt": prompt(), "max_tokens": output_tokens, "temperature": 0,
                 "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
             }
         ).encode()
@@ -180,10 +186,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             Client(port, bodies[:64], 32).run()
             process = psutil.Process(server.pid)
             before, begin = process.cpu_times(), time.perf_counter()
-            shown_before = _loop_metrics(port)
+            shown_before = loop_metrics(port)
             records = Client(port, bodies, options.streams).run()
             wall, after = time.perf_counter() - begin, process.cpu_times()
-            shown = _loop_metrics(port)
+            shown = loop_metrics(port)
         finally:
             server.send_signal(signal.SIGTERM)
     cpu = after.user + after.system - before.user - before.system
@@ -208,8 +214,8 @@ def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
     return {name: round(value * 1e3, 2) for name, value in {**found, "max": max(seconds)}.items()}
 
 
-def _loop_metrics(port: int) -> dict[str, float]:
-    """What /metrics says of the event loop."""
+def loop_metrics(port: int) -> dict[str, float]:
+    """What /metrics says of the event loop, by names without prefix: `part_seconds_total{part="send"}`."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as reply:
         lines = reply.read().decode().splitlines()
     pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
@@ -219,7 +225,7 @@ def _loop_metrics(port: int) -> dict[str, float]:
 
 def _short(name: str) -> str:
     """Without the labels that are the same for all."""
-    return re.sub(r'engine="0",?|model_name="null",?|oneloop:|event_loop_', "", name).replace("{}", "")
+    return re.sub(r'engine="0",?|model_name="[^"]*",?|oneloop:|event_loop_', "", name).replace("{}", "")
 
 
 async def serve(

@@ -1,7 +1,7 @@
 """The memory ledger beside what one GPU gives: every item as planned and as measured.
 
     python -m oneloop_bench.ledger MODEL_DIR [--max-num-seqs N] [--max-num-batched-tokens N] [--max-model-len N]
-        [--enforce-eager]
+        [--enforce-eager] [--json FILE]
 
 Dummy weights. The largest step's memory stays in the allocator after the warm-up. The KV cache is 1 GiB, since its size
 needs no measuring. The constants of `oneloop.worker.memory.gpu` are set from what this prints. One model a run, since
@@ -11,7 +11,9 @@ the driver's share never shrinks. The last line is one JSON object.
 from __future__ import annotations
 
 import argparse
+import time
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +24,7 @@ from oneloop.start_times import StartTimes
 from oneloop.worker.gpu.runner import GpuModelRunner
 from oneloop.worker.gpu.slab import HostSlab
 from oneloop.worker.memory.free import gpu_memory
-from oneloop_bench.report import print_result
+from oneloop_bench.report import print_result, save_result
 from oneloop_core import Core, CoreConfig, Vocabulary
 
 if TYPE_CHECKING:
@@ -74,12 +76,12 @@ class Measured(GpuModelRunner):
         super()._launch_sample(num_samples, variant)
         self.sample_peak = max(self.sample_peak, peak_above(before))
 
-    def _capture_all(self) -> None:
+    def _capture_first(self) -> None:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         self.outside_before_graphs = self.outside()
         self.reserved_before_graphs = torch.cuda.memory_reserved()
-        super()._capture_all()
+        super()._capture_first()
 
 
 def peak_above(before: int) -> int:
@@ -136,6 +138,8 @@ def measure(config: EngineConfig) -> tuple[dict[str, int], dict[str, int], dict[
         runner.free_at_start = free_at_start
         made = torch.cuda.memory_allocated() - weights
         runner.warm_up()
+        while runner.prepare_in_idle():
+            pass
         torch.cuda.synchronize()
     kv = runner.kv.storage.nbytes
     attention = tensor_bytes(runner._attention._space)  # type: ignore[attr-defined]  # Triton's, on a GPU
@@ -181,8 +185,9 @@ def main() -> None:
     parser.add_argument("--max-num-batched-tokens", type=int)
     parser.add_argument("--max-model-len", type=int, default=8192)
     parser.add_argument("--enforce-eager", action="store_true")
+    parser.add_argument("--json", type=Path, help="also write the result to this file")
     arguments = vars(parser.parse_args())
-    model = arguments.pop("model")
+    model, file = arguments.pop("model"), arguments.pop("json")
     given = {name: value for name, value in arguments.items() if value is not None}
     config = EngineConfig.from_flat(
         {
@@ -197,9 +202,14 @@ def main() -> None:
     print(f"  {'all':40} {sum(planned.values()) / MIB:10.1f} {sum(measured.values()) / MIB:10.1f}")
     for name, value in notes.items():
         print(f"  {name:40} {value if 'number' in name else round(value / MIB, 1)}")
-    print_result(
-        {"bench": "ledger", "model": model, "planned": planned, "measured": measured, "notes": notes}
-    )
+    result = {
+        "bench": "ledger", "model": Path(model).name, "settings": given,
+        "planned": planned, "measured": measured, "notes": notes,
+        "utc": time.strftime("%Y-%m-%d %H:%M", time.gmtime()), "gpu": torch.cuda.get_device_name(),
+    }  # fmt: skip
+    if file is not None:
+        save_result(file, result)
+    print_result(result)
 
 
 if __name__ == "__main__":

@@ -113,6 +113,10 @@ class NullExecutor:
             self._done.append(slab_index)
             os.eventfd_write(self._fd, 1)
 
+    def prepare_in_idle(self) -> bool:
+        """Nothing to prepare."""
+        return False
+
     def completion_fd(self) -> int:
         """Readable while a step is to be told."""
         return self._fd

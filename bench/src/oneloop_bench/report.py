@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import platform
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oneloop.device.cpus import usable_cpus
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def machine() -> dict[str, Any]:
@@ -25,3 +28,10 @@ def machine() -> dict[str, Any]:
 def print_result(result: dict[str, Any]) -> None:
     """The last line of a bench's output."""
     print(json.dumps({**result, "machine": machine()}))
+
+
+def save_result(file: Path, result: Mapping[str, Any]) -> None:
+    """Write what `python -m oneloop_bench.page FILE` takes over. Folders are made."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    whole = {**result, "machine": result.get("machine") or machine()}
+    file.write_text(json.dumps(whole) + "\n", encoding="utf-8")

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-BEGIN, END = "<!-- h200: begin -->", "<!-- h200: end -->"
-
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -135,12 +133,3 @@ def _reached(figure: Figure, values: Sequence[float | None]) -> str:
         else:
             marks.append(f"{value / target - 1:+.0%}")
     return "–" if set(marks) == {"–"} else " / ".join(marks)
-
-
-def put_into(readme: str, results: Mapping[str, Any]) -> str:
-    """The page with its table made anew. ValueError where the marks are missing."""
-    head, begin, rest = readme.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the page has no {BEGIN} … {END}")
-    return f"{head}{BEGIN}\n\n{markdown(results)}\n\n{END}{tail}"

@@ -47,6 +47,7 @@ DECODE: dict[str, tuple[tuple[int, int], ...]] = {
     "1x32k": ((1, 32767),),
     "8x1k": ((1, 1023),) * 8,
     "32x1k": ((1, 1023),) * 32,
+    "64x1k": ((1, 1023),) * 64,
     "128x1k": ((1, 1023),) * 128,
     "256x1k": ((1, 1023),) * 256,
     "256x512 mixed": MIXED,
@@ -62,6 +63,7 @@ PREFILL: dict[str, tuple[tuple[int, int], ...]] = {
 BLOCK_SIZES = (16, 32, 64, 128)
 DEFAULT_BLOCK_SIZE = 16
 """The engine's."""
+TORCH_BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
 SHARED_PREFIX, SHARED_ROWS, SHARED_OWN = 4096, 256, 128
 MAX_ROWS, MAX_TOKENS, MAX_CONTEXT = 512, 8192 + 64, 32768
 """Of all planners but the smoke run's, so that kernels are compiled once. Sharing is on from 8 rows."""
@@ -312,32 +314,32 @@ def _measure_plans(bench: KernelBench, dtype: torch.dtype) -> None:
             bench.measure(case.name, plan, [case.step(bench.device)])
 
 
+def torch_attention(case: Case, backend: SDPBackend) -> Callable[[torch.Tensor], object]:
+    """qkv → torch's own causal attention of a prefill without a cache. Rows of one length, nothing computed before."""
+    heads, kv_heads, _ = case.heads
+    count = len(case.rows)
+
+    def attend(qkv: torch.Tensor) -> object:
+        batched = qkv.view(count, -1, *qkv.shape[1:]).transpose(1, 2)
+        q, k, v = torch.split(batched, [heads, kv_heads, kv_heads], 1)
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    return attend
+
+
 def _measure_torch(bench: KernelBench, dtype: torch.dtype) -> None:
     """Torch's own attention on the same prefills, without a cache: what a detour around ours could gain."""
-    heads, kv_heads, dim = LLAMA_8B
     for name in ("1x1k", "8x1k", "1x8k"):
-        rows = PREFILL[name]
-        case = Case(f"torch {name}", rows, LLAMA_8B)
+        case = Case(f"torch {name}", PREFILL[name], LLAMA_8B)
         if not bench.wanted(case.name):
             continue
         sets = bench.sets(partial(case.queries, dtype, bench.device), num_bytes=case.num_bytes)
-        starts = torch.arange(len(rows) + 1, dtype=torch.int32, device=bench.device) * rows[0][0]
-
-        def flash(qkv: torch.Tensor, starts: torch.Tensor = starts, longest: int = rows[0][0]) -> object:
-            q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], 1)
-            return torch.ops.aten._flash_attention_forward(
-                q, k, v, starts, starts, longest, longest, 0.0, True, False, scale=dim**-0.5
-            )
-
-        def cudnn(qkv: torch.Tensor, count: int = len(rows)) -> object:
-            batched = qkv.view(count, -1, *qkv.shape[1:]).transpose(1, 2)
-            q, k, v = torch.split(batched, [heads, kv_heads, kv_heads], 1)
-            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-                return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-
-        work = {"num_bytes": case.num_bytes, "num_flops": case.num_flops}
-        for key, launch in (("flash", flash), ("cudnn", cudnn)):
-            bench.best(case.name, {key: launch}, sets, **work)
+        for key, backend in TORCH_BACKENDS.items():
+            bench.best(
+                case.name, {key: torch_attention(case, backend)}, sets,
+                num_bytes=case.num_bytes, num_flops=case.num_flops,
+            )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ logits, once; penalties also read the history and write and read the edited logi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -114,41 +115,72 @@ def variant_of(shapes: tuple[dict[str, float], ...]) -> SampleVariant:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """What the sets of one case have in common."""
+
+    slots: SlotSampling
+    step: SampleStep
+    scratch: SampleScratch
+    edits: EditTables | None
+    variant: SampleVariant
+    vocab_size: int
+    steep: bool
+
+    @classmethod
+    def of(
+        cls, options: str, num_rows: int, vocab_size: int, device: torch.device, *, steep: bool
+    ) -> Sampling:
+        """options: of CASES."""
+        shapes = CASES[options]
+        variant = variant_of(shapes)
+        edits = None
+        if variant.edits:
+            history = torch.zeros(num_rows, vocab_size, dtype=torch.int32, device=device)
+            edits = EditTables(torch.empty(num_rows, vocab_size, device=device), history)
+        return cls(
+            make_slots(num_rows, device, shapes),
+            make_step(num_rows, device),
+            SampleScratch.allocate(num_rows, vocab_size, device),
+            edits,
+            variant,
+            vocab_size,
+            steep,
+        )
+
+    def make(self) -> Inputs:
+        """A set with logits of its own."""
+        device = self.slots.seeds.device
+        logits = make_logits(len(self.slots.seeds), self.vocab_size, device, steep=self.steep)
+        return Inputs(logits, self.slots, self.step, self.scratch, self.edits)
+
+    def launch(self, one: Inputs, division: Division | None = None) -> None:
+        """All kernels of the variant."""
+        launch_sample(one.logits, one.step, one.slots, one.scratch, one.edits, self.variant, division)
+
+
+def bytes_of(options: str, num_rows: int, vocab_size: int) -> int:
+    """The fewest that a case of CASES moves."""
+    return (14 if variant_of(CASES[options]).edits else 2) * num_rows * vocab_size
+
+
 def case(bench: KernelBench, options: str, num_rows: int, *, steep: bool) -> None:
     """One row of the table; with --sweep other divisions of the rows."""
     name = f"{options} {'steep' if steep else 'flat'} x {num_rows:04d}"
     if not bench.wanted(name):
         return
-    device = bench.device
-    vocab_size = VOCAB if device.type == "cuda" else 1500
-    shapes = CASES[options]
-    variant = variant_of(shapes)
-    scratch = SampleScratch.allocate(num_rows, vocab_size, device)
-    slots, step = make_slots(num_rows, device, shapes), make_step(num_rows, device)
-    edits = None
-    num_bytes = 2 * num_rows * vocab_size
-    if variant.edits:
-        history = torch.zeros(num_rows, vocab_size, dtype=torch.int32, device=device)
-        edits = EditTables(torch.empty(num_rows, vocab_size, device=device), history)
-        num_bytes += 12 * num_rows * vocab_size
-
-    def make() -> Inputs:
-        logits = make_logits(num_rows, vocab_size, device, steep=steep)
-        return Inputs(logits, slots, step, scratch, edits)
-
-    def launch(one: Inputs, division: Division | None = None) -> None:
-        launch_sample(one.logits, one.step, one.slots, one.scratch, one.edits, variant, division)
-
-    sets = bench.sets(make, num_bytes=2 * num_rows * vocab_size)
+    vocab_size = VOCAB if bench.device.type == "cuda" else 1500
+    sampling = Sampling.of(options, num_rows, vocab_size, bench.device, steep=steep)
+    num_bytes = bytes_of(options, num_rows, vocab_size)
+    sets = bench.sets(sampling.make, num_bytes=2 * num_rows * vocab_size)
     if not bench.sweep:
-        bench.measure(name, launch, sets, num_bytes=num_bytes)
+        bench.measure(name, sampling.launch, sets, num_bytes=num_bytes)
         return
-    ways: dict[str, Callable[[Inputs], object]] = {"as it is": launch}
+    ways: dict[str, Callable[[Inputs], object]] = {"as it is": sampling.launch}
     for per_sm in (1, 2, 4, 8):
         for per_thread in (8, 16, 32):
             division = divide(num_rows, vocab_size, 132, per_thread, programs_per_sm=per_sm)
-            key = f"{per_sm} per SM, {per_thread} a thread"
-            ways[key] = lambda one, division=division: launch(one, division)  # type: ignore[misc]
+            ways[f"{per_sm} per SM, {per_thread} a thread"] = partial(sampling.launch, division=division)
     bench.best(name, ways, sets, num_bytes=num_bytes)
 
 

@@ -18,6 +18,7 @@ import math
 import os
 import statistics
 import time
+from collections import deque
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,15 +32,24 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TARGET_LAUNCHES = 64
-"""Launches in one captured graph, at least: the cost of starting the graph is spread over them."""
-TARGET_S = 0.15
-"""Replay time per measurement."""
-MIN_REPLAYS, MAX_REPLAYS = 10, 200
+MAX_REPLAYS = 200
 L2_MULTIPLE = 2.5
 """All input sets together are this many times the L2 cache."""
 MAX_SETS = 256
 MAX_SET_BYTES = 16 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long one measurement takes.
+
+    launches: in one captured graph, at least, so that the cost of starting it is spread over them. seconds: of replays.
+    replays: at least.
+    """
+
+    launches: int = 64
+    seconds: float = 0.15
+    replays: int = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +70,16 @@ class Ceilings:
 
 
 def _copy_rate() -> float:
+    """Read + written."""
     source = torch.randn(1 << 29, device="cuda")
     target = torch.empty_like(source)
-    return 2 * source.nbytes / statistics.median(_event_times(lambda: target.copy_(source), 20))
+    return 2 * source.nbytes / statistics.median(event_times(lambda: target.copy_(source), 20))
 
 
 def _product_rate() -> float:
     left, right = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     product = torch.empty_like(left)
-    return 2 * 8192**3 / statistics.median(_event_times(lambda: torch.mm(left, right, out=product), 20))
+    return 2 * 8192**3 / statistics.median(event_times(lambda: torch.mm(left, right, out=product), 20))
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,23 +258,32 @@ def num_sets(num_bytes: int) -> int:
     return max(2, min(wanted, MAX_SETS, MAX_SET_BYTES // max(num_bytes, 1)))
 
 
-def time_launches(launch: Callable[[T], object], sets: Sequence[T], *, smoke: bool = False) -> Timing:
+def time_launches(
+    launch: Callable[[T], object], sets: Sequence[T], *, smoke: bool = False, effort: Effort | None = None
+) -> Timing:
     """Time of one launch: median over the replays of a graph that launches on every set in turn."""
     if smoke:
         return _wall_timing(launch, sets)
-    graph, num_launches = _capture(launch, sets)
+    effort = effort or Effort()
+    graph, num_launches = _capture(launch, sets, effort.launches)
     graph.replay()
     torch.cuda.synchronize()
-    once = statistics.median(_event_times(graph.replay, 3))
-    count = min(MAX_REPLAYS, max(MIN_REPLAYS, int(TARGET_S / once)))
-    times = sorted(_event_times(graph.replay, count))
+    once = statistics.median(event_times(graph.replay, 3))
+    count = min(MAX_REPLAYS, max(effort.replays, int(effort.seconds / once)))
+    times = sorted(event_times(graph.replay, count))
     median = statistics.median(times)
     low, high = times[len(times) // 10], times[(9 * len(times)) // 10]
     return Timing(median / num_launches * 1e6, (high - low) / median)
 
 
-def _capture(launch: Callable[[T], object], sets: Sequence[T]) -> tuple[torch.cuda.CUDAGraph, int]:
-    """A graph of launches on all sets, round after round. Kernels are compiled and libraries loaded before."""
+def _capture(
+    launch: Callable[[T], object], sets: Sequence[T], least: int
+) -> tuple[torch.cuda.CUDAGraph, int]:
+    """A graph of launches on all sets, round after round. Kernels are compiled and libraries loaded before.
+
+    The results of a whole round are kept meanwhile: each launch writes to other memory than those shortly before, so
+    that what it writes is not found in the L2 cache either.
+    """
     stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -271,16 +291,17 @@ def _capture(launch: Callable[[T], object], sets: Sequence[T]) -> tuple[torch.cu
             launch(one)
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
-    rounds = math.ceil(TARGET_LAUNCHES / len(sets))
+    rounds = math.ceil(least / len(sets))
+    results: deque[object] = deque(maxlen=len(sets))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(rounds):
             for one in sets:
-                launch(one)
+                results.append(launch(one))
     return graph, rounds * len(sets)
 
 
-def _event_times(work: Callable[[], object], count: int) -> list[float]:
+def event_times(work: Callable[[], object], count: int) -> list[float]:
     """Seconds of each of `count` runs, by device events; the host does not wait in between."""
     for _ in range(3):
         work()

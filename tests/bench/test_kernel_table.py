@@ -1,0 +1,104 @@
+"""The kernel table: shares and targets of a row, the cases that the issue asks for, a run without a GPU."""
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from oneloop_bench.kernels import cases, table
+from oneloop_bench.kernels.timing import Timing
+
+CEILINGS = {"read": 4e12, "copy": 2e12, "bf16": 8e14}
+
+
+def case(**more):
+    ways = {"oneloop": lambda: print, "other": lambda: print}
+    return cases.KernelCase("family", "name", dict, ways, 4_000_000, "read", **more)
+
+
+def test_the_share_is_that_of_the_nearer_ceiling():
+    row = table.row_of(case(), "oneloop", Timing(2.0, 0.01), CEILINGS)
+    assert (row["share"], row["ceiling"], row["gb_s"]) == (0.5, "read", 2000.0)
+    assert (row["target"], row["reached"]) == (None, None)
+    row = table.row_of(case(num_flops=1.2e9), "oneloop", Timing(2.0, 0.01), CEILINGS)
+    assert (row["share"], row["ceiling"], row["tflop_s"]) == (0.75, "bf16", 600.0)
+    row = table.row_of(replace(case(), memory="copy"), "oneloop", Timing(2.0, 0.01), CEILINGS)
+    assert (row["share"], row["ceiling"]) == (1.0, "copy")
+
+
+def test_only_ours_has_a_target():
+    timing = Timing(1.25, 0.0)  # a share of 80%
+    for target, reached in ((0.8, True), (0.85, False)):
+        row = table.row_of(case(share=target), "oneloop", timing, CEILINGS)
+        assert (row["target"], row["reached"]) == ({"share": target}, reached)
+    for target, reached in ((1.25, True), (1.2, False)):
+        row = table.row_of(case(us=target), "oneloop", timing, CEILINGS)
+        assert (row["target"], row["reached"]) == ({"us": target}, reached)
+    row = table.row_of(case(share=0.5), "other", timing, CEILINGS)
+    assert (row["target"], row["reached"]) == (None, None)
+
+
+def test_without_measured_ceilings_nothing_is_claimed():
+    row = table.row_of(case(share=0.5, us=1e9), "oneloop", Timing(1.0, 0.0), {})
+    assert (row["share"], row["ceiling"], row["target"], row["reached"]) == (None, None, None, None)
+
+
+def test_all_that_the_issue_asks_for_is_there():
+    found = {(one.family, one.name): one for one in cases.all_cases(torch.device("cpu"), small=False)}
+    for model in ("llama8b", "qwen06b"):
+        for batch in (32, 64, 128, 256):
+            assert found["decode attention", f"{model} {batch}x1k"].share == 0.85
+        assert found["decode attention", f"{model} 1x32k"].share == 0.75
+        assert found["prefill attention", f"{model} 1x8k"].share == 0.65
+        for family in ("residual + norm", "rope + KV write", "silu · mul"):
+            for num_tokens in (4096, 16384):
+                one = found[family, f"{model} {num_tokens} tokens"]
+                assert (one.share, one.memory) == (0.85, "copy")
+        for num_tokens in (1, 512):
+            ways = found["GEMM", f"{model} down {num_tokens} rows"].ways
+            assert "cuBLAS" in ways
+    assert {one.us for (family, _), one in found.items() if family == "sampling"} == {100.0}
+    # Keys and values of 32 contexts of 1,024 tokens, 8 heads of 128 each, and the queries and results of 32 rows.
+    assert found["decode attention", "llama8b 32x1k"].num_bytes == 2 * 128 * (16 * 32 * 1024 + 2 * 32 * 32)
+
+
+def test_the_table_runs_without_a_gpu(tmp_path, capsys):
+    file = tmp_path / "kernels.json"
+    table.main(["--smoke", "--only", "residual", "--json", str(file)])
+    result = json.loads(file.read_text())
+    assert [row["case"] for row in result["rows"]] == ["llama8b 16 tokens", "qwen06b 16 tokens"]
+    assert result["smoke"]
+    assert result["failed"] == {}
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == result
+
+
+def test_what_fails_or_passes_the_budget_is_said(monkeypatch):
+    def refuse(_inputs):
+        raise RuntimeError("does not fit")
+
+    def all_cases(_device, *, small):
+        assert small
+        ways = {"oneloop": lambda: refuse, "cuBLAS": lambda: partial(sorted)}
+        yield cases.KernelCase("GEMM", "m o 1 rows", lambda: [2, 1], ways, 4, "read")
+
+    monkeypatch.setattr(cases, "all_cases", all_cases)
+    one = table.Table(table.read_options(["--smoke"]))
+    one.measure(None)
+    assert [row["way"] for row in one.rows] == ["cuBLAS"]
+    assert one.failed == {"GEMM m o 1 rows oneloop": "RuntimeError('does not fit')"}
+    late = table.Table(table.read_options(["--smoke", "--budget", "0"]))
+    late.measure(None)
+    assert late.rows == []
+    assert "left out" in late.failed["GEMM m o 1 rows"]
+
+
+@pytest.mark.gpu
+def test_what_was_compiled_beside_is_measured(tmp_path):
+    file = tmp_path / "kernels.json"
+    table.main(["--only", "silu", "--json", str(file)])
+    result = json.loads(file.read_text())
+    assert result["failed"] == {}
+    assert len(result["rows"]) == 4
+    assert all(0.2 < row["share"] < 1.2 for row in result["rows"])
