@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from functools import partial
 
-import pytest
 import torch
 
 from oneloop_bench.kernels import cases, table
@@ -92,13 +91,3 @@ def test_what_fails_or_passes_the_budget_is_said(monkeypatch):
     late.measure(None)
     assert late.rows == []
     assert "left out" in late.failed["GEMM m o 1 rows"]
-
-
-@pytest.mark.gpu
-def test_what_was_compiled_beside_is_measured(tmp_path):
-    file = tmp_path / "kernels.json"
-    table.main(["--only", "silu", "--json", str(file)])
-    result = json.loads(file.read_text())
-    assert result["failed"] == {}
-    assert len(result["rows"]) == 4
-    assert all(0.2 < row["share"] < 1.2 for row in result["rows"])

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from oneloop_bench.gaps import Event
 
 NUM_SLABS = 3
-_WARM_STEPS = 8
+_WARM_STEPS = 12
+"""Enough that the graphs of all slabs are captured, at their second use at the latest."""
 _SETTLING_STEPS = 7
 """Traced steps that do not count (see gaps.whole_steps): each slab's graphs twice, and one."""
 _TRACED_STEPS = 20
