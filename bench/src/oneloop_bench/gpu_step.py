@@ -153,7 +153,8 @@ def measure(stepper: Stepper, batch: int, context: int, num_steps: int) -> tuple
 def measure_prefill(stepper: Stepper, context: int, num_steps: int) -> dict[str, Any]:
     """Milliseconds of a step full of prompts of `context` tokens, and the kernels of a few of them."""
     step_tokens = stepper.step_tokens
-    stepper.submit((num_steps + 20) * step_tokens // context + 1, context, 1)
+    more = _WARM_STEPS + _SETTLING_STEPS + 4 + 4  # traced ones, and those in flight
+    stepper.submit((num_steps + more) * step_tokens // context + 1, context, 1)
     for _ in range(_WARM_STEPS):
         stepper.step()
     times = []
