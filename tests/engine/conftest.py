@@ -98,6 +98,12 @@ class FakeExecutor:
     fail_on: Callable[[int], bool] = lambda _step: False
     """Step number (0, 1, …) → whether it fails."""
     fail_start: Exception | None = None
+    to_prepare: int = 0
+    """Pieces of idle work that are left."""
+    prepare_s: float = 0.001
+    """How long each takes."""
+    prepared: list[float] = field(default_factory=list)
+    """When each was begun, by time.monotonic()."""
     steps: list[StepRecord] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     """What was wrong with the slabs; `running_engine` asserts that there was nothing."""
@@ -149,6 +155,18 @@ class FakeExecutor:
             self._waiting += 1
             self.max_waiting = max(self.max_waiting, self._waiting)
         self._work.put(slab_index)
+
+    def prepare_in_idle(self) -> bool:
+        if self._waiting:
+            self.faults.append("asked to prepare while a step was in flight")
+        if not self.to_prepare:
+            return False
+        self.prepared.append(time.monotonic())
+        self.to_prepare -= 1
+        ends = time.perf_counter() + self.prepare_s
+        while time.perf_counter() < ends:
+            """As a capture does, it keeps the processor busy."""
+        return True
 
     def completion_fd(self) -> int:
         return self._completions.fileno()

@@ -247,3 +247,124 @@ def test_warm_up_leaves_no_trace(models, core_factory, buffer_factory, monkeypat
     cpu = CpuSide(models[0], memory_plan(models[0].spec), core.layout, buffer_factory)
     core = core_factory(block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS, vocab_size=VOCAB_SIZE)
     assert warm.texts == drive(cpu, core, [request], lookahead=True).texts
+
+
+class RecordedGraphs:
+    """Where there is no GPU: a "graph" is its launches, made anew at each replay."""
+
+    enabled = True
+
+    def __init__(self):
+        self.bodies = {}
+        self.replayed = set()
+        self.can_capture = True
+
+    def wants(self, key):
+        return key not in self.bodies
+
+    def try_capture(self, key, body):
+        if self.can_capture:
+            self.bodies[key] = body
+        return self.can_capture
+
+    def launch(self, key, body, *, capturable=True):
+        if capturable and key in self.bodies:
+            self.replayed.add(key)
+            body = self.bodies[key]
+        body()
+
+
+@pytest.fixture
+def in_waves(models, core_factory, buffer_factory, monkeypatch):
+    """Run waves of requests on one core and one runner each: (texts on the CPU's, on the GPU's, the GPU's runner).
+
+    between: called with the GPU's runner after each of its waves. Blocks count as widely shared from few tokens on.
+    """
+    if not ON_GPU:
+        monkeypatch.setattr("oneloop.worker.gpu.runner.MAX_CAPTURED_TOKENS", 16)
+    monkeypatch.setattr("oneloop.worker.gpu.runner.MIN_SHARED_TOKENS", 16)
+
+    def start(waves, between):
+        plan = memory_plan(models[0].spec)
+        sizes = {"block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS, "vocab_size": VOCAB_SIZE}
+        core = core_factory(**sizes, hash_key=None)
+        side = CpuSide(models[0], plan, core.layout, buffer_factory)
+        on_cpu = [drive(side, core, wave, lookahead=True).texts for wave in waves]
+        core = core_factory(**sizes, hash_key=None)
+        side = DeviceSide(models[1], plan, core.layout, enforce_eager=False)
+        if not ON_GPU:
+            side.runner.graphs = RecordedGraphs()
+        on_gpu = []
+        for wave in waves:
+            on_gpu.append(drive(side, core, wave, lookahead=True).texts)
+            between(side.runner)
+        return on_cpu, on_gpu, side.runner
+
+    return start
+
+
+def sharers(**options):
+    """Eight requests with two whole blocks in common."""
+    return [
+        ([*range(2 * BLOCK_SIZE), 40 + i], {"max_tokens": LONGEST, "ignore_eos": True, "seed": i, **options})
+        for i in range(MAX_NUM_SEQS)
+    ]
+
+
+def test_idle_moments_change_nothing(in_waves):
+    """Rehearsals and captures between requests: blocks found again and slots keep what they held."""
+    prepared = []
+
+    def prepare(runner):
+        prepared.append([runner.prepare_in_idle() for _ in range(7)])  # those of a batch of one
+
+    requests = some_requests(1, 3, 6, **RANDOM)
+    cpu, gpu, runner = in_waves([requests, requests], prepare)
+    assert gpu == cpu
+    assert prepared == [[True] * 7] * 2
+    if not ON_GPU:
+        assert runner.graphs.replayed, "what was captured is used"
+
+
+@pytest.mark.gpu
+def test_all_graphs_of_idle_moments_give_the_same(in_waves):
+    """Also of the variants that requests have asked for; nothing is captured by a step from then on."""
+    num_graphs = []
+
+    def prepare(runner):
+        while runner.prepare_in_idle():
+            """One more."""
+        assert runner.graphs_left() == (0, 0)
+        num_graphs.append(len(runner.graphs._graphs))
+
+    logprobs = [
+        *some_requests(4, 8, 12, logprobs=3, **GREEDY),
+        *some_requests(4, 9, 12, logprobs=2, **RANDOM),
+    ]
+    wave = [*some_of_each(11, 16), *logprobs, *sharers(**GREEDY), *sharers(**RANDOM)]
+    cpu, gpu, runner = in_waves([wave, wave, sharers(**TRUNCATED)], prepare)
+    assert gpu == cpu
+    assert num_graphs[0] == num_graphs[1] == num_graphs[2] > 100
+    assert runner.graphs._attempts == {}
+
+
+def test_a_failure_in_idle_moments_ends_them_and_nothing_else(in_waves, monkeypatch, caplog):
+    """Short of memory in the rehearsal, or in the capture: no more are captured ahead, and steps go on."""
+    prepared = []
+
+    def prepare(runner):
+        if not prepared:
+            with monkeypatch.context() as patch:
+                patch.setattr(runner, "_launch_forward", short_of_memory)
+                patch.setattr(runner, "_launch_sample", short_of_memory)
+                prepared.append(runner.prepare_in_idle())
+        prepared.append(runner.prepare_in_idle())
+
+    def short_of_memory(*_arguments):
+        raise torch.OutOfMemoryError
+
+    requests = some_requests(1, 4, 5, **GREEDY)
+    cpu, gpu, _ = in_waves([requests, requests], prepare)
+    assert gpu == cpu
+    assert prepared == [False, False, False]
+    assert "no more steps are captured ahead" in caplog.text

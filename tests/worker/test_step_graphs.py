@@ -127,10 +127,32 @@ def test_a_key_is_captured_at_its_second_use_and_replayed_from_then_on(graphs, b
     assert (body.launched, body.captured) == (3, 1)
 
 
+def test_what_was_captured_ahead_is_replayed_at_its_first_use(graphs, body, device):
+    assert graphs.wants("key")
+    assert graphs.try_capture("key", body)
+    assert not graphs.wants("key")
+    launch(graphs, body, 2)
+    assert (body.launched, body.captured, len(device.replayed)) == (0, 1, 2)
+
+
+def test_a_capture_ahead_that_fails_is_wanted_no_more_and_harms_no_other(graphs, body, device):
+    body.fails_with = torch.OutOfMemoryError()
+    assert not graphs.try_capture("key", body)
+    assert not graphs.wants("key")
+    body.fails_with = None
+    launch(graphs, body, 2)
+    assert (body.launched, device.replayed) == (2, []), "it is launched as it is; later it is tried again"
+    launch(graphs, body, RETRY_AFTER)
+    assert device.replayed
+    assert body.captured == 2
+    assert len(device.allocator.pools) == 1
+
+
 def test_without_a_stream_every_launch_is_made_as_it_is(body, device):
     graphs = StepGraphs(None, enabled=True)
     launch(graphs, body, 4)
     graphs.capture("key", body)
+    assert not graphs.wants("key")
     assert (body.launched, body.captured, device.allocator.users) == (4, 0, {})
 
 

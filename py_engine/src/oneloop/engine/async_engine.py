@@ -114,6 +114,7 @@ class AsyncEngine:
             self._executor,
             self._assembly.slabs,
             deliver=self._deliver,
+            is_expecting=lambda: self._num_in_intake > 0,
             metrics=self.metrics,
             step_timeout_s=self.config.scheduler.step_timeout_s,
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from oneloop.engine.idle import IdleWork
 from oneloop.errors import EngineDeadError
 from oneloop_core import SlabError
 
@@ -40,6 +41,7 @@ class StepLoop:
     """Drives the executor with the core's steps until `stop()` or a fault.
 
     deliver: called with each commit's deltas, after the next step was launched. It is the only loop over requests.
+    is_expecting: whether a request is on its way to the core, so that it is no time for idle work.
     step_timeout_s: a step that takes longer ends the loop with EngineDeadError.
     """
 
@@ -50,6 +52,7 @@ class StepLoop:
         slabs: Sequence[memoryview],
         *,
         deliver: Callable[[Deltas], None],
+        is_expecting: Callable[[], bool],
         metrics: EngineMetrics,
         step_timeout_s: float,
     ) -> None:
@@ -71,6 +74,8 @@ class StepLoop:
         self._step_tokens = [slab[start : start + 8].cast("q") for slab in slabs]
         self._observe_tokens = metrics.iteration_tokens.observe
         self._times = metrics.loop
+        self._is_expecting = is_expecting
+        self._idle = IdleWork(self._clock, self._prepare, self._is_idle)
 
     def wake(self) -> None:
         """There may be something to schedule. Loop thread only."""
@@ -94,6 +99,7 @@ class StepLoop:
         finally:
             self._clock.remove_reader(completion_fd)
             self._times.urgent.discard(completion_fd)
+            self._idle.stop()
             if self._timer is not None:
                 self._timer.cancel()
 
@@ -138,14 +144,33 @@ class StepLoop:
             scheduled = perf_counter()
             parts["schedule"] += scheduled - began
             if step_id is None:
+                if not self._in_flight:
+                    self._idle.begin()
                 return
             self._executor.submit(slab_index)
             parts["submit"] += perf_counter() - scheduled
             self._observe_tokens(self._step_tokens[slab_index][0])
             if not self._in_flight:
+                self._idle.stop()
                 self._start_watch()
             self._in_flight.append(_Step(step_id, slab_index))
             self._next_slab = (slab_index + 1) % len(self._slabs)
+
+    def _is_idle(self) -> bool:
+        return not (self._in_flight or self._wake_is_due or self._ended.done() or self._is_expecting())
+
+    def _prepare(self) -> bool:
+        """Have the executor prepare something; False when there is no more, or the loop has ended with its fault."""
+        began = perf_counter()
+        more = False
+
+        def prepare() -> None:
+            nonlocal more
+            more = self._executor.prepare_in_idle()
+
+        self._guarded(prepare)
+        self._times.parts["prepare"] += perf_counter() - began
+        return more
 
     def _commit(self, completion: Completion) -> Deltas:
         """Results of the oldest step in flight; a step that failed ends its own requests only."""

@@ -16,7 +16,7 @@ from oneloop.engine.histogram import Histogram
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-Part = Literal["schedule", "submit", "commit", "deliver", "send", "parse", "queue"]
+Part = Literal["schedule", "submit", "commit", "deliver", "send", "parse", "queue", "prepare"]
 PARTS: dict[Part, str] = {
     "schedule": "the core decides a step",
     "submit": "the executor launches it",
@@ -25,6 +25,7 @@ PARTS: dict[Part, str] = {
     "send": "events are encoded and written to the sockets",
     "parse": "requests are checked",
     "queue": "requests are handed to the core",
+    "prepare": "the executor prepares later steps while no request is there",
 }
 TURN_S = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 

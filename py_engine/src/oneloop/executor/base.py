@@ -78,6 +78,13 @@ class Executor(Protocol):
     def submit(self, slab_index: int) -> None:
         """Launch the step written in that slab: forward and, where no row has a grammar, sampling. Never blocks."""
 
+    def prepare_in_idle(self) -> bool:
+        """Do a little of what makes later steps quicker, as capturing one graph, while no step is in flight.
+
+        Takes at most some 30 ms, in which the loop does nothing else. False: there is no more, until other steps have
+        run. Never needed, and never raises for want of memory: a step does without what is not prepared.
+        """
+
     def completion_fd(self) -> int:
         """A descriptor that is readable while completions are waiting."""
 

@@ -79,6 +79,10 @@ class CpuExecutor:
         """As base.Executor."""
         self._submitted.put(slab_index)
 
+    def prepare_in_idle(self) -> bool:
+        """As base.Executor: there is nothing to prepare."""
+        return False
+
     def completion_fd(self) -> int:
         """As base.Executor."""
         return self._completions.fileno()

@@ -88,17 +88,17 @@ class CudaExecutor:
         return self._loaded.info
 
     def attach(self, layout: SlabLayout, num_slabs: int, *, max_num_seqs: int) -> Sequence[memoryview]:
-        """As base.Executor. Also loads the kernels and captures the graphs."""
+        """As base.Executor. Also loads the kernels and captures the first graphs."""
         import torch
 
         from oneloop.worker.gpu.runner import GpuModelRunner
         from oneloop.worker.gpu.slab import HostSlab
-        from oneloop.worker.memory.check import check_peak
 
         assert self._loaded is not None, "start() comes first"
         device = self._loaded.model.device
         stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._slabs = [HostSlab(layout, pinned=True) for _ in range(num_slabs)]
+        with self._times.part("slabs"):
+            self._slabs = [HostSlab(layout, pinned=True) for _ in range(num_slabs)]
         with torch.cuda.stream(stream):
             with self._times.part("KV cache"):
                 self._runner = GpuModelRunner(
@@ -110,19 +110,29 @@ class CudaExecutor:
                     max_num_tokens=self._config.resolved.step_tokens,
                     enforce_eager=self._config.worker.enforce_eager,
                 )
-            with self._times.part("kernels and graphs"):
-                try:
-                    self._runner.warm_up(self._workers)
-                finally:
-                    self._end_compiling()
+            try:
+                self._runner.warm_up(self._workers, self._times)
+            finally:
+                self._end_compiling()
             if self._mark is not None:
                 self._mark.write()
-        check_peak(self._loaded.plan, torch.cuda.mem_get_info(device)[0])
+        with self._times.part("check"):
+            self._check_memory(self._loaded, self._runner)
         self._stream = stream
         # Asked of a stream that never captures; a device that has failed says so on any.
         idle: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._completions = DeviceCompletions(self._runner.flag.numpy(), idle.query)
         return [slab.buffer for slab in self._slabs]
+
+    @staticmethod
+    def _check_memory(loaded: LoadedModel, runner: GpuModelRunner) -> None:
+        import torch
+
+        from oneloop.worker.memory.check import check_peak
+        from oneloop.worker.memory.gpu import graph_driver_bytes
+
+        later = graph_driver_bytes(loaded.model.spec, *runner.graphs_left())
+        check_peak(loaded.plan, torch.cuda.mem_get_info(loaded.model.device)[0], later)
 
     def _begin_compiling(self) -> None:
         """Start processes that compile, beside all the rest, unless Triton's cache has what such a start needs."""
@@ -164,6 +174,14 @@ class CudaExecutor:
                 completions.give_up(reason)
                 raise EngineDeadError(reason) from fatal
         completions.launched(number, error)
+
+    def prepare_in_idle(self) -> bool:
+        """As base.Executor: captures a graph, which takes 1 to 25 ms."""
+        import torch
+
+        assert self._runner is not None, "attach() comes first"
+        with torch.cuda.stream(self._stream):
+            return self._runner.prepare_in_idle()
 
     def completion_fd(self) -> int:
         """As base.Executor."""

@@ -56,7 +56,7 @@ class StepGraphs:
             body()
             return
         wait = self._waits.get(key, 1)
-        if wait == 0 and self._try_capture(key, body):
+        if wait == 0 and self.try_capture(key, body):
             self._graphs[key].replay()
             return
         body()
@@ -71,8 +71,12 @@ class StepGraphs:
             self._keeper = self._record(self._touch_memory, None)
         self._graphs[key] = self._record(body, self._keeper.pool())
 
-    def _try_capture(self, key: Hashable, body: Callable[[], None]) -> bool:
-        """False when it failed. More memory may come; what else spoils a capture spoils the next one too."""
+    def wants(self, key: Hashable) -> bool:
+        """Whether a graph of that key is missing and its capture has not failed."""
+        return self.enabled and key not in self._graphs and key not in self._attempts
+
+    def try_capture(self, key: Hashable, body: Callable[[], None]) -> bool:
+        """As capture; False when it failed. More memory may come; what else spoils one spoils the next too."""
         try:
             self.capture(key, body)
         except Exception as error:

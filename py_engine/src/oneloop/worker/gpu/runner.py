@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -11,14 +12,9 @@ import torch
 from oneloop.attention.kv_cache import PagedKVCache
 from oneloop.attention.metadata import AttentionMetadata
 from oneloop.device.cpus import usable_cpus
-from oneloop.worker.buckets import (
-    MAX_CAPTURED_TOKENS,
-    bucket_of,
-    largest_bucket,
-    row_buckets,
-    token_bucket,
-    token_buckets,
-)
+from oneloop.start_times import StartTimes
+from oneloop.worker.buckets import MAX_CAPTURED_TOKENS, bucket_of, largest_bucket, token_bucket
+from oneloop.worker.gpu.captures import Border, Captures, Forward, GraphSizes, Sample
 from oneloop.worker.gpu.graphs import StepGraphs
 from oneloop.worker.gpu.sampler import DeviceSampler
 from oneloop.worker.gpu.slab import DeviceSlab
@@ -28,15 +24,18 @@ from oneloop_kernels.ops.paged_attention import DEVICE_ATTENTION, AttentionShape
 from oneloop_kernels.ops.step_inputs import STEP_INPUTS, SampleOutput, SlotTables, StepInputs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from oneloop.models.base import Model
+    from oneloop.worker.gpu.captures import Key
     from oneloop.worker.gpu.sampler import SampleVariant
     from oneloop.worker.gpu.slab import HostSlab
     from oneloop.worker.inputs import StepHeader
     from oneloop.worker.memory.ledger import MemoryPlan
     from oneloop_core import SlabLayout
     from oneloop_kernels.compiling.workers import CompileWorkers
+
+log = logging.getLogger(__name__)
 
 MIN_SHARED_TOKENS: Final = 1024
 """With fewer tokens in widely shared blocks, looking for shared prefixes costs more than it saves."""
@@ -118,7 +117,13 @@ class GpuModelRunner:
             output=self._output,
             device=device,
         )
-        self._row_buckets = row_buckets(max_num_seqs)
+        sizes = GraphSizes.of(largest, max_num_seqs, len(slabs), MAX_CAPTURED_TOKENS)
+        self._row_buckets = sizes.rows
+        self._captures = Captures(
+            sizes,
+            [self._sampler.variant(flags, -1) for flags in (0, StepFlag.RANDOM)],
+            [self._sampler.variant(flags | StepFlag.LOGPROBS, 1) for flags in (0, StepFlag.RANDOM)],
+        )
         stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         self.graphs = StepGraphs(stream, enabled=not enforce_eager)
 
@@ -127,7 +132,7 @@ class GpuModelRunner:
         """Launch the step in that slab; `flag` grows by one when it is through."""
         header = self._views[slab_index].header()
         slab, index = self._slab, self._slab.header_index
-        self.graphs.launch(("fetch", slab_index), partial(self._launch_fetch, slab_index))
+        self.graphs.launch(Border("fetch", slab_index), partial(self._launch_fetch, slab_index))
         if header.num_admitted:
             self._sampler.admit(header)
         if header.num_forks:
@@ -145,7 +150,7 @@ class GpuModelRunner:
 
     def publish(self, slab_index: int) -> None:
         """Count a step that has no sample, or whose launch has raised."""
-        self.graphs.launch(("publish", slab_index), partial(self._launch_publish, slab_index, logprobs=False))
+        self.graphs.launch(Border("publish", slab_index), partial(self._launch_publish, slab_index, False))
 
     def _launch_fetch(self, slab_index: int) -> None:
         self._ops.fetch(self._slabs[slab_index].storage, self._slab.storage, self._size_at)
@@ -165,7 +170,7 @@ class GpuModelRunner:
         else:
             num_tokens = bucket_of(header.num_tokens, self._row_buckets)
         self.graphs.launch(
-            ("forward", num_tokens, has_multi, may_share),
+            Forward(num_tokens, has_multi, may_share),
             partial(self._launch_forward, num_tokens, has_multi, may_share),
             capturable=num_tokens <= MAX_CAPTURED_TOKENS,
         )
@@ -189,60 +194,103 @@ class GpuModelRunner:
     def _sample(self, header: StepHeader, slab_index: int) -> None:
         num_samples = bucket_of(header.num_samples, self._row_buckets)
         variant = self._sampler.variant(header.flags, header.max_logprobs)
+        self._captures.use(variant)
         self.graphs.launch(
-            ("sample", num_samples, variant, slab_index),
+            Sample(num_samples, variant, slab_index),
             partial(self._launch_end, num_samples, variant, slab_index),
         )
 
     def _launch_end(self, num_samples: int, variant: SampleVariant, slab_index: int) -> None:
         """Sampling, and the kernel that writes to the step's slab: one graph per slab saves a launch."""
         self._launch_sample(num_samples, variant)
-        self._launch_publish(slab_index, logprobs=variant.logprobs)
+        self._launch_publish(slab_index, variant.logprobs)
 
     def _launch_sample(self, num_samples: int, variant: SampleVariant) -> None:
         logits = self._model.compute_logits(self._sample_hidden[:num_samples])
         self._sampler.sample(logits, num_samples, variant)
 
     @torch.inference_mode()
-    def warm_up(self, workers: CompileWorkers | None = None) -> None:
-        """Compile and load every kernel a step can need, run the largest step, capture every bucket. Before any step.
+    def warm_up(self, workers: CompileWorkers | None = None, times: StartTimes | None = None) -> None:
+        """Compile and load every kernel a step can need, run the largest step, capture the first graphs.
 
-        The device's slab is empty here: the kernels find nothing to do. workers: compile for this process.
+        Before any step: the device's slab is empty, so that the kernels find nothing to do. workers: compile for this
+        process. times: where the seconds of "kernels" and of "graphs" are counted.
         """
+        times = times or StartTimes()
         self._slab.storage.zero_()
-        if not INTERPRETED:
-            with self._model.one_layer_of_each_kind(), compiling_ahead(usable_cpus(), workers):
-                self._warm_kernels(self._row_buckets)
-                self._compile_the_rare()
-        self._warm_kernels(self._row_buckets[-1:])
+        with times.part("kernels"):
+            if not INTERPRETED:
+                with self._model.one_layer_of_each_kind(), compiling_ahead(usable_cpus(), workers):
+                    self._warm_kernels(self._row_buckets)
+                    self._compile_the_rare()
+            self._warm_kernels(self._row_buckets[-1:])
         if self.graphs.enabled:
-            self._capture_all()
-            torch.cuda.synchronize(self._model.device)
-            # What ran before it was captured left its memory beside that of the graphs. Steps that are launched kernel
-            # by kernel need the largest's share of it: they get it back now, not while requests wait.
-            torch.cuda.empty_cache()
-            self._launch_forward(self._inputs.token_ids.shape[0], has_multi=True, may_share=False)
-            self._launch_sample(self._row_buckets[-1], self._sampler.variant(0, -1))
+            with times.part("graphs"):
+                self._capture_first()
         self._counter.zero_()
         self.flag.zero_()
 
-    def _capture_all(self) -> None:
-        greedy = self._sampler.variant(0, -1)
-        for bucket in self._captured_token_buckets():
-            self._capture(("forward", bucket, True, False), self._launch_forward, bucket, True, False)
-        for bucket in reversed(self._row_buckets):
-            self._capture(("forward", bucket, False, False), self._launch_forward, bucket, False, False)
-            for slab_index in range(len(self._slabs)):
-                self._capture(
-                    ("sample", bucket, greedy, slab_index), self._launch_end, bucket, greedy, slab_index
-                )
-        for slab_index in range(len(self._slabs)):
-            self._capture(("fetch", slab_index), self._launch_fetch, slab_index)
-            self._capture(("publish", slab_index), self._launch_publish, slab_index, False)
+    def _capture_first(self) -> None:
+        for key in self._captures.at_start():
+            self._rehearse(key)
+            self.graphs.capture(key, self._body(key))
+        torch.cuda.synchronize(self._model.device)
+        # What ran before it was captured left its memory beside that of the graphs. Steps that are launched kernel by
+        # kernel need the largest's share of it: they get it back now, not while requests wait.
+        torch.cuda.empty_cache()
+        self._launch_forward(self._inputs.token_ids.shape[0], has_multi=True, may_share=False)
+        self._launch_sample(self._row_buckets[-1], self._sampler.variant(0, -1))
 
-    def _captured_token_buckets(self) -> list[int]:
-        """Of steps with prefill, the largest first."""
-        return token_buckets(min(self._inputs.token_ids.shape[0], MAX_CAPTURED_TOKENS))
+    @torch.inference_mode()
+    def prepare_in_idle(self) -> bool:
+        """Capture the next graph. Only while no step is in flight. False when there is none, until steps ask for more.
+
+        Takes the host 1 to 25 ms. After a failure, as for want of memory, there are no more: steps are captured at
+        their second use then.
+        """
+        key = self._captures.next(self.graphs.wants) if self.graphs.enabled else None
+        if key is None:
+            return False
+        try:
+            self._slab.storage.zero_()  # of an empty step; the next one brings all that it needs
+            self._rehearse(key)
+            captured = self.graphs.try_capture(key, self._body(key))
+        except Exception:  # nobody asked for it: what fails for good fails again in a step, which tells of it
+            log.exception("a step could not be rehearsed")
+            captured = False
+        if not captured:
+            log.warning("no more steps are captured ahead")
+            self._captures.stop()
+            torch.cuda.empty_cache()
+        return captured
+
+    def graphs_left(self) -> tuple[int, int]:
+        """How many graphs of forward passes, and of samplings, idle moments are to bring."""
+        return self._captures.left(self.graphs.wants) if self.graphs.enabled else (0, 0)
+
+    def _body(self, key: Key) -> Callable[[], None]:
+        """What a graph's steps launch."""
+        match key:
+            case Forward(num_tokens, has_multi, may_share):
+                return partial(self._launch_forward, num_tokens, has_multi, may_share)
+            case Sample(num_samples, variant, slab_index):
+                return partial(self._launch_end, num_samples, variant, slab_index)
+            case Border("fetch", slab_index):
+                return partial(self._launch_fetch, slab_index)
+            case Border(_, slab_index):
+                return partial(self._launch_publish, slab_index, False)
+
+    def _rehearse(self, key: Key) -> None:
+        """Launch an empty step's part, so that what libraries bring is loaded: of layers, one of each kind will do.
+
+        Not what counts steps or writes to the host, which is one kernel that has run.
+        """
+        match key:
+            case Forward():
+                with self._model.one_layer_of_each_kind():
+                    self._launch_forward(*key)
+            case Sample(num_samples, variant, _):
+                self._launch_sample(num_samples, variant)
 
     def _warm_kernels(self, row_buckets: Iterable[int]) -> None:
         """Launch what an empty step may launch: the parts outside of graphs, the largest step, and these batches."""
@@ -258,14 +306,14 @@ class GpuModelRunner:
         for bucket in row_buckets:
             self._launch_forward(bucket, has_multi=False, may_share=False)
             self._launch_sample(bucket, greedy)
-        self._launch_publish(0, logprobs=False)
+        self._launch_publish(0, False)
 
     def _compile_the_rare(self) -> None:
         """Only while launches compile: all other sizes, and what few requests need.
 
         What is first compiled when a step needs it holds up every stream.
         """
-        for bucket in self._captured_token_buckets():
+        for bucket in reversed(self._captures.sizes.tokens):
             self._launch_forward(bucket, has_multi=True, may_share=False)
         for bucket in self._row_buckets:
             logits = self._model.compute_logits(self._sample_hidden[:bucket])
@@ -277,14 +325,7 @@ class GpuModelRunner:
         self._sampler.admit(one)
         self._sampler.fork(one)
         self._sampler.drop_tables()
-        self._launch_publish(0, logprobs=True)
-
-    def _capture(self, key: Hashable, launch: Callable[..., None], *arguments: object) -> None:
-        body = partial(launch, *arguments)
-        # Once before: it loads what the libraries bring, for which one layer is as good as all.
-        with self._model.one_layer_of_each_kind():
-            body()
-        self.graphs.capture(key, body)
+        self._launch_publish(0, True)
 
 
 def _make_inputs(max_rows: int, max_tokens: int, device: torch.device) -> StepInputs:

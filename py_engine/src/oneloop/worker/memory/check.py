@@ -16,15 +16,16 @@ TOLERANCE: Final = 0.02
 """Part of the planned bytes that a measurement may be above or below without a word."""
 
 
-def check_peak(plan: MemoryPlan, free_after: int) -> int:
-    """Compare what is taken after the largest step with the plan. Returns the bytes taken.
+def check_peak(plan: MemoryPlan, free_after: int, later: int = 0) -> int:
+    """Compare what is taken after the largest step with the plan. Returns the bytes taken, `later` included.
 
     free_after: free bytes of the device once the KV cache is allocated and the largest step has run (the allocator
-    keeps what it took, so that this is the peak). Logs a warning when more is taken than planned. ConfigError, with
-    the utilization to set, when less is left free than gpu_memory_utilization leaves to others.
+    keeps what it took, so that this is the peak). later: bytes of what is planned and comes when nobody waits. Logs a
+    warning when more is taken than planned. ConfigError, with the utilization to set, when less is left free than
+    gpu_memory_utilization leaves to others.
     """
     ledger = plan.ledger
-    taken = ledger.memory.free - free_after
+    taken = ledger.memory.free - free_after + later
     excess = taken - ledger.planned
     if taken > ledger.usable and excess > TOLERANCE * ledger.planned:
         fitting = (2 * ledger.usable - taken) / ledger.memory.total

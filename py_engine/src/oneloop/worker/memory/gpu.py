@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from oneloop.worker.buckets import MAX_CAPTURED_TOKENS, largest_bucket, row_buckets, token_buckets
+from oneloop.worker.buckets import MAX_CAPTURED_TOKENS, largest_bucket
+from oneloop.worker.gpu.captures import GraphSizes
 from oneloop.worker.memory.ledger import Reserved
 from oneloop.worker.memory.sizes import longest_context, max_blocks_per_seq, weight_bytes
 
@@ -28,8 +29,12 @@ SLACK_SHARE: Final = 0.05
 """Part of the step's own tensors that the allocator's rounding and splitting may add…"""
 SLACK_BYTES: Final = 64 * MIB
 """…beside its segments that are never full: three of 20 MiB, and small ones. Seen: 30 to 70 MiB."""
-_GRAPH_LAYER_BYTES: Final = 48 * 1024
-"""What the driver keeps of one layer's kernels in one graph: 33 KiB, and half as much again for rarer variants."""
+_GRAPH_LAYER_BYTES: Final = 34 * 1024
+"""What the driver keeps of one layer's kernels in one graph: 33 KiB; of a sampling's kernels no more."""
+NUM_SLABS: Final = 3
+"""Of the engine's ring."""
+_NUM_VARIANTS: Final = 4
+"""Of sampling that are captured whatever requests ask for: greedy or not, with log-probabilities or without."""
 
 _MAX_PROGRAMS: Final = 160 * 5
 """Programs of split decode attention: multiprocessors (more than any card of today has) times programs on each."""
@@ -76,15 +81,25 @@ def logits_bytes(spec: ModelSpec, item_bytes: int, num_seqs: int) -> int:
 
 
 def graph_bytes(spec: ModelSpec, item_bytes: int, num_tokens: int, num_seqs: int) -> int:
-    """Their pool, which holds the tensors of the largest captured step, and the driver's part.
-
-    The pool: activations, logits and a workspace of matrix products (from one graph to the next they do not share
-    memory of different sizes: the sum was seen). The driver's: per graph of a forward pass and layer.
-    """
+    """Their pool and the driver's part, once all are captured."""
     captured = min(num_tokens, MAX_CAPTURED_TOKENS)
-    pool = activation_bytes(spec, item_bytes, captured) + logits_bytes(spec, item_bytes, num_seqs)
-    num_graphs = len(token_buckets(captured)) + len(row_buckets(num_seqs))
-    return pool + GEMM_WORKSPACE_BYTES + num_graphs * spec.num_layers * _GRAPH_LAYER_BYTES
+    sizes = GraphSizes.of(captured, num_seqs, NUM_SLABS)
+    driver = graph_driver_bytes(spec, sizes.num_forward, sizes.num_sample(_NUM_VARIANTS))
+    return graph_pool_bytes(spec, item_bytes, captured, num_seqs) + driver
+
+
+def graph_pool_bytes(spec: ModelSpec, item_bytes: int, num_tokens: int, num_seqs: int) -> int:
+    """The tensors of the largest captured step: activations, logits and a workspace of matrix products.
+
+    From one graph to the next they do not share memory of different sizes: the sum was seen.
+    """
+    activations = activation_bytes(spec, item_bytes, num_tokens)
+    return activations + logits_bytes(spec, item_bytes, num_seqs) + GEMM_WORKSPACE_BYTES
+
+
+def graph_driver_bytes(spec: ModelSpec, num_forward: int, num_sample: int) -> int:
+    """What the driver keeps of so many graphs of forward passes, per layer, and of samplings."""
+    return (num_forward * spec.num_layers + num_sample) * _GRAPH_LAYER_BYTES
 
 
 def activation_bytes(spec: ModelSpec, item_bytes: int, num_tokens: int) -> int:
