@@ -1,6 +1,7 @@
 """Run as a program by test_compile_workers.py: kernels compile in workers, with a driver that only says "sm_90".
 
-Prints a JSON object: each kernel with whether Triton found it in its cache when this process asked for it.
+Prints a JSON object: each kernel with whether Triton found it in its cache when this process asked for it; and how
+often this process made a hash of Triton itself.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import sys
 
 import torch
 from triton import knobs
+from triton.runtime.cache import triton_key
 
 from oneloop_kernels.compiling.workers import CompileWorkers
 from oneloop_kernels.launch import compiling_ahead
@@ -35,7 +37,7 @@ def main() -> None:
         rms_norm(x, x[0], 1e-6)
         silu_mul(x)
     workers.close()
-    print(json.dumps(found))
+    print(json.dumps(found | {"hashes of Triton": triton_key.cache_info().misses}))
 
 
 if __name__ == "__main__":

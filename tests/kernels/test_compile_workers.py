@@ -65,14 +65,14 @@ def wait_until_gone(group):
 
 def test_they_are_found_in_the_cache(environment, tmp_path):
     found = json.loads(output_of([sys.executable, str(PROGRAM), "2"], environment))
-    assert found == {"rms_norm_kernel": True, "silu_mul_kernel": True}
+    assert found == {"rms_norm_kernel": True, "silu_mul_kernel": True, "hashes of Triton": 1}
     assert not list((tmp_path / "temporary").iterdir())
 
 
 def test_without_workers_they_are_compiled_here(environment):
     """What the test above looks at can be false: here the workers never come."""
     found = json.loads(output_of([sys.executable, str(PROGRAM), "2", "/bin/false"], environment))
-    assert found == {"rms_norm_kernel": False, "silu_mul_kernel": False}
+    assert found == {"rms_norm_kernel": False, "silu_mul_kernel": False, "hashes of Triton": 1}
 
 
 def test_keys_do_not_depend_on_the_order(environment):

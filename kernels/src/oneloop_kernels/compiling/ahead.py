@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from triton.runtime.cache import triton_key
 from triton.runtime.jit import JITFunction
 
 from oneloop_kernels.compiling.jobs import encode
@@ -25,6 +26,9 @@ def launches_compile(num_threads: int, workers: CompileWorkers | None) -> Iterat
     run, do_compile, thread = JITFunction.run, JITFunction._do_compile, threading.get_ident()
     pending: list[_Pending] = []
     threads = ThreadPoolExecutor(num_threads if workers is None else max(num_threads, workers.number))
+    # A hash of Triton itself, which every kernel's key begins with. Triton remembers it, but threads that ask for it
+    # before it is there each compute it, much of that under the interpreter's lock.
+    key_of_triton = threads.submit(triton_key)
 
     def run_nothing(self: Any, *arguments: object, grid: object, warmup: bool, **options: object) -> object:
         if threading.get_ident() == thread:  # others launch as ever
@@ -46,7 +50,7 @@ def launches_compile(num_threads: int, workers: CompileWorkers | None) -> Iterat
         kernels, _, target, *_ = self.device_caches[device]
         _ = self.cache_key  # computed once per kernel, here rather than by several threads
         source = self.ASTSource(self, signature, constants, attributes)
-        made = threads.submit(_make, self.compile, source, target, vars(options), workers)
+        made = threads.submit(_make, self.compile, source, target, vars(options), workers, key_of_triton)
         kernels[key] = _Pending(made, kernels, key)
         pending.append(kernels[key])
         return kernels[key]
@@ -87,9 +91,15 @@ class _Pending:
 
 
 def _make(
-    compile_: Any, source: Any, target: Any, options: dict[str, Any], workers: CompileWorkers | None
+    compile_: Any,
+    source: Any,
+    target: Any,
+    options: dict[str, Any],
+    workers: CompileWorkers | None,
+    key_of_triton: Future[str],
 ) -> Any:
     """Compile, here or in a worker, then do what a first launch would: make its launcher, in C, and load its code."""
+    key_of_triton.result()
     job = None if workers is None else encode(source, target, options)
     if workers is not None and job is not None:
         workers.compile(job)  # which leaves it in Triton's cache, or it is compiled here after all
