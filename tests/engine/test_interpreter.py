@@ -5,11 +5,14 @@ import sys
 
 SCRIPT = """
 import gc, math, sys
-from oneloop.engine.interpreter import settle_interpreter
+from oneloop.engine.interpreter import collect_rarely, settle_interpreter
 before = math.prod(gc.get_threshold())
+collect_rarely()
+assert gc.get_freeze_count() == 0
+assert math.prod(gc.get_threshold()) > 10 * before, "objects until a full collection"
 settle_interpreter()
 assert gc.get_freeze_count() > 1000
-assert math.prod(gc.get_threshold()) > 10 * before, "objects until a full collection"
+assert math.prod(gc.get_threshold()) > 10 * before
 assert sys.getswitchinterval() < 0.005
 """
 

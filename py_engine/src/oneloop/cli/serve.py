@@ -21,7 +21,7 @@ from oneloop.cli.loading import answering_while_loading
 from oneloop.cli.logs import logging_to_stderr
 from oneloop.config import EngineConfig, ServerConfig
 from oneloop.engine.event_loop import turn_loop
-from oneloop.engine.interpreter import settle_interpreter
+from oneloop.engine.interpreter import collect_rarely, settle_interpreter
 from oneloop.engine.loop_times import LoopTimes
 from oneloop.errors import ConfigError
 from oneloop.start_times import StartTimes, process_age_s
@@ -49,6 +49,7 @@ def serve(options: argparse.Namespace) -> int:
     server_config = ServerConfig(**{"api_key": os.environ.get(API_KEY_VARIABLE), **server_values(options)})
     with bind(server_config.host, server_config.port) as listening, logging_to_stderr():
         allow_many_descriptors()
+        collect_rarely()
         start_times = StartTimes(process_age_s())
         loop_times = LoopTimes()
         serving = _Serving(engine_config, server_config, listening, start_times, loop_times)
