@@ -24,9 +24,13 @@ if TYPE_CHECKING:
 COMPLETIONS = "/v1/completions"
 
 
-def message(body: Any, version: str = "1.1") -> bytes:
+LANES = {"express": "application/json", "aiohttp": "Application/JSON"}
+"""Forms of the media type: the usual one, and one that is not looked for on the express lane."""
+
+
+def message(body: Any, version: str = "1.1", lane: str = "express") -> bytes:
     data = json.dumps({"stream": True, "ignore_eos": True, **body}).encode()
-    head = f"POST {COMPLETIONS} HTTP/{version}\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = f"POST {COMPLETIONS} HTTP/{version}\r\nHost: x\r\nContent-Type: {LANES[lane]}\r\n"
     return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
 
@@ -44,12 +48,14 @@ async def until(condition: Callable[[], Any], limit_s: float = 5) -> None:
             await asyncio.sleep(0.002)
 
 
-async def open_held(server: Any, body: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Any]:
+async def open_held(
+    server: Any, body: Any, lane: str = "express"
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Any]:
     """A streamed request whose deltas the test pushes itself: (reader, writer, its RequestStream)."""
     server.engine.paused.clear()
     known = set(server.engine.live)
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(message(body))
+    writer.write(message(body, lane=lane))
     await until(lambda: set(server.engine.live) - known)
     (handle,) = set(server.engine.live) - known
     return reader, writer, server.engine.live[handle]
@@ -85,7 +91,10 @@ async def test_slices_leave_the_loop_to_others() -> None:
     assert log[-1] == 100
 
 
-async def test_a_step_is_one_chunk_and_wakes_no_task(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lane", LANES)
+async def test_a_step_is_one_chunk_and_wakes_no_task(
+    server: Any, lane: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between its start and its end a reply is written without its task."""
     sends = []
     original = SseWriter.send
@@ -95,24 +104,25 @@ async def test_a_step_is_one_chunk_and_wakes_no_task(server: Any, monkeypatch: p
         await original(self, events)
 
     monkeypatch.setattr(SseWriter, "send", send)
-    reader, writer, stream = await open_held(server, {"prompt": "a", "max_tokens": 100})
+    reader, writer, stream = await open_held(server, {"prompt": "a", "max_tokens": 100}, lane)
     for number in range(50):
         stream.push(delta(f"<{number}>"), 0.0)
         received = await asyncio.wait_for(reader.readuntil(b"\n\n\r\n"), 5)
         assert received.count(b"data: ") == 1
         assert b"<%d>" % number in received
-    assert len(sends) == 1
+    assert len(sends) == (1 if lane == "aiohttp" else 0)
     stream.push(delta("end", "stop"), 0.0)
     received = await asyncio.wait_for(reader.readuntil(b"\r\n0\r\n\r\n"), 5)
     assert received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-    assert len(sends) == 1, "the end is one write with its events"
+    assert len(sends) == (1 if lane == "aiohttp" else 0), "the end is one write with its events"
     server.engine.paused.set()
-    writer.write(message({"prompt": "b", "max_tokens": 3}))  # the connection goes on
+    writer.write(message({"prompt": "b", "max_tokens": 3}, lane=lane))  # the connection goes on
     assert b"[DONE]" in await asyncio.wait_for(reader.readuntil(b"\r\n0\r\n\r\n"), 5)
     writer.close()
 
 
-async def test_slow_and_back(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lane", LANES)
+async def test_slow_and_back(server: Any, lane: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the socket is full nothing is taken; once it is not, the merged rest goes out, then step by step again."""
     original = Connection.connection_made
 
@@ -121,7 +131,7 @@ async def test_slow_and_back(server: Any, monkeypatch: pytest.MonkeyPatch) -> No
         original(self, transport)
 
     monkeypatch.setattr(Connection, "connection_made", connection_made)
-    reader, writer, stream = await open_held(server, {"prompt": "a", "max_tokens": 100})
+    reader, writer, stream = await open_held(server, {"prompt": "a", "max_tokens": 100}, lane)
     sock = writer.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     sent = ["start"]
@@ -189,8 +199,9 @@ async def test_http_1_0_has_no_chunks(server: Any, keep_alive: bytes) -> None:
     assert texts(body) == whole["choices"][0]["text"]
 
 
+@pytest.mark.parametrize("lane", LANES)
 async def test_an_error_in_one_reply_is_its_own(
-    server: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: Any, lane: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A bug met while a chunk is encoded ends that stream with an error event; the others go on."""
     original = ChunkEncoder.encode
@@ -201,7 +212,7 @@ async def test_an_error_in_one_reply_is_its_own(
         return original(self, choice, found)
 
     monkeypatch.setattr(ChunkEncoder, "encode", encode)
-    held = [await open_held(server, {"prompt": "a", "max_tokens": 100}) for _ in range(3)]
+    held = [await open_held(server, {"prompt": "a", "max_tokens": 100}, lane) for _ in range(3)]
     for _, _, stream in held:
         stream.push(delta("first"), 0.0)
     for reader, _, _ in held:
@@ -235,9 +246,10 @@ async def test_a_bug_before_the_first_chunk_is_a_status(server: Any, monkeypatch
     await server.settled()
 
 
-async def test_the_engine_aborts_under_way(server: Any) -> None:
+@pytest.mark.parametrize("lane", LANES)
+async def test_the_engine_aborts_under_way(server: Any, lane: str) -> None:
     """While the outbox writes: the reply ends in order, with the reason."""
-    reader, writer, stream = await open_held(server, {"prompt": "a", "max_tokens": 100, "n": 1})
+    reader, writer, stream = await open_held(server, {"prompt": "a", "max_tokens": 100, "n": 1}, lane)
     stream.push(delta("one"), 0.0)
     received = await reader.readuntil(b"\n\n\r\n")
     stream.push(delta("two"), 0.0)
@@ -248,11 +260,12 @@ async def test_the_engine_aborts_under_way(server: Any) -> None:
     writer.close()
 
 
-async def test_several_prompts_make_one_chunk_per_step(server: Any) -> None:
+@pytest.mark.parametrize("lane", LANES)
+async def test_several_prompts_make_one_chunk_per_step(server: Any, lane: str) -> None:
     """Choices of several requests of the engine, in the order of their numbers, in one write."""
     server.engine.paused.clear()
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(message({"prompt": ["a", "b", "c"], "max_tokens": 100}))
+    writer.write(message({"prompt": ["a", "b", "c"], "max_tokens": 100}, lane=lane))
     await until(lambda: len(server.engine.live) == 3)
     streams = list(server.engine.live.values())
     await asyncio.sleep(0.01)

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-import re
 import time
 from typing import TYPE_CHECKING
 
-from aiohttp import HttpVersion10, HttpVersion11, web
+from aiohttp import web
 
 from oneloop.api.auth import KeyCheck
 from oneloop.api.body import BodyReader
-from oneloop.api.errors import (
-    INTERNAL_MESSAGE,
-    SERVER_NAME,
-    ApiError,
-    ErrorKind,
-    bad_request,
-    error_response,
-    from_exception,
-)
+from oneloop.api.errors import SERVER_NAME, bad_request, error_response, told
+from oneloop.api.framing import framing_fault
 from oneloop.api.handlers.chat import chat_completions
 from oneloop.api.handlers.completions import completions
 from oneloop.api.handlers.health import health
@@ -29,7 +20,7 @@ from oneloop.api.handlers.tokenize import detokenize, tokenize
 from oneloop.api.handlers.version import version
 from oneloop.api.limits import Limits
 from oneloop.api.logprobs import TokenTexts
-from oneloop.api.metrics import HttpMetrics
+from oneloop.api.metrics import CLIENT_GONE, HttpMetrics
 from oneloop.api.outbox import Outbox
 from oneloop.api.protocol.sampling import safe_request_id
 from oneloop.api.replies import new_request_id
@@ -41,8 +32,6 @@ if TYPE_CHECKING:
     from oneloop.config import ServerConfig
     from oneloop.engine.async_engine import AsyncEngine
 
-
-log = logging.getLogger(__name__)
 
 ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/health", health),
@@ -59,10 +48,6 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
 )
 OPEN_HANDLERS: frozenset[Handler] = frozenset({health})
 """What answers without the key; everything else, unknown paths included, asks for it."""
-
-_CLIENT_GONE = 499
-"""What a request counts as whose client left before the reply."""
-_HOST = re.compile(r"[A-Za-z0-9._~-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
 
 
 def create_app(engine: AsyncEngine, config: ServerConfig) -> web.Application:
@@ -112,14 +97,14 @@ def one_exit(inner: Handler) -> Handler:
     async def handle(request: web.Request) -> web.StreamResponse:
         request[REQUEST_ID] = safe_request_id(request.headers.get("X-Request-Id")) or new_request_id()
         begin = time.monotonic()
-        status = _CLIENT_GONE
+        status = CLIENT_GONE
         try:
             try:
                 response = await inner(request)
             except ConnectionError:
                 raise
             except Exception as error:
-                response = error_response(_told(request, error))
+                response = error_response(told(error, request[REQUEST_ID]))
             status = response.status
             return response
         finally:
@@ -136,21 +121,12 @@ async def _mark(request: web.Request, response: web.StreamResponse) -> None:
     response.headers["X-Request-Id"] = request[REQUEST_ID]
 
 
-def _told(request: web.Request, error: Exception) -> ApiError:
-    """What the client is told; our own bugs go to the log in full and to the client in one fixed sentence."""
-    known = from_exception(error)
-    if known is None:
-        log.error("request %s failed", request[REQUEST_ID], exc_info=error)
-        return ApiError(ErrorKind.INTERNAL, INTERNAL_MESSAGE)
-    return known
-
-
 def _gate(keys: KeyCheck) -> Middleware:
     """Framing, host and key, decided before the handler runs and on the handler the router chose."""
 
     @web.middleware
     async def gate(request: web.Request, handler: Handler) -> web.StreamResponse:
-        fault = _fault(request)
+        fault = framing_fault(request.version, request.headers)
         if fault is not None:
             return error_response(bad_request(None, fault), close=True)
         if request.match_info.handler not in OPEN_HANDLERS:
@@ -158,16 +134,3 @@ def _gate(keys: KeyCheck) -> Middleware:
         return await handler(request)
 
     return gate
-
-
-def _fault(request: web.Request) -> str | None:
-    """What other HTTP software may read differently than we do, beyond what the parser refuses by itself."""
-    if request.version not in (HttpVersion10, HttpVersion11):
-        return "This server speaks HTTP/1.1."
-    codings = [coding.lower() for coding in request.headers.getall("Transfer-Encoding", [])]
-    if codings not in ([], ["chunked"]):
-        return "The only Transfer-Encoding this server reads is chunked."
-    host = request.headers.get("Host")
-    if (host is None and request.version == HttpVersion11) or (host and not _HOST.fullmatch(host)):
-        return "The Host header is missing or malformed."
-    return None

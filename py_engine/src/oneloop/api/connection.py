@@ -11,7 +11,7 @@ import logging
 import socket
 from typing import TYPE_CHECKING
 
-from aiohttp import HttpVersion11, web
+from aiohttp import HttpVersion11, StreamReader, web
 from aiohttp.http import RawRequestMessage
 
 from oneloop.api.errors import INTERNAL_MESSAGE, ApiError, ErrorKind, bad_request, error_response
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from aiohttp.web_request import BaseRequest
+
+    from oneloop.api.express import ExpressLane, ExpressReply
 
 log = logging.getLogger(__name__)
 
@@ -40,33 +42,61 @@ _TCP_CLOSE = 7
 """State of a Linux socket after RST: the first byte of TCP_INFO."""
 
 
+def watch_peers(listening: socket.socket, write_timeout_s: float) -> None:
+    """Let the kernel find out, for all connections that this socket accepts, that the other side has vanished.
+
+    write_timeout_s: a client may read nothing for so long; for the kernel that is one that acknowledges nothing.
+    """
+    if listening.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    unacknowledged_ms = min(round(max(_UNACKNOWLEDGED_S, write_timeout_s) * 1e3), _MAX_MS)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_AFTER_S)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_EVERY_S)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _NUM_KEEPALIVES)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unacknowledged_ms)
+
+
 class Connection(web.RequestHandler):
     """aiohttp's connection with our error body. A peer that vanished is noticed, one that is only quiet is answered."""
 
-    __slots__ = ("_looking", "_num_probes", "_owed", "_unacknowledged_ms")
+    __slots__ = ("_express", "_is_on_express", "_lane", "_looking", "_num_probes", "_owed")
 
-    def __init__(self, manager: web.Server, *, write_timeout_s: float, **options: Any) -> None:
-        """write_timeout_s: a client may read nothing for so long. options: aiohttp's."""
+    def __init__(self, manager: web.Server, *, lane: ExpressLane, **options: Any) -> None:
+        """options: aiohttp's."""
         super().__init__(manager, **options)
-        # For the kernel a client that reads nothing is one that acknowledges nothing.
-        self._unacknowledged_ms = min(round(max(_UNACKNOWLEDGED_S, write_timeout_s) * 1e3), _MAX_MS)
+        self._lane = lane
+        self._express: ExpressReply | None = None
+        """The reply that is on its way without aiohttp's task, which waits meanwhile."""
+        self._is_on_express = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Let the kernel find out that the other side is gone without a word."""
+        """As aiohttp's, but its task begins with the first request that needs it."""
         self._owed: tuple[Any, Any] | None = None
         """The last request (message, body) of which not all is answered."""
         self._looking: asyncio.TimerHandle | None = None
         """Set once the client has ended its side."""
         self._num_probes = _NUM_PROBES
         transport.max_size = _READ_AT_ONCE  # type: ignore[attr-defined]  # of asyncio's transports of sockets
-        super().connection_made(transport)
-        sock = transport.get_extra_info("socket")
-        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_AFTER_S)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_EVERY_S)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _NUM_KEEPALIVES)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self._unacknowledged_ms)
+        super(web.RequestHandler, self).connection_made(transport)
+        assert self._manager is not None
+        assert isinstance(transport, asyncio.Transport)
+        self._manager.connection_made(self, transport)
+        self._watch_idle()
+
+    def _watch_idle(self) -> None:
+        """Nothing is asked: the connection is closed when that stays so."""
+        self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        if self._keepalive_handle is None:
+            self._keepalive_handle = self._loop.call_at(
+                self._next_keepalive_close_time, self._process_keepalive
+            )
+
+    def _process_keepalive(self) -> None:
+        """As aiohttp's, which closes where its task waits; here it may never have been needed."""
+        super()._process_keepalive()
+        if self._keepalive and self._keepalive_handle is None and self._task_handler is None:
+            self.force_close()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Nothing is owed any more."""
@@ -74,12 +104,78 @@ class Connection(web.RequestHandler):
         if self._looking is not None:
             self._looking.cancel()
         super().connection_lost(exc)
+        if self._express is not None:
+            self._express.lost()
 
     def data_received(self, data: bytes) -> None:
-        """As aiohttp's, which queues whole heads."""
+        """As aiohttp's, which queues whole heads; whose turn it is is decided here."""
+        waiter, self._waiter = self._waiter, None
         super().data_received(data)
+        self._waiter = waiter
         if self._messages:
             self._owed = self._messages[-1]
+            if not self._is_answering:
+                self._answer_next()
+
+    @property
+    def _is_answering(self) -> bool:
+        """Whether the next request has to wait: for a reply, or for aiohttp's task, which has it already."""
+        if self._is_on_express or self._task_handler is None:
+            return self._is_on_express
+        return self._waiter is None or self._waiter.done()
+
+    def _answer_next(self) -> None:
+        """Begin the next reply: on the express lane, or by aiohttp's task."""
+        message, body = self._messages[0]
+        if body.is_eof() and isinstance(message, RawRequestMessage) and self._lane.admits(message):
+            self._is_on_express = True  # from here on, for reading may call data_received()
+            whole = body.read_nowait(-1)
+            self._express = self._lane.begin(self, message, whole)
+            if self._express is not None:
+                self._take_message()
+                return
+            self._is_on_express = False
+            self._messages[0] = (message, self._holding(whole))
+        if self._waiter is not None:
+            self._waiter.set_result(None)
+        else:
+            self._task_handler = self._loop.create_task(self.start())
+
+    def _take_message(self) -> None:
+        """The head of the queue is being answered. As aiohttp's task takes it."""
+        self._messages.popleft()
+        self._keepalive = False  # until it is answered
+        self._request_in_progress = True
+        if self._parser is not None:
+            self._parser.message_consumed()
+        if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
+            self._resume_reading_if_drained()
+
+    def _holding(self, body: bytes) -> StreamReader:
+        """A body that has arrived."""
+        reader = StreamReader(self, _READ_AT_ONCE, loop=self._loop)
+        reader.feed_data(body)
+        reader.feed_eof()
+        return reader
+
+    def reply_over(self) -> None:
+        """From the express lane: its reply has ended, or there is nobody to tell. As aiohttp's task goes on."""
+        self._express = None
+        self._is_on_express = False
+        self._request_in_progress = False
+        if self._handler_waiter is not None and not self._handler_waiter.done():
+            self._handler_waiter.set_result(None)
+        self._all_answered()
+        transport = self.transport
+        if transport is None:
+            return
+        if self._close or self._force_close:
+            transport.close()
+            return
+        self._keepalive = True
+        self._watch_idle()
+        if self._messages and not self._is_answering:
+            self._answer_next()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # aiohttp never keeps one
         """The client sends no more. True keeps the connection until what it has asked for is answered.
@@ -101,10 +197,14 @@ class Connection(web.RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         """As aiohttp's: the end of a reply. A connection that brings no more requests ends with its last one."""
         finished = await super().finish_response(request, resp, start_time)
+        self._all_answered()
+        return finished
+
+    def _all_answered(self) -> None:
+        """Nothing is owed but what waits. A client that sends no more has nothing to wait for once it has its last."""
         self._owed = self._messages[-1] if self._messages else None
         if self._owed is None and self._looking is not None:
             self.close()
-        return finished
 
     def handle_error(
         self,
@@ -129,8 +229,7 @@ class Connection(web.RequestHandler):
         transport = self.transport
         if transport is None or transport.is_closing():
             return
-        request = self._current_request
-        if self._num_probes and request is not None and request.writer.output_size == 0:
+        if self._num_probes and self._is_silent():
             self._num_probes -= 1
             transport.write(_PROBE)
         sock = transport.get_extra_info("socket")
@@ -138,3 +237,10 @@ class Connection(web.RequestHandler):
             transport.abort()
         else:
             self._looking = self._loop.call_later(_LOOK_EVERY_S, self._look)
+
+    def _is_silent(self) -> bool:
+        """Whether a reply is awaited of which no byte is on its way."""
+        if self._express is not None:
+            return not self._express.has_begun
+        request = self._current_request
+        return request is not None and request.writer.output_size == 0

@@ -5,6 +5,7 @@ Messages are fixed strings plus what the client sent in a bounded form; nothing 
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,9 @@ from oneloop.errors import EngineDeadError, GenerationError, OverloadedError, Re
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+log = logging.getLogger(__name__)
 
 
 class ErrorKind(Enum):
@@ -97,6 +101,15 @@ def error_response(error: ApiError, *, close: bool = False) -> web.Response:
     if close:
         response.force_close()
     return response
+
+
+def told(error: Exception, request_id: str) -> ApiError:
+    """What the client is told; our own bugs go to the log in full and to the client in one fixed sentence."""
+    known = from_exception(error)
+    if known is None:
+        log.error("request %s failed", request_id, exc_info=error)
+        return ApiError(ErrorKind.INTERNAL, INTERNAL_MESSAGE)
+    return known
 
 
 def from_exception(error: Exception) -> ApiError | None:

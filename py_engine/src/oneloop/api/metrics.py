@@ -33,6 +33,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 METHODS = ("GET", "POST", "HEAD", "other")
 STATUSES = ("2xx", "4xx", "5xx")
 OTHER_ROUTE = "other"
+CLIENT_GONE = 499
+"""What a request counts as whose client left before the reply."""
 _REQUEST_S = (0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0)
 _ENGINE_HISTOGRAMS = {
     "time_to_first_token_seconds": "From arrival to the first token.",

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from oneloop.api.app import create_app, one_exit
-from oneloop.api.connection import Connection
+from oneloop.api.auth import KeyCheck
+from oneloop.api.connection import Connection, watch_peers
+from oneloop.api.express import ExpressLane
 from oneloop.api.limits import HEADER_TIMEOUT_S
 from oneloop.api.listener import Listener
+from oneloop.api.state import STATE
 from oneloop.engine.event_loop import EVENTS_PER_TURN
 
 if TYPE_CHECKING:
@@ -38,17 +41,19 @@ async def run_server(
     `config.shutdown_timeout` seconds; what still runs is ended with an error event; connections are closed. Returns
     when all of it is done.
     """
-    runner = web.AppRunner(create_app(engine, config), access_log=None, handler_cancellation=True)
+    app = create_app(engine, config)
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
     await runner.setup()
     server = runner.server
     assert server is not None
     server.request_handler = one_exit(server.request_handler)  # type: ignore[assignment]  # an app's are Requests
+    lane = ExpressLane(app[STATE], KeyCheck(config.api_key))
     loop = asyncio.get_running_loop()
 
     def connection() -> Connection:
         return Connection(
             server,
-            write_timeout_s=config.write_timeout_s,
+            lane=lane,
             loop=loop,
             keepalive_timeout=HEADER_TIMEOUT_S,
             lingering_time=LINGERING_S,
@@ -56,6 +61,7 @@ async def run_server(
             access_log=None,  # as AppRunner takes it: no access log
         )
 
+    watch_peers(sock, config.write_timeout_s)
     listener = Listener(sock, connection)
     try:
         await stop.wait()

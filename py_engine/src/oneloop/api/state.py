@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from oneloop.api.errors import ApiError, ErrorKind
 from oneloop.api.protocol.fields import shown
+from oneloop.api.protocol.repeated import Repeated
 
 if TYPE_CHECKING:
     from oneloop.api.body import BodyReader
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from oneloop.api.logprobs import TokenTexts
     from oneloop.api.metrics import HttpMetrics
     from oneloop.api.outbox import Outbox
+    from oneloop.api.protocol.chat import ChatRequest
+    from oneloop.api.protocol.completions import CompletionRequest
     from oneloop.config import ServerConfig
     from oneloop.engine.async_engine import AsyncEngine
 
@@ -31,6 +34,8 @@ class ApiState:
     metrics: HttpMetrics
     token_texts: TokenTexts
     outbox: Outbox
+    repeated_completions: Repeated[CompletionRequest] = field(default_factory=Repeated)
+    repeated_chats: Repeated[ChatRequest] = field(default_factory=Repeated)
     started: int
     """Unix time at which the model became available."""
 

@@ -2,42 +2,52 @@
 
 from __future__ import annotations
 
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from oneloop.api.chunks import chat_chunks
-from oneloop.api.handlers.generation import abort_all, collect, submit_all
-from oneloop.api.handlers.json_reply import ignored_header, json_reply
+from oneloop.api.handlers.answer import answer
+from oneloop.api.handlers.generation import Job
+from oneloop.api.handlers.json_reply import ignored_header
 from oneloop.api.handlers.prompt import check_context, check_text_len, render
-from oneloop.api.handlers.streaming import stream_reply
 from oneloop.api.logprobs import ChatLogprobs
 from oneloop.api.protocol.chat import read_chat
-from oneloop.api.replies import ReplyHead, Usage, chat_reply, encode_logprobs
-from oneloop.api.state import REQUEST_ID, STATE
+from oneloop.api.protocol.messages import read_messages
+from oneloop.api.replies import ReplyHead, Usage, chat_reply
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from aiohttp import web
 
-    from oneloop.api.protocol.chat import ChatRequest
     from oneloop.api.state import ApiState
-    from oneloop.engine.stream import RequestStream
+    from oneloop.engine.params import ResolvedParams
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     """One conversation, n answers."""
-    state = request.app[STATE]
-    body = await state.bodies.read_object(request)
+    return await answer(request, prepare_chat)
+
+
+async def prepare_chat(
+    state: ApiState, members: dict[str, object], request_id: str, rename: Callable[[str], None]
+) -> Job:
+    """As Prepare."""
     began = perf_counter()
-    chat = read_chat(body, state.limits, state.engine.default_sampling)
+    messages = read_messages(members.pop("messages", None))
+    chat = state.repeated_chats.read(
+        members, 1, lambda: read_chat(members, state.limits, state.engine.default_sampling)
+    )
     state.engine.metrics.loop.parts["parse"] += perf_counter() - began
     model = state.check_model(chat.model)
     if chat.scheduling.request_id is not None:
-        request[REQUEST_ID] = chat.scheduling.request_id
+        request_id = chat.scheduling.request_id
+        rename(request_id)
     state.engine.check_accepting()
-    text = await render(state, chat.prompt)
-    chat.prompt.messages.clear()  # an answer may take long, and templates leave out what may be megabytes
+    text = await render(state, messages, chat.form)
     check_text_len("messages", text, state.limits)
-    token_ids = await state.engine.encode(text, add_special_tokens=chat.prompt.add_special_tokens)
+    token_ids = await state.engine.encode(text, add_special_tokens=chat.form.add_special_tokens)
     params = chat.params
     check_context(
         params,
@@ -46,25 +56,25 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         prompt_field="messages",
         max_tokens_field=chat.max_tokens_field if chat.explicit_max_tokens else None,
     )
-    head = ReplyHead.make("chatcmpl", request[REQUEST_ID], model)
+    head = ReplyHead.make("chatcmpl", request_id, model)
     usage = Usage(prompt_tokens=len(token_ids))
-    logprobs = _logprobs(state, chat)
-    headers = ignored_header(chat.ignored)
-    streams: list[RequestStream] = []
-    try:
-        await submit_all(state, streams, [(token_ids, params)], chat.scheduling)
-        if not chat.stream.stream:
-            choices = await collect(state, streams, params.n, usage)
-            encoded = await encode_logprobs(choices, logprobs)
-            return json_reply(chat_reply(head, choices, usage, encoded), headers)
-        encoder = chat_chunks(head, num_choices=params.n, options=chat.stream, usage=usage, logprobs=logprobs)
-        return await stream_reply(request, streams, encoder, usage, chat.stream, headers)
-    finally:
-        abort_all(streams)
+    logprobs = _logprobs(state, params)
+    return Job(
+        prompts=[(token_ids, params)],
+        scheduling=chat.scheduling,
+        stream=chat.stream,
+        usage=usage,
+        headers=ignored_header(chat.ignored),
+        num_choices=params.n,
+        logprobs=logprobs,
+        make_encoder=partial(
+            chat_chunks, head, num_choices=params.n, options=chat.stream, usage=usage, logprobs=logprobs
+        ),
+        make_reply=lambda choices, encoded: chat_reply(head, choices, usage, encoded),
+    )
 
 
-def _logprobs(state: ApiState, chat: ChatRequest) -> list[ChatLogprobs] | None:
-    params = chat.params
+def _logprobs(state: ApiState, params: ResolvedParams) -> list[ChatLogprobs] | None:
     if params.logprobs is None:
         return None
     return [

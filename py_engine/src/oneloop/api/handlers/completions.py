@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from oneloop.api.chunks import completion_chunks
 from oneloop.api.errors import bad_request
-from oneloop.api.handlers.generation import abort_all, collect, submit_all
-from oneloop.api.handlers.json_reply import ignored_header, json_reply
+from oneloop.api.handlers.answer import answer
+from oneloop.api.handlers.generation import Job
+from oneloop.api.handlers.json_reply import ignored_header
 from oneloop.api.handlers.prompt import check_context, check_text_len, context_error
-from oneloop.api.handlers.streaming import stream_reply
 from oneloop.api.logprobs import CompletionLogprobs
-from oneloop.api.protocol.completions import read_completion
-from oneloop.api.replies import Choice, ReplyHead, Usage, completion_reply, encode_logprobs
-from oneloop.api.state import REQUEST_ID, STATE
+from oneloop.api.protocol.completions import read_completion, read_prompts
+from oneloop.api.replies import ReplyHead, Usage, completion_reply
 from oneloop.errors import RequestError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from aiohttp import web
 
     from oneloop.api.protocol.completions import CompletionRequest
     from oneloop.api.state import ApiState
-    from oneloop.engine.stream import RequestStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,49 +38,52 @@ class _Prompt:
 
 async def completions(request: web.Request) -> web.StreamResponse:
     """Several prompts, n answers each; choice index = prompt index · n + answer index."""
-    state = request.app[STATE]
-    body = await state.bodies.read_object(request)
+    return await answer(request, prepare_completion)
+
+
+async def prepare_completion(
+    state: ApiState, members: dict[str, object], request_id: str, rename: Callable[[str], None]
+) -> Job:
+    """As Prepare."""
     began = perf_counter()
-    asked = read_completion(body, state.limits, state.engine.default_sampling)
+    given = read_prompts(members.pop("prompt", None), state.limits)
+    asked = state.repeated_completions.read(
+        members,
+        len(given),
+        lambda: read_completion(members, len(given), state.limits, state.engine.default_sampling),
+    )
     state.engine.metrics.loop.parts["parse"] += perf_counter() - began
     model = state.check_model(asked.model)
     if asked.scheduling.request_id is not None:
-        request[REQUEST_ID] = asked.scheduling.request_id
+        request_id = asked.scheduling.request_id
+        rename(request_id)
     if not asked.score_only:
         state.engine.check_accepting()
-    prompts = [await _prepare(state, asked, index) for index in range(len(asked.prompts))]
-    head = ReplyHead.make("cmpl", request[REQUEST_ID], model)
-    return await _answer(request, asked, prompts, head)
-
-
-async def _answer(
-    request: web.Request, asked: CompletionRequest, prompts: list[_Prompt], head: ReplyHead
-) -> web.StreamResponse:
-    state, n = request.app[STATE], asked.params.n
+    prompts = [await _prepare(state, asked, prompt) for prompt in given]
+    head = ReplyHead.make("cmpl", request_id, model)
     usage = Usage(prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts))
-    echoes = [prompt.echo for prompt in prompts for _ in range(n)]
+    echoes = [prompt.echo for prompt in prompts for _ in range(asked.params.n)]
     logprobs = None if asked.params.logprobs is None else [_logprobs(state, asked) for _ in echoes]
-    headers = ignored_header(asked.ignored)
-    streams: list[RequestStream] = []
-    try:
-        work = [] if asked.score_only else [(prompt.token_ids, asked.params) for prompt in prompts]
-        await submit_all(state, streams, work, asked.scheduling)
-        if not asked.stream.stream:
-            choices = await collect(state, streams, n, usage) or [
-                Choice(finish_reason="length") for _ in echoes
-            ]
-            encoded = await encode_logprobs(choices, logprobs)
-            reply = completion_reply(head, choices, usage, echoes=echoes, logprobs=encoded)
-            return json_reply(reply, headers)
-        encoder = completion_chunks(head, options=asked.stream, usage=usage, echoes=echoes, logprobs=logprobs)
-        return await stream_reply(request, streams, encoder, usage, asked.stream, headers)
-    finally:
-        abort_all(streams)
+    return Job(
+        prompts=[] if asked.score_only else [(prompt.token_ids, asked.params) for prompt in prompts],
+        scheduling=asked.scheduling,
+        stream=asked.stream,
+        usage=usage,
+        headers=ignored_header(asked.ignored),
+        num_choices=len(echoes),
+        logprobs=logprobs,
+        make_encoder=partial(
+            completion_chunks, head, options=asked.stream, usage=usage, echoes=echoes, logprobs=logprobs
+        ),
+        make_reply=lambda choices, encoded: completion_reply(
+            head, choices, usage, echoes=echoes, logprobs=encoded
+        ),
+    )
 
 
-async def _prepare(state: ApiState, asked: CompletionRequest, index: int) -> _Prompt:
+async def _prepare(state: ApiState, asked: CompletionRequest, prompt: str | list[int]) -> _Prompt:
     """Tokenise one prompt and fit its answer behind it."""
-    prompt, limits = asked.prompts[index], state.limits
+    limits = state.limits
     if isinstance(prompt, str):
         check_text_len("prompt", prompt, limits)
         token_ids = await state.engine.encode(prompt, add_special_tokens=asked.add_special_tokens)

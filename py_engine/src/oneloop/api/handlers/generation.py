@@ -1,18 +1,21 @@
-"""What chat and completions share: queueing prompts, adding up a whole reply, telling what a sequence's end means."""
+"""What chat and completions share: a request read to the end, queueing its prompts, adding up a whole reply."""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from oneloop.api.errors import GENERATION_FAILED, ApiError, ErrorKind
 from oneloop.api.replies import Choice
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from oneloop.api.protocol.sampling import Scheduling
-    from oneloop.api.replies import Usage
+    from oneloop.api.chunks import ChunkEncoder
+    from oneloop.api.logprobs import LogprobsEncoder
+    from oneloop.api.protocol.sampling import Scheduling, StreamOptions
+    from oneloop.api.replies import Logprobs, Usage
     from oneloop.api.state import ApiState
     from oneloop.engine.outputs import Added
     from oneloop.engine.params import ResolvedParams
@@ -21,14 +24,43 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-async def submit_all(
-    state: ApiState,
-    streams: list[RequestStream],
-    prompts: Sequence[tuple[list[int], ResolvedParams]],
-    scheduling: Scheduling,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a request comes to, whichever route it took: what is to be queued, and how the answer is told."""
+
+    prompts: list[tuple[list[int], ResolvedParams]]
+    """None: a request for no tokens."""
+    scheduling: Scheduling
+    stream: StreamOptions
+    usage: Usage
+    """With the prompts counted; the rest is filled in by the end."""
+    headers: Mapping[str, str]
+    """Of the reply, beside those of every reply."""
+    num_choices: int
+    logprobs: Sequence[LogprobsEncoder] | None
+    """One per choice."""
+    make_encoder: Callable[[], ChunkEncoder]
+    """For a streamed reply."""
+    make_reply: Callable[[Sequence[Choice], Sequence[Logprobs]], dict[str, Any]]
+    """The body of a whole one, of all choices and their log-probabilities."""
+
+
+class Prepare(Protocol):
+    """A route's reading of a request."""
+
+    async def __call__(
+        self, state: ApiState, members: dict[str, object], request_id: str, rename: Callable[[str], None]
+    ) -> Job:
+        """Check, render and tokenise. Raises ApiError, RequestError and what the engine raises.
+
+        members: of the body. request_id: for the reply. rename: told the client's own id, where the body has one.
+        """
+
+
+async def submit_all(state: ApiState, streams: list[RequestStream], job: Job) -> None:
     """Queue the prompts; `streams` gets theirs as they come, and is the caller's to end with `abort_all`."""
-    for token_ids, params in prompts:
+    scheduling = job.scheduling
+    for token_ids, params in job.prompts:
         stream = await state.engine.submit(
             token_ids, params, priority=scheduling.priority, cache_salt=scheduling.cache_salt
         )
@@ -41,9 +73,12 @@ def abort_all(streams: Sequence[RequestStream]) -> None:
         stream.abort()
 
 
-async def collect(state: ApiState, streams: Sequence[RequestStream], n: int, usage: Usage) -> list[Choice]:
+async def collect(state: ApiState, streams: Sequence[RequestStream], job: Job) -> list[Choice]:
     """All choices, once every sequence has ended; wakes once per prompt. ApiError when a sequence failed."""
-    choices = [Choice() for _ in range(len(streams) * n)]
+    if not streams:
+        return [Choice(finish_reason="length") for _ in range(job.num_choices)]
+    usage, n = job.usage, job.num_choices // len(streams)
+    choices = [Choice() for _ in range(job.num_choices)]
     for prompt, stream in enumerate(streams):
         for delta in await stream.all_deltas():
             check_delta(state, delta)

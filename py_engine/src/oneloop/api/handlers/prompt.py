@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from oneloop.api.errors import ApiError, bad_request
 
 if TYPE_CHECKING:
     from oneloop.api.limits import Limits
-    from oneloop.api.protocol.chat import ChatPrompt
+    from oneloop.api.protocol.chat import ChatForm
     from oneloop.api.state import ApiState
     from oneloop.engine.params import ResolvedParams
 
 
-async def render(state: ApiState, prompt: ChatPrompt) -> str:
+async def render(state: ApiState, messages: list[dict[str, Any]], form: ChatForm) -> str:
     """The chat template's text for a conversation."""
     return await state.engine.render_chat(
-        prompt.messages,
-        add_generation_prompt=prompt.add_generation_prompt,
-        continue_final_message=prompt.continue_final_message,
-        template_arguments=prompt.template_arguments or None,
+        messages,
+        add_generation_prompt=form.add_generation_prompt,
+        continue_final_message=form.continue_final_message,
+        template_arguments=form.template_arguments or None,
     )
 
 

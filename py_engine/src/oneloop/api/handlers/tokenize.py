@@ -21,7 +21,8 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
     state = request.app[STATE]
     asked = read_tokenize(await state.bodies.read_object(request))
     state.check_model(asked.model)
-    text = asked.prompt if isinstance(asked.prompt, str) else await render(state, asked.prompt)
+    prompt = asked.prompt
+    text = prompt if isinstance(prompt, str) else await render(state, prompt.messages, prompt.form)
     check_text_len("prompt", text, state.limits)
     tokens = await state.engine.encode(text, add_special_tokens=asked.add_special_tokens)
     reply = {

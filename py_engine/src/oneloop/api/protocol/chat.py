@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from oneloop.api.protocol import unsupported
 from oneloop.api.protocol.fields import Fields
-from oneloop.api.protocol.messages import read_messages, read_template_arguments
+from oneloop.api.protocol.messages import read_template_arguments
 from oneloop.api.protocol.sampling import (
     Scheduling,
     StreamOptions,
@@ -26,10 +26,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatPrompt:
-    """What becomes the prompt."""
+class ChatForm:
+    """How a conversation becomes a prompt."""
 
-    messages: list[dict[str, Any]]
     add_generation_prompt: bool
     continue_final_message: bool
     add_special_tokens: bool
@@ -38,10 +37,10 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """A checked request: everything past this point is in range."""
+    """What a checked request asks for its conversation: everything past this point is in range."""
 
     model: str | None
-    prompt: ChatPrompt
+    form: ChatForm
     params: ResolvedParams
     max_tokens_field: str
     """The client's name for params.max_tokens."""
@@ -54,10 +53,10 @@ class ChatRequest:
 
 
 def read_chat(members: Mapping[str, Any], limits: Limits, defaults: SamplingDefaults) -> ChatRequest:
-    """Check a body. ApiError (400) naming the field."""
+    """Check a body but for its messages. ApiError (400) naming the field."""
     fields = Fields(members)
     model = fields.text("model")
-    prompt = read_chat_prompt(fields)
+    form = read_chat_form(fields)
     stream = read_stream_options(fields)
     ignored = _read_tools(fields)
     max_tokens, max_tokens_field = _max_tokens(fields)
@@ -70,7 +69,7 @@ def read_chat(members: Mapping[str, Any], limits: Limits, defaults: SamplingDefa
     unsupported.refuse_unsupported(fields, unsupported.CHAT)
     return ChatRequest(
         model=model,
-        prompt=prompt,
+        form=form,
         params=params,
         max_tokens_field=max_tokens_field,
         explicit_max_tokens=max_tokens is not None,
@@ -80,19 +79,18 @@ def read_chat(members: Mapping[str, Any], limits: Limits, defaults: SamplingDefa
     )
 
 
-def read_chat_prompt(fields: Fields) -> ChatPrompt:
-    """The conversation and how it is rendered (also the chat form of /tokenize)."""
+def read_chat_form(fields: Fields) -> ChatForm:
+    """How the conversation is rendered (also the chat form of /tokenize)."""
     continue_final_message = fields.flag("continue_final_message", False)
-    prompt = ChatPrompt(
-        messages=read_messages(fields),
+    form = ChatForm(
         continue_final_message=continue_final_message,
         add_generation_prompt=fields.flag("add_generation_prompt", not continue_final_message),
         add_special_tokens=fields.flag("add_special_tokens", False),
         template_arguments=read_template_arguments(fields),
     )
-    if prompt.continue_final_message and prompt.add_generation_prompt:
+    if form.continue_final_message and form.add_generation_prompt:
         raise fields.refuse("continue_final_message", "and add_generation_prompt exclude each other")
-    return prompt
+    return form
 
 
 def _read_tools(fields: Fields) -> list[str]:

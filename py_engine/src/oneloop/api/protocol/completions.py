@@ -30,11 +30,9 @@ _FORMS = "a non-empty string, a list of strings, a list of token ids, or a list 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
-    """A checked request: everything past this point is in range."""
+    """What a checked request asks for its prompts: everything past this point is in range."""
 
     model: str | None
-    prompts: list[str | list[int]]
-    """Texts, or token ids in range; at least one, none empty."""
     params: ResolvedParams
     """max_tokens is at least 1 here, see `score_only`."""
     explicit_max_tokens: bool
@@ -50,19 +48,18 @@ class CompletionRequest:
 
 
 def read_completion(
-    members: Mapping[str, Any], limits: Limits, defaults: SamplingDefaults
+    members: Mapping[str, Any], num_prompts: int, limits: Limits, defaults: SamplingDefaults
 ) -> CompletionRequest:
-    """Check a body. ApiError (400) naming the field."""
+    """Check a body but for its prompts. ApiError (400) naming the field."""
     fields = Fields(members)
     model = fields.text("model")
-    prompts = _prompts(fields, limits)
     stream = read_stream_options(fields)
     max_tokens = fields.integer("max_tokens")
     logprobs = fields.integer("logprobs")
     echo = fields.flag("echo", False)
     if echo and logprobs is not None:
         raise fields.refuse("logprobs", "together with echo is not supported yet")
-    n = read_n(fields, len(prompts), limits)
+    n = read_n(fields, num_prompts, limits)
     _read_best_of(fields, n)
     min_tokens = fields.integer("min_tokens") or 0
     score_only = max_tokens == 0
@@ -79,7 +76,6 @@ def read_completion(
     unsupported.refuse_unsupported(fields, unsupported.COMPLETION)
     return CompletionRequest(
         model=model,
-        prompts=prompts,
         params=params,
         explicit_max_tokens=max_tokens is not None,
         score_only=score_only,
@@ -91,17 +87,21 @@ def read_completion(
     )
 
 
-def _prompts(fields: Fields, limits: Limits) -> list[str | list[int]]:
-    """One string, a list of strings, one list of ids, or a list of such: always as a list of prompts."""
-    value = fields.given("prompt")
+def read_prompts(value: object, limits: Limits) -> list[str | list[int]]:
+    """Texts, or token ids in range; at least one, none empty. ApiError (400) naming the field.
+
+    value: one string, a list of strings, one list of ids, or a list of such.
+    """
     if type(value) is str:
         return [_text_prompt("prompt", value)]
     if type(value) is not list or not value:
-        raise fields.refuse("prompt", f"must be {_FORMS}, got {shown(value)}")
+        raise bad_request("prompt", f"prompt must be {_FORMS}, got {shown(value)}")
     if type(value[0]) is int:
         return [token_ids("prompt", value, limits.vocab_size, at_most=limits.max_model_len)]
     if len(value) > limits.max_sequences:
-        raise fields.refuse("prompt", f"may hold at most {limits.max_sequences} prompts, got {len(value)}")
+        raise bad_request(
+            "prompt", f"prompt may hold at most {limits.max_sequences} prompts, got {len(value)}"
+        )
     return [_prompt(f"prompt[{index}]", entry, type(value[0]), limits) for index, entry in enumerate(value)]
 
 

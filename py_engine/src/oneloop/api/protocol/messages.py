@@ -34,8 +34,9 @@ _ARGUMENT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _TEXT_PARTS = {"text": "text", "refusal": "refusal", "input_text": "text", "output_text": "text"}
 
 
-def read_messages(fields: Fields) -> list[dict[str, Any]]:
-    """The conversation: at least one message, every content a plain string (never None)."""
+def read_messages(value: object) -> list[dict[str, Any]]:
+    """A conversation: at least one message, every content a plain string (never None)."""
+    fields = Fields({"messages": value})
     messages = fields.array("messages", at_most=MAX_MESSAGES)
     if not messages:
         raise fields.refuse("messages", "must be a list with at least one message")

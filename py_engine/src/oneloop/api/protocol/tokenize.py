@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from oneloop.api.protocol import unsupported
-from oneloop.api.protocol.chat import ChatPrompt, read_chat_prompt
+from oneloop.api.protocol.chat import ChatForm, read_chat_form
 from oneloop.api.protocol.fields import Fields, token_ids
+from oneloop.api.protocol.messages import read_messages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,12 +16,20 @@ if TYPE_CHECKING:
     from oneloop.api.limits import Limits
 
 
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages, and how they are rendered."""
+
+    messages: list[dict[str, Any]]
+    form: ChatForm
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizeRequest:
     """A text or a conversation to tokenise."""
 
     model: str | None
-    prompt: str | ChatPrompt
+    prompt: str | Conversation
     add_special_tokens: bool
     return_token_strs: bool
     ignored: list[str]
@@ -40,14 +49,14 @@ def read_tokenize(members: Mapping[str, Any]) -> TokenizeRequest:
     fields = Fields(members)
     model = fields.text("model")
     return_token_strs = fields.flag("return_token_strs", False)
-    prompt: str | ChatPrompt | None = fields.text("prompt")
+    prompt: str | Conversation | None = fields.text("prompt")
     if prompt is not None and fields.has("messages"):
         raise fields.refuse("prompt", "and messages exclude each other")
     if prompt is None:
         if not fields.has("messages"):
             raise fields.refuse("prompt", "is missing; send prompt or messages")
-        prompt = read_chat_prompt(fields)
-        add_special_tokens = prompt.add_special_tokens
+        prompt = Conversation(read_messages(fields.given("messages")), read_chat_form(fields))
+        add_special_tokens = prompt.form.add_special_tokens
         unsupported.refuse_unsupported(fields, unsupported.TOKENIZE)
     else:
         add_special_tokens = fields.flag("add_special_tokens", True)
