@@ -74,7 +74,7 @@ def test_a_prefix_of_another_row_in_the_same_step(worker, make_step, make_sampli
 
 def test_forks_share_the_prompt_and_copy_before_writing(worker, make_step, make_sampling):
     """Three samples from one prompt; the partial block is copied for all but one before the next step writes."""
-    drawn = [make_sampling(temperature=1.0, seed=seed) for seed in (1, 2, 3)]
+    drawn = [make_sampling(temperature=1.0, seed=seed) for seed in (10, 11, 12)]
     step = make_step(
         admitted=dict(zip((0, 1, 2), drawn, strict=True)),
         deltas=[(0, 0, 50), (0, 1, 51), (0, 2, 52)],

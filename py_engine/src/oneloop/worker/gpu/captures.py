@@ -5,10 +5,11 @@ for a sampling, less for the borders of a step. All of them take some seconds, s
 
 * the largest of each kind, because the memory that all share takes its shape from them (a smaller graph fits into the
   place of a larger one, not the other way round);
-* what the first few sequences need for every token after their first: decode steps and plain sampling of small batches.
+* what the first few sequences need for every token after their first: decode steps and plain sampling of small batches;
+* for as long as START_LIMIT_S, what comes next: a burst may find the server just ready.
 
 A prompt takes one step of its size, whose kernels the host launches about as fast as the device runs them: prefill
-waits. So do larger batches, which grow out of small ones.
+comes after decode steps, and what few requests ask for comes last.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 ROWS_AT_START: Final = 8
 """Batches up to this size are captured at the start."""
+START_LIMIT_S: Final = 1.0
+"""A start captures no more once its captures have taken this long."""
 MIN_SHARERS: Final = 8
 """Sequences that must hold a block before the header counts it as widely shared."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -14,7 +15,7 @@ from oneloop.attention.metadata import AttentionMetadata
 from oneloop.device.cpus import usable_cpus
 from oneloop.start_times import StartTimes
 from oneloop.worker.buckets import MAX_CAPTURED_TOKENS, bucket_of, largest_bucket, token_bucket
-from oneloop.worker.gpu.captures import Border, Captures, Forward, GraphSizes, Sample
+from oneloop.worker.gpu.captures import START_LIMIT_S, Border, Captures, Forward, GraphSizes, Sample
 from oneloop.worker.gpu.graphs import StepGraphs
 from oneloop.worker.gpu.sampler import DeviceSampler
 from oneloop.worker.gpu.slab import DeviceSlab
@@ -231,9 +232,12 @@ class GpuModelRunner:
         self.flag.zero_()
 
     def _capture_first(self) -> None:
+        ends = perf_counter() + START_LIMIT_S
         for key in self._captures.at_start():
             self._rehearse(key)
             self.graphs.capture(key, self._body(key))
+        while perf_counter() < ends and self.prepare_in_idle():
+            pass
         torch.cuda.synchronize(self._model.device)
         # What ran before it was captured left its memory beside that of the graphs. Steps that are launched kernel by
         # kernel need the largest's share of it: they get it back now, not while requests wait.
