@@ -4,10 +4,11 @@ import asyncio
 import os
 import selectors
 import socket
+import time
 
 import pytest
 
-from oneloop.engine.event_loop import EVENTS_PER_TURN, TurnSelector, turn_loop
+from oneloop.engine.event_loop import EVENTS_PER_TURN, MAX_EVENTS_PER_TURN, TurnSelector, turn_loop
 from oneloop.engine.loop_times import LoopTimes
 
 
@@ -41,7 +42,21 @@ def test_a_few_per_turn_and_each_in_its_turn(selector, pairs):
         assert len(ready) == EVENTS_PER_TURN
         assert {events for _, events in ready} == {selectors.EVENT_READ}
         seen += [key.data for key, _ in ready]
+        time.sleep(0.002)  # what they set off
     assert sorted(seen) == sorted(ours.fileno() for ours, _ in pairs), "none twice before each had its turn"
+
+
+def test_more_per_turn_while_turns_are_short(selector, pairs):
+    for ours, theirs in pairs:
+        selector.register(ours, selectors.EVENT_READ)
+        theirs.send(b"x")
+    counts = [len(selector.select(0)) for _ in range(6)]
+    assert counts[0] == EVENTS_PER_TURN
+    assert EVENTS_PER_TURN < max(counts) <= MAX_EVENTS_PER_TURN
+    for _ in range(3):
+        time.sleep(0.002)
+        count = len(selector.select(0))
+    assert count == EVENTS_PER_TURN
 
 
 def test_what_is_urgent_comes_in_every_turn_and_first(selector, times, pairs):

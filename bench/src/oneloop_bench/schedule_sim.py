@@ -204,9 +204,10 @@ class Simulation:
         self._in_flight: deque[tuple[int, StepSlab]] = deque()
         self._device_free = 0.0
         self._host_free = 0.0
-        self._events: list[tuple[float, int, str, float]] = []
-        """A heap of (ready, number, kind, sent): what the host has to do, one after the other."""
-        self._num_posted = 0
+        self._arrivals: list[float] = []
+        """A heap of when the requests that wait for the host were sent: it takes one after the other."""
+        self._completions: deque[float] = deque()
+        """When the steps in flight end: what the host does before all else, as the event loop does."""
         self._rng = np.random.default_rng(0)
         self._num_unsent = workload.num_requests
         self.requests: dict[int, Request] = {}
@@ -216,21 +217,15 @@ class Simulation:
     def run(self) -> None:
         """Until every request has ended."""
         self._send_first()
-        while self._events:
-            ready, _, kind, sent = heapq.heappop(self._events)
-            self._host_free = max(self._host_free, ready)
-            if kind == "arrival":
-                self._host_free += self._host.intake_s
-                self._submit(sent)
-                self._post("launch", self._host_free)
-            elif kind == "launch":
-                self._launch()
-            else:
+        while self._arrivals or self._completions:
+            begin = max(self._host_free, self._arrivals[0]) if self._arrivals else float("inf")
+            if self._completions and self._completions[0] <= begin:
+                self._host_free = max(self._host_free, self._completions.popleft())
                 self._complete()
-
-    def _post(self, kind: str, ready: float, sent: float = 0.0) -> None:
-        self._num_posted += 1
-        heapq.heappush(self._events, (ready, self._num_posted, kind, sent))
+                continue
+            self._host_free = begin + self._host.intake_s
+            self._submit(heapq.heappop(self._arrivals))
+            self._launch()
 
     def _send_first(self) -> None:
         workload = self.workload
@@ -247,7 +242,7 @@ class Simulation:
     def _send(self, now: float) -> None:
         if self._num_unsent:
             self._num_unsent -= 1
-            self._post("arrival", now, now)
+            heapq.heappush(self._arrivals, now)
 
     def _submit(self, sent: float) -> None:
         prompt = self._rng.integers(17, 100_000, self.workload.prompt, dtype=np.int32)
@@ -273,7 +268,7 @@ class Simulation:
             begin = max(self._host_free, self._device_free)
             self._device_free = begin + seconds
             self._in_flight.append((step_id, slab))
-            self._post("completion", self._device_free)
+            self._completions.append(self._device_free)
             self.steps.append((seconds, slab.header("num_tokens")))
 
     def _complete(self) -> None:

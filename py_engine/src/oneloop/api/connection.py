@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from aiohttp import HttpVersion11, StreamReader, web
 from aiohttp.http import RawRequestMessage
@@ -78,10 +78,10 @@ class Connection(web.RequestHandler):
         """Set once the client has ended its side."""
         self._num_probes = _NUM_PROBES
         transport.max_size = _READ_AT_ONCE  # type: ignore[attr-defined]  # of asyncio's transports of sockets
-        super(web.RequestHandler, self).connection_made(transport)
         assert self._manager is not None
-        assert isinstance(transport, asyncio.Transport)
-        self._manager.connection_made(self, transport)
+        # Without BaseProtocol's, which sets TCP_NODELAY, as asyncio has done by itself.
+        self.transport = cast("asyncio.Transport", transport)
+        self._manager.connection_made(self, self.transport)
         self._watch_idle()
 
     def _watch_idle(self) -> None:

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 BACKLOG = 1024
 """Connections that the kernel holds until they are accepted."""
 _ACCEPTED_AT_ONCE = 4
-"""asyncio's own server accepts as many as the kernel holds, and each costs 100 µs."""
+"""asyncio's own server accepts as many as the kernel holds, and each costs tens of µs."""
 _PAUSE_S = 1.0
 """How long nothing is accepted after descriptors or memory have run out."""
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -29,9 +29,10 @@ class Listener:
         """sock: bound, and not blocking from here on. protocol: makes one per connection."""
         self._sock = sock
         self._protocol = protocol
-        self._loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, asyncio.SelectorEventLoop)
+        self._loop = loop
         self._pause: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
         self._is_open = True
         sock.setblocking(False)
         sock.listen(BACKLOG)
@@ -51,7 +52,7 @@ class Listener:
     def _accept(self, at_most: int = _ACCEPTED_AT_ONCE) -> None:
         for _ in range(at_most):
             try:
-                connection, _address = self._sock.accept()
+                connection, address = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -62,14 +63,13 @@ class Listener:
                 self._loop.remove_reader(self._sock.fileno())
                 self._pause = self._loop.call_later(_PAUSE_S, self._resume)
                 return
-            task = self._loop.create_task(self._connect(connection))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._connect(connection, address)
 
-    async def _connect(self, connection: socket.socket) -> None:
+    def _connect(self, connection: socket.socket, address: object) -> None:
+        """As asyncio's own server does; by `connect_accepted_socket` each would be a task and two futures."""
         connection.setblocking(False)
         try:
-            await self._loop.connect_accepted_socket(self._protocol, connection)
+            self._loop._make_socket_transport(connection, self._protocol(), extra={"peername": address})  # type: ignore[attr-defined]
         except Exception:
             log.exception("a connection could not be taken over")
             connection.close()

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from oneloop.engine.loop_times import LoopTimes
 
 EVENTS_PER_TURN = 4
-"""A request's bytes and what they set off take a few hundred µs: so few that a turn stays near a millisecond."""
+"""A request's bytes and what they set off may take a few hundred µs: so few that a turn stays near a millisecond."""
+MAX_EVENTS_PER_TURN = 16
+"""While they take less: looking costs some µs a turn, and the engine's descriptor is looked at in every one."""
+_SHORT_TURN_S, _LONG_TURN_S = 0.0003, 0.001
+"""After a full turn below the first twice as many are taken, after one above the second half as many."""
 
 
 def turn_loop(times: LoopTimes) -> Callable[[], asyncio.AbstractEventLoop]:
@@ -33,7 +37,7 @@ def turn_loop(times: LoopTimes) -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 class TurnSelector(selectors.BaseSelector):
-    """epoll that reports at most EVENTS_PER_TURN descriptors, after those in `times.urgent`."""
+    """epoll that reports a few descriptors, after those in `times.urgent`: EVENTS_PER_TURN, more of short ones."""
 
     def __init__(self, times: LoopTimes) -> None:
         self._times = times
@@ -43,6 +47,8 @@ class TurnSelector(selectors.BaseSelector):
         self._urgent = epoll()
         self._epoll.register(self._urgent.fileno(), EPOLLIN)  # so that what is urgent ends the wait
         self._began = perf_counter()
+        self._at_most = EVENTS_PER_TURN
+        self._was_full = False
 
     def register(self, fileobj: FileDescriptorLike, events: int, data: Any = None) -> selectors.SelectorKey:
         """As BaseSelector. KeyError when it is registered already."""
@@ -70,12 +76,18 @@ class TurnSelector(selectors.BaseSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """As BaseSelector, but a few at a time. The end of a turn and the beginning of the next."""
-        self._times.turns.observe(perf_counter() - self._began)
+        turn_s = perf_counter() - self._began
+        self._times.turns.observe(turn_s)
+        if turn_s > _LONG_TURN_S:
+            self._at_most = max(self._at_most // 2, EVENTS_PER_TURN)
+        elif self._was_full and turn_s < _SHORT_TURN_S:
+            self._at_most = min(2 * self._at_most, MAX_EVENTS_PER_TURN)
         # Rounded up to what epoll can wait; rounded down the loop would turn until the time has come.
         wait_s = -1.0 if timeout is None else math.ceil(max(timeout, 0.0) * 1e3) * 1e-3
         try:
-            polled = self._epoll.poll(wait_s, EVENTS_PER_TURN)
+            polled = self._epoll.poll(wait_s, self._at_most)
             self._began = perf_counter()
+            self._was_full = len(polled) == self._at_most
             polled = self._urgent.poll(0) + polled
         except InterruptedError:
             self._began = perf_counter()
