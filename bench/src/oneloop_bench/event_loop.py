@@ -3,7 +3,8 @@
     python -m oneloop_bench.event_loop MODEL_DIR [--streams 1,64,512] [--json FILE] [--serve-options "--device cpu"]
 
 Dummy weights. Text prompts, streamed in a closed loop by a lean client in this process; /metrics is read before and
-after each load. The last line is one JSON object.
+after each load. Each load is preceded by half of it that does not count, in which its steps are captured. The last line
+is one JSON object.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ SERVE: Final = (
     *("--load-format", "dummy", "--dtype", "bfloat16"),
     *("--served-model-name", "m", "--max-model-len", "8192"),
 )
-NUM_WARM: Final = 64
 REQUESTS_PER_STREAM: Final = 2
 
 
@@ -61,7 +61,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     streams = [int(number) for number in options.streams.split(",")]
     bodies = make_bodies(
         load_tokenizer(options.tokenizer or Path(options.model)),
-        max(NUM_WARM, REQUESTS_PER_STREAM * max(streams)),
+        REQUESTS_PER_STREAM * max(streams),
         prompt_tokens=options.prompt_tokens,
         output_tokens=options.output_tokens,
         token_ids=False,
@@ -71,8 +71,8 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     settings = (*SERVE, *shlex.split(options.serve_options))
     with running_server(*settings, model=options.model, quiet=not options.log) as server:
         server.wait_ready()
-        Client(server.port, bodies[:NUM_WARM], NUM_WARM // 2).run()
         for number in streams:
+            Client(server.port, bodies[:number], number).run()
             before, begin = loop_metrics(server.port), time.perf_counter()
             Client(server.port, bodies[: REQUESTS_PER_STREAM * number], number).run()
             wall_s = time.perf_counter() - begin

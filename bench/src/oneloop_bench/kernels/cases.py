@@ -30,7 +30,7 @@ TOKENS: Final = (4096, 16384)
 POINTWISE_SHARE: Final = 0.85
 SAMPLED_ROWS: Final = 256
 SAMPLING_US: Final = 100.0
-GEMM_ROWS: Final = (1, 8, 32, 64, 128, 256, 512)
+GEMM_ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 SIZES: Final = {"llama8b": (4096, 14336), "qwen06b": (1024, 3072)}
 """Hidden size, and that of the activation."""
 _SMALL_TOKENS: Final = 16

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 GRAPH_S: Final = 5e-4
 """The launches of a graph take at least as long at the card's limit: starting it takes some µs."""
-REPLAYS_S: Final = 0.025
+REPLAYS_S: Final = 0.05
 MIN_REPLAYS: Final = 5
 MAX_LAUNCHES, MIN_LAUNCHES = 128, 6
 
