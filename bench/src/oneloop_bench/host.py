@@ -1,9 +1,10 @@
 """The host's cost per token with steps that take no time: what a fast device would wait for.
 
-`python -m oneloop_bench.host [offline|stream|http|http_fast|load …]`. "offline" is LLM.generate, handed 2,000 prompts;
-"stream" is AsyncEngine with 512 requests at once, each read delta by delta; "http" the same through the server, at a
-pace at which every token with text is a chunk; "http_fast" with steps that take no time, where chunks hold several;
-"load" text prompts in a closed loop at the pace of a fast device. Those over HTTP are host_load.py's. All detokenise.
+`python -m oneloop_bench.host [offline|stream|http|http_fast|load|burst …]`. "offline" is LLM.generate, handed 2,000
+prompts; "stream" is AsyncEngine with 512 requests at once, each read delta by delta; "http" the same through the
+server, at a pace at which every token with text is a chunk; "http_fast" with steps that take no time, where chunks hold
+several; "load" text prompts in a closed loop at the pace of a fast device; "burst" what a request costs the event loop
+until its first token is sent. Those over HTTP are host_load.py's and host_burst.py's. All detokenise.
 """
 
 from __future__ import annotations
@@ -157,6 +158,13 @@ def measure_load(_: Tokenizer) -> dict[str, Any]:
     return _under_load()
 
 
+def measure_burst(_: Tokenizer) -> dict[str, Any]:
+    """5,120 replies of one token, 512 at once, on new connections and on kept ones."""
+    from oneloop_bench import host_burst, host_load
+
+    return host_burst.measure(host_load.read_options(("--requests", "5120", "--output-tokens", "1")))
+
+
 def _under_load(*options: str) -> dict[str, Any]:
     """µs of the server's CPU time per token, latencies, and its event loop's seconds by part."""
     from oneloop_bench import host_load
@@ -177,6 +185,14 @@ def embedded_tokenizer() -> Tokenizer:
     return gguf_tokenizer(read_gguf(model).metadata)
 
 
+def _shown(figures: dict[str, Any]) -> str:
+    if "us_per_token" in figures:
+        elapsed = figures["wall_us_per_token"]
+        return f"{figures['us_per_token']:.2f} µs of CPU per token ({elapsed:.2f} elapsed)"
+    new, kept = figures["new_connections"]["loop_us"], figures["kept_connections"]["loop_us"]
+    return f"{new:.0f} µs of the loop's CPU per request on a new connection, {kept:.0f} on a kept one"
+
+
 def main() -> None:
     """Print each figure, then the result."""
     measures: dict[str, Callable[[Tokenizer], dict[str, Any]]] = {
@@ -185,15 +201,13 @@ def main() -> None:
         "http": measure_http,
         "http_fast": measure_http_fast,
         "load": measure_load,
+        "burst": measure_burst,
     }
     wanted = sys.argv[1:] or list(measures)
     result: dict[str, Any] = {}
     for name in wanted:
         result[name] = measures[name](embedded_tokenizer())
-        times = result[name]
-        print(
-            f"{name}: {times['us_per_token']:.2f} µs of CPU per token ({times['wall_us_per_token']:.2f} elapsed)"
-        )
+        print(f"{name}: {_shown(result[name])}")
     print_result(result)
 
 

@@ -19,9 +19,10 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -33,7 +34,7 @@ from oneloop_bench.micro.core import TEXT
 from oneloop_bench.report import print_result
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from oneloop.tokenize.tokenizer import Tokenizer
 
@@ -165,6 +166,29 @@ def make_bodies(
     ]  # fmt: skip
 
 
+class NullServer(NamedTuple):
+    """A running server over a null executor, in a process of its own."""
+
+    pid: int
+    port: int
+
+
+@contextmanager
+def null_server(options: argparse.Namespace) -> Iterator[NullServer]:
+    """options: as read_options gives them."""
+    command = [sys.executable, "-m", "oneloop_bench.host_load", "--serve"]
+    command += ["--step-ms", str(options.step_ms), "--token-us", str(options.token_us)]
+    command += ["--row-us", str(options.row_us)]
+    if options.tokenizer is not None:
+        command += ["--tokenizer", str(options.tokenizer)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield NullServer(process.pid, int(process.stdout.readline()))
+        finally:
+            process.send_signal(signal.SIGTERM)
+
+
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Figures of one run; times in ms but where the name says µs."""
     bodies = make_bodies(
@@ -174,24 +198,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         output_tokens=options.output_tokens,
         token_ids=options.token_ids,
     )
-    command = [sys.executable, "-m", "oneloop_bench.host_load", "--serve"]
-    command += ["--step-ms", str(options.step_ms), "--token-us", str(options.token_us)]
-    command += ["--row-us", str(options.row_us)]
-    if options.tokenizer is not None:
-        command += ["--tokenizer", str(options.tokenizer)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            port = int(server.stdout.readline())
-            Client(port, bodies[:64], 32).run()
-            process = psutil.Process(server.pid)
-            before, begin = process.cpu_times(), time.perf_counter()
-            shown_before = loop_metrics(port)
-            records = Client(port, bodies, options.streams).run()
-            wall, after = time.perf_counter() - begin, process.cpu_times()
-            shown = loop_metrics(port)
-        finally:
-            server.send_signal(signal.SIGTERM)
+    with null_server(options) as server:
+        Client(server.port, bodies[:64], 32).run()
+        process = psutil.Process(server.pid)
+        shown_before = loop_metrics(server.port)
+        before, begin = process.cpu_times(), time.perf_counter()
+        records = Client(server.port, bodies, options.streams).run()
+        wall, after = time.perf_counter() - begin, process.cpu_times()
+        shown = loop_metrics(server.port)
     cpu = after.user + after.system - before.user - before.system
     num_tokens = options.requests * options.output_tokens
     return {
@@ -201,13 +215,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "cpu_share": round(cpu / wall, 3),
         "tok_s": round(num_tokens / wall),
         "tokens_per_chunk": round(num_tokens / records.num_chunks, 2),
-        "ttft_ms": _percentiles(records.first),
-        "itl_ms": _percentiles(records.gaps),
+        "ttft_ms": percentiles(records.first),
+        "itl_ms": percentiles(records.gaps),
         "loop": {name: round(value - shown_before.get(name, 0.0), 4) for name, value in shown.items()},
     }
 
 
-def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
+def percentiles(seconds: Sequence[float]) -> dict[str, float]:
+    """p50, p90, p99 and the longest, in ms."""
     if not seconds:
         return {}
     found = {f"p{share}": float(np.percentile(seconds, share)) for share in (50, 90, 99)}
