@@ -11,7 +11,7 @@ import logging
 import socket
 from typing import TYPE_CHECKING, cast
 
-from aiohttp import HttpVersion11, StreamReader, web
+from aiohttp import HttpVersion11, web
 from aiohttp.http import RawRequestMessage
 
 from oneloop.api.errors import INTERNAL_MESSAGE, ApiError, ErrorKind, bad_request, error_response
@@ -60,7 +60,7 @@ def watch_peers(listening: socket.socket, write_timeout_s: float) -> None:
 class Connection(web.RequestHandler):
     """aiohttp's connection with our error body. A peer that vanished is noticed, one that is only quiet is answered."""
 
-    __slots__ = ("_express", "_is_on_express", "_lane", "_looking", "_num_probes", "_owed")
+    __slots__ = ("_express", "_lane", "_looking", "_num_probes", "_owed")
 
     def __init__(self, manager: web.Server, *, lane: ExpressLane, **options: Any) -> None:
         """options: aiohttp's."""
@@ -68,7 +68,6 @@ class Connection(web.RequestHandler):
         self._lane = lane
         self._express: ExpressReply | None = None
         """The reply that is on its way without aiohttp's task, which waits meanwhile."""
-        self._is_on_express = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """As aiohttp's, but its task begins with the first request that needs it."""
@@ -120,22 +119,20 @@ class Connection(web.RequestHandler):
     @property
     def _is_answering(self) -> bool:
         """Whether the next request has to wait: for a reply, or for aiohttp's task, which has it already."""
-        if self._is_on_express or self._task_handler is None:
-            return self._is_on_express
-        return self._waiter is None or self._waiter.done()
+        if self._express is not None:
+            return True
+        return self._task_handler is not None and (self._waiter is None or self._waiter.done())
 
     def _answer_next(self) -> None:
         """Begin the next reply: on the express lane, or by aiohttp's task."""
         message, body = self._messages[0]
-        if body.is_eof() and isinstance(message, RawRequestMessage) and self._lane.admits(message):
-            self._is_on_express = True  # from here on, for reading may call data_received()
-            whole = body.read_nowait(-1)
-            self._express = self._lane.begin(self, message, whole)
+        is_whole = body.total_bytes and body.is_eof()
+        if is_whole and isinstance(message, RawRequestMessage) and self._lane.admits(message):
+            # Looked at, not read: aiohttp's task finds it as it is, and reading would set the parser going again.
+            self._express = self._lane.begin(self, message, b"".join(body._buffer))
             if self._express is not None:
                 self._take_message()
                 return
-            self._is_on_express = False
-            self._messages[0] = (message, self._holding(whole))
         if self._waiter is not None:
             self._waiter.set_result(None)
         else:
@@ -151,17 +148,9 @@ class Connection(web.RequestHandler):
         if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
             self._resume_reading_if_drained()
 
-    def _holding(self, body: bytes) -> StreamReader:
-        """A body that has arrived."""
-        reader = StreamReader(self, _READ_AT_ONCE, loop=self._loop)
-        reader.feed_data(body)
-        reader.feed_eof()
-        return reader
-
     def reply_over(self) -> None:
         """From the express lane: its reply has ended, or there is nobody to tell. As aiohttp's task goes on."""
         self._express = None
-        self._is_on_express = False
         self._request_in_progress = False
         if self._handler_waiter is not None and not self._handler_waiter.done():
             self._handler_waiter.set_result(None)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import HttpVersion11, hdrs
 
+from oneloop.api.body import NOT_COUNTED
 from oneloop.api.errors import SERVER_NAME, ApiError, error_bytes, told
 from oneloop.api.framing import framing_fault
 from oneloop.api.handlers.chat import prepare_chat
@@ -46,8 +47,6 @@ _ROUTES: Mapping[str, Prepare] = {
     "/v1/chat/completions": prepare_chat,
 }
 _MEDIA_TYPES = frozenset({"application/json", "application/json; charset=utf-8"})
-_OTHERS_WORK = (hdrs.EXPECT, hdrs.CONTENT_ENCODING, hdrs.TRANSFER_ENCODING)
-"""Headers that mean more than a body of so many bytes."""
 
 
 class ExpressLane:
@@ -69,14 +68,16 @@ class ExpressLane:
             and not message.should_close
             and not message.upgrade
             and headers.get(hdrs.CONTENT_TYPE) in _MEDIA_TYPES
-            and not any(name in headers for name in _OTHERS_WORK)
+            and hdrs.EXPECT not in headers
+            and hdrs.CONTENT_ENCODING not in headers
+            and hdrs.TRANSFER_ENCODING not in headers
             and framing_fault(message.version, headers) is None
             and self._keys.admits(headers.getall(hdrs.AUTHORIZATION, []))
         )
 
     def begin(self, connection: Connection, message: RawRequestMessage, body: bytes) -> ExpressReply | None:
         """The reply to a whole request that `admits` has let in. None: it asks for no stream, or is to be refused."""
-        if b'"stream"' not in body or len(body) > self._state.limits.max_body_bytes:
+        if b'"stream"' not in body or len(body) > min(self._state.limits.max_body_bytes, NOT_COUNTED):
             return None
         try:
             members = decode_object(body)
