@@ -36,12 +36,13 @@ class Slab:
         self.buffer = self._bytes.data
         self._fields = {field.name: field for field in layout.fields}
         self._places = layout.header
-        self._header = self._view("header")
-        self._slots = self._view("sample_slot")
-        self._indices = self._view("sample_output_index")
-        self._tokens = self._view("output_token")
+        self._header = self.view("header")
+        self._slots = self.view("sample_slot")
+        self._indices = self.view("sample_output_index")
+        self._tokens = self.view("output_token")
 
-    def _view(self, name: str) -> np.ndarray[Any, Any]:
+    def view(self, name: str) -> np.ndarray[Any, Any]:
+        """A field of the slab, writable."""
         field = self._fields[name]
         dtype = _DTYPES[field.dtype]
         return self._bytes[field.offset : field.offset + field.length * dtype.itemsize].view(dtype)
