@@ -1,6 +1,5 @@
-//! Python arguments that may hold anything: numbers of any size, ids in a buffer or a sequence.
+//! Python arguments that may hold anything: numbers of any size.
 
-use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 
@@ -51,25 +50,4 @@ impl<'py> FromPyObject<'_, 'py> for Float {
             Err(error) => Err(error),
         }
     }
-}
-
-/// Token ids from a buffer of 4-byte signed ints (one copy) or from any iterable of ints.
-///
-/// `too_large`: the error for an id beyond 32 bits and its position. Smaller ranges are the caller's to check.
-pub(crate) fn token_ids(
-    object: &Bound<'_, PyAny>,
-    too_large: impl FnOnce(usize, i64) -> PyErr,
-) -> PyResult<Vec<i32>> {
-    if let Ok(buffer) = PyBuffer::<i32>::get(object) {
-        return buffer.to_vec(object.py());
-    }
-    let mut ids = Vec::with_capacity(object.len().unwrap_or(0));
-    for (position, item) in object.try_iter()?.enumerate() {
-        let Int(id) = item?.extract()?;
-        match i32::try_from(id) {
-            Ok(id) => ids.push(id),
-            Err(_) => return Err(too_large(position, id)),
-        }
-    }
-    Ok(ids)
 }

@@ -6,11 +6,12 @@ use oneloop_core::{Error, Inbox, SubmitRequest};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use crate::arguments::{Float, Int, token_ids};
+use crate::arguments::{Float, Int};
 use crate::config::CoreConfig;
 use crate::deltas::Deltas;
 use crate::error::{refuse, to_py};
 use crate::slab::{SlabBuffer, SlabLayout};
+use crate::token_ids::token_ids;
 use crate::vocab::Vocabulary;
 
 /// Owns requests, block tables and batch rows.

@@ -8,6 +8,7 @@ mod descriptor;
 mod error;
 mod relay;
 mod slab;
+mod token_ids;
 mod vocab;
 mod watcher;
 

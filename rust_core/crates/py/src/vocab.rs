@@ -8,7 +8,8 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 
-use crate::arguments::{Int, token_ids};
+use crate::arguments::Int;
+use crate::token_ids::token_ids;
 
 /// Bytes of every token, made once per tokenizer and shared by all requests.
 #[pyclass(module = "oneloop_core", frozen)]

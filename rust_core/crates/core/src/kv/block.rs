@@ -7,6 +7,7 @@ pub(super) const NONE: u32 = u32::MAX;
 
 /// What the pool knows of one block: one cache line.
 #[derive(Debug, Clone)]
+#[repr(align(64))]
 pub(super) struct Block {
     /// Block tables that hold it.
     pub(super) ref_count: u32,
@@ -17,8 +18,10 @@ pub(super) struct Block {
     pub(super) next: u32,
     /// Step that computes its content, for a block made findable before that step was committed; 0 otherwise.
     pub(super) launch_step: u64,
-    /// Whether the key → block map leads here.
+    /// Whether it has an entry in the index of keys.
     pub(super) findable: bool,
+    /// The next entry of that index's chain.
+    pub(super) next_in_chain: u32,
     pub(super) key: BlockKey,
     pub(super) parent: BlockKey,
 }
@@ -31,6 +34,7 @@ impl Block {
         next: NONE,
         launch_step: 0,
         findable: false,
+        next_in_chain: NONE,
         key: 0,
         parent: 0,
     };

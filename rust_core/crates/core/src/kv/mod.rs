@@ -2,6 +2,7 @@
 
 mod block;
 mod hash;
+mod index;
 mod pool;
 
 pub(crate) use hash::{BlockKey, BuildKeyBits, PrefixHasher};

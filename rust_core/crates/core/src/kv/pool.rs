@@ -6,10 +6,9 @@
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 
-use hashbrown::HashMap;
-
 use super::block::{Block, List};
-use super::hash::{BlockKey, BuildKeyBits};
+use super::hash::BlockKey;
+use super::index::KeyIndex;
 use crate::config::CoreConfig;
 use crate::error::Error;
 
@@ -39,7 +38,7 @@ pub(crate) struct BlockPool {
     block_size: usize,
     free: List,
     cached: List,
-    by_key: HashMap<BlockKey, u32, BuildKeyBits>,
+    by_key: KeyIndex,
     caching: bool,
     num_widely_shared: u32,
 }
@@ -55,11 +54,7 @@ impl BlockPool {
             block_size,
             free: List::EMPTY,
             cached: List::EMPTY,
-            // Twice the most entries there can be: the table is cleaned in place and never grows.
-            by_key: HashMap::with_capacity_and_hasher(
-                if caching { 2 * num_blocks } else { 0 },
-                BuildKeyBits::default(),
-            ),
+            by_key: KeyIndex::new(if caching { num_blocks } else { 0 }),
             caching,
             num_widely_shared: 0,
         };
@@ -141,14 +136,14 @@ impl BlockPool {
     /// The block with this content, not yet held.
     #[inline]
     pub(crate) fn find(&self, key: BlockKey, parent: BlockKey, tokens: &[i32]) -> Option<u32> {
-        let id = *self.by_key.get(&key)?;
+        let id = self.by_key.find(&self.blocks, key)?;
         let matches = self.blocks[id as usize].parent == parent && self.content(id) == tokens;
         matches.then_some(id)
     }
 
     /// Whether a block with this key can be found.
     pub(crate) fn is_findable(&self, key: BlockKey) -> bool {
-        self.by_key.contains_key(&key)
+        self.by_key.find(&self.blocks, key).is_some()
     }
 
     /// Takes hold of a block that [`find`](Self::find) returned.
@@ -174,10 +169,9 @@ impl BlockPool {
             return;
         }
         debug_assert_eq!(self.blocks[held.id as usize].generation, held.generation);
-        let hashbrown::hash_map::Entry::Vacant(entry) = self.by_key.entry(key) else {
+        if self.is_findable(key) {
             return;
-        };
-        entry.insert(held.id);
+        }
         let start = held.id as usize * self.block_size;
         self.tokens[start..start + self.block_size].copy_from_slice(tokens);
         let block = &mut self.blocks[held.id as usize];
@@ -185,6 +179,7 @@ impl BlockPool {
         block.key = key;
         block.parent = parent;
         block.launch_step = launch_step;
+        self.by_key.insert(&mut self.blocks, held.id);
     }
 
     #[inline]
@@ -256,8 +251,8 @@ impl BlockPool {
     }
 
     fn forget(&mut self, id: u32) {
+        self.by_key.remove(&mut self.blocks, id);
         let block = &mut self.blocks[id as usize];
-        self.by_key.remove(&block.key);
         block.findable = false;
         block.launch_step = 0;
     }
@@ -302,7 +297,7 @@ impl BlockPool {
                 continue;
             }
             num_findable += 1;
-            if self.by_key.get(&block.key) != Some(&(id as u32)) {
+            if self.by_key.find(&self.blocks, block.key) != Some(id as u32) {
                 return fault(format!("the key of block {id} leads elsewhere"));
             }
             if hasher.block(block.parent, self.content(id as u32)) != block.key {

@@ -124,7 +124,9 @@ impl Scheduler {
     /// A block that is findable now is no front; who was to compute it after `id` did is nobody to wait for.
     #[inline]
     pub(super) fn pass_front(&mut self, id: u32, key: BlockKey) {
-        if let Some(owner) = self.fronts.remove(&key) {
+        if !self.fronts.is_empty()
+            && let Some(owner) = self.fronts.remove(&key)
+        {
             self.sequences[owner as usize].front = NO_FRONT;
             if owner != id {
                 self.wake(owner, u32::MAX);
