@@ -83,9 +83,11 @@ lock: $(VENV)/.stamp-env ## Make requirements.lock anew from requirements.in (ne
 
 # ---- figures: the last line of each is one JSON object ----
 
-.PHONY: bench-core bench-host bench-cpu bench-memory bench-start
+.PHONY: bench-core bench-scheduler bench-host bench-cpu bench-memory bench-start
 bench-core: install model ## Scheduler and detokenizer: µs per step
 	@$(PY) -m oneloop_bench.micro.core
+bench-scheduler: install model ## The core beside vLLM's scheduler on the same requests (installs vLLM apart: 5 GB, once)
+	@$(PY) -m oneloop_bench.scheduler
 bench-host: install model ## The host per token, with steps that take no time: offline and streaming
 	@$(PY) -m oneloop_bench.host
 bench-cpu: install model ## SmolLM2 on the CPU beside transformers (and llama.cpp where installed)

@@ -30,6 +30,36 @@ def test_prompts_come_from_buffers_and_sequences(core: Core, make) -> None:
     assert min(handles) > 0
 
 
+class Name(int):
+    """An int of another type."""
+
+
+class Numbered:
+    """No int, but something that stands for one, and that empties a list when it is asked which."""
+
+    def __init__(self, ids: list[object]) -> None:
+        self._ids = ids
+
+    def __index__(self) -> int:
+        self._ids.clear()
+        return 2
+
+
+def test_lists_may_hold_what_stands_for_an_int(core: Core) -> None:
+    for ids in ([1, Name(2), 3], [True, False], [np.int64(1), np.int32(2)], [1, np.uint8(2)]):
+        assert core.submit(ids) > 0
+    for ids in ([1, "2"], [1.0], [1, None], [[1]]):
+        with pytest.raises(TypeError):
+            core.submit(ids)
+
+
+def test_a_list_may_change_while_it_is_read(core: Core) -> None:
+    ids: list[object] = [1]
+    ids += [Numbered(ids), *range(100)]
+    assert core.submit(ids) > 0  # type: ignore[arg-type]
+    assert not ids
+
+
 SMALL_BAD_PROMPTS = [[], [300], [-1], [2**31 - 1], [1] * 200, [1] * 129]
 HUGE_BAD_PROMPTS = [[2**31], [2**40], [10**30], [-(10**30)]]
 

@@ -1,16 +1,17 @@
 """The core beside vLLM's scheduler: `python -m oneloop_bench.scheduler`.
 
-Both serve the same mixes on the same CPU, a few steps of one after a few of the other. A step is what its process does
-for it but for running the model: vLLM's schedule() and update_from_output(), which return tokens as ids; the core's
-schedule(), which also writes the step as the device reads it, and commit(), with the tokens' text and without.
-Times are medians of the thread's CPU time.
+Both serve the same mixes on the same CPU, a few steps of one after a few of the other, and have to schedule the same.
+A step is schedule and update, all that either does for it but for the model; `README.md` says what that takes in.
+Times are medians of the thread's CPU time, in µs.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import statistics
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from oneloop.cli.serve import allow_many_descriptors
@@ -24,10 +25,11 @@ from oneloop_bench.scheduler.core_side import CoreSide
 from oneloop_bench.scheduler.environment import VLLM, peer_python
 from oneloop_bench.scheduler.mixes import cached_admissions, decodes, everything
 from oneloop_bench.scheduler.peer import PeerSide
+from oneloop_bench.scheduler.workload import VALUES_PER_ROW
 from oneloop_core import BUILD_PROFILE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from oneloop.tokenize.tokenizer import Tokenizer
     from oneloop_bench.scheduler.workload import Mix, Side, Steps
@@ -35,58 +37,71 @@ if TYPE_CHECKING:
 BATCHES = (256, 1024)
 NUM_STEPS = 300
 NUM_ADMISSIONS = 200
-PEER, IDS, TEXTS = "vLLM", "oneloop, ids", "oneloop, text"
+PEER, IDS, TEXTS = "vLLM", "oneloop", "oneloop, text"
 
 
-def medians_us(mix: Mix, steps: Steps, hand_over: list[int] | None = None) -> dict[str, float]:
-    """Of the mix's measured steps. `step`: schedule and update; `admit`: submit and schedule."""
-    measured = slice(mix.measured_from, mix.measured_to)
-    columns = {
-        "submit": steps.submit[measured],
-        "schedule": steps.schedule[measured],
-        "update": steps.update[measured],
-        "hand over": hand_over[measured] if hand_over else [0],
-    }
-    for name, parts in {"admit": ("submit", "schedule"), "step": ("schedule", "update")}.items():
-        columns[name] = [sum(times) for times in zip(*(columns[part] for part in parts), strict=True)]
-    return {name: statistics.median(times) / 1e3 for name, times in columns.items()}
+@dataclass(frozen=True)
+class Medians:
+    """Of the measured steps of a mix, µs."""
+
+    submit: float
+    schedule: float
+    update: float
+    hand_over: float
+    admit: float
+    """Submit and schedule."""
+    step: float
+    """Schedule and update."""
+
+    @classmethod
+    def of(cls, mix: Mix, steps: Steps, hand_over: Sequence[int]) -> Medians:
+        """hand_over: by step, as Steps' times; empty where there is none."""
+        measured = slice(mix.measured_from, mix.measured_to)
+        submit, schedule, update = (
+            column[measured] for column in (steps.submit, steps.schedule, steps.update)
+        )
+        admit = [sum(parts) for parts in zip(submit, schedule, strict=True)]
+        step = [sum(parts) for parts in zip(schedule, update, strict=True)]
+        columns = (submit, schedule, update, hand_over[measured] or [0], admit, step)
+        return cls(*(statistics.median(column) / 1e3 for column in columns))
 
 
-def measure(mix: Mix, sides: Mapping[str, Side]) -> dict[str, dict[str, float]]:
-    """Run a mix, compare the schedules, print a line for each side."""
+def serve(mix: Mix, sides: Mapping[str, Side]) -> dict[str, Steps]:
+    """Run a mix on all sides and say that they agree."""
     results = run_in_turns(mix, sides)
-    num_rows = sum(map(len, results[PEER].rows)) // 3
-    print(f"{mix.name}: {mix.num_steps} steps with {num_rows} rows are the same on all sides", flush=True)
-    if mix.measured_from == mix.measured_to:
-        return {}
+    num_rows = sum(map(len, results[PEER].rows)) // VALUES_PER_ROW
+    print(f"{mix.name}: the same {mix.num_steps} steps with {num_rows:,} rows on all sides", flush=True)
+    return results
+
+
+def measure(mix: Mix, sides: Mapping[str, Side]) -> dict[str, Medians]:
+    """The same, with a table of times."""
+    results = serve(mix, sides)
     table = {}
     for name, side in sides.items():
-        hand_over = side.hand_over if isinstance(side, CoreSide) else None
-        table[name] = row = medians_us(mix, results[name], hand_over)
-        print(f"  {name:<14}" + "".join(f"{row[column]:>11.1f}" for column in row))
+        hand_over = side.hand_over if isinstance(side, CoreSide) else []
+        table[name] = row = Medians.of(mix, results[name], hand_over)
+        times = (row.submit, row.schedule, row.update, row.hand_over, row.admit, row.step)
+        print(f"  {name:<14}" + "".join(f"{time:>11.1f}" for time in times))
     return table
-
-
-def ratios(table: Mapping[str, Mapping[str, float]], column: str) -> dict[str, float]:
-    """How many times as long vLLM takes, by our side."""
-    return {name: round(table[PEER][column] / table[name][column], 1) for name in (IDS, TEXTS)}
 
 
 def run(tokenizer: Tokenizer, sides: Mapping[str, Side]) -> dict[str, object]:
     """All mixes; the figures by name."""
     text, vocab_size = tokenizer.encode(TEXT), tokenizer.vocab_size
-    measure(everything(text, vocab_size), sides)
-    print(f"  {'µs':<14}" + "".join(f"{name:>11}" for name in ("submit", "schedule", "update", "hand over", "admit", "step")))
+    serve(everything(text, vocab_size), sides)
+    names = ("submit", "schedule", "update", "hand over", "admit", "step")
+    print(f"  {'µs':<14}" + "".join(f"{name:>11}" for name in names))
     result: dict[str, object] = {}
     for batch in BATCHES:
         table = measure(decodes(batch, NUM_STEPS, text, vocab_size), sides)
-        result[f"ratio_{batch}"] = ratios(table, "step")[TEXTS]
-        result[f"ratio_{batch}_ids"] = ratios(table, "step")[IDS]
-        result[f"us_{batch}"] = {name: round(row["step"], 1) for name, row in table.items()}
-        result[f"hand_over_us_{batch}"] = round(table[TEXTS]["hand over"], 1)
+        result[f"ratio_{batch}"] = round(table[PEER].step / table[IDS].step, 1)
+        result[f"ratio_{batch}_text"] = round(table[PEER].step / table[TEXTS].step, 1)
+        result[f"step_us_{batch}"] = {name: round(row.step, 1) for name, row in table.items()}
+        result[f"hand_over_us_{batch}"] = round(table[TEXTS].hand_over, 1)
     table = measure(cached_admissions(NUM_ADMISSIONS, text, vocab_size), sides)
-    result["ratio_admit_8k"] = ratios(table, "admit")[TEXTS]
-    result["us_admit_8k"] = {name: round(row["admit"], 1) for name, row in table.items()}
+    result["ratio_admit_8k"] = round(table[PEER].admit / table[IDS].admit, 1)
+    result["admit_us_8k"] = {name: round(row.admit, 1) for name, row in table.items()}
     return result
 
 
@@ -98,16 +113,21 @@ def main() -> None:
     tokenizer = gguf_tokenizer(read_gguf(model).metadata)
     allow_many_descriptors()
     python = peer_python()
-    cpu = max(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cpu})  # the peer's process inherits it: they run in turns
-    print(f"core built as {BUILD_PROFILE}, {VLLM}, both on CPU {cpu}; medians of CPU time")
+    usable = os.sched_getaffinity(0)
+    cpu = max(usable)
+    os.sched_setaffinity(0, {cpu})  # the peer's process inherits it; they run in turns
+    print(f"core built as {BUILD_PROFILE}; {VLLM}; both on CPU {cpu}")
+    gc.collect()
+    gc.freeze()  # as vLLM's engine does, and so its side here too
     with ExitStack() as stack:
         sides: dict[str, Side] = {
             PEER: stack.enter_context(closing(PeerSide(python))),
             IDS: stack.enter_context(closing(CoreSide())),
             TEXTS: stack.enter_context(closing(CoreSide(tokenizer.vocabulary))),
         }
-        print_result(run(tokenizer, sides))
+        result = run(tokenizer, sides)
+    os.sched_setaffinity(0, usable)
+    print_result(result)
 
 
 if __name__ == "__main__":

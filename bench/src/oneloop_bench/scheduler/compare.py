@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -31,9 +31,11 @@ def run_in_turns(mix: Mix, sides: Mapping[str, Side]) -> dict[str, Steps]:
     for side in sides.values():
         side.load(mix)
     results = {name: Steps.none() for name in sides}
+    order = deque(sides)
     for first in range(0, mix.num_steps, STEPS_PER_TURN):
-        for name, side in sides.items():
-            results[name].extend(side.run(min(STEPS_PER_TURN, mix.num_steps - first)))
+        for name in order:
+            results[name].extend(sides[name].run(min(STEPS_PER_TURN, mix.num_steps - first)))
+        order.rotate()  # so that none always finds what the same other one left in the caches
     schedules = {name: [rows_of(flat) for flat in steps.rows] for name, steps in results.items()}
     for schedule in schedules.values():
         check_served(mix, schedule)
@@ -57,8 +59,8 @@ def check_served(mix: Mix, schedule: Sequence[Sequence[Row]]) -> None:
                     f"{mix.name}, step {step}: request {request} goes on at token {start} after {num_computed[request]}"
                 )
             num_computed[request] = start + count
-    for number, request in enumerate(mix.requests):
-        needed = len(mix.prompts[request.prompt]) + request.max_tokens - 1
+    for number, asked in enumerate(mix.requests):
+        needed = len(mix.prompts[asked.prompt]) + asked.max_tokens - 1
         if num_computed[number] != needed:
             raise ScheduleError(
                 f"{mix.name}: request {number} got {num_computed[number]} of {needed} tokens in {mix.num_steps} steps"
@@ -75,8 +77,9 @@ def check_same(mix: Mix, schedules: Mapping[str, Sequence[Sequence[Row]]]) -> No
         for step, (ours, theirs) in enumerate(zip_longest(expected, found, fillvalue=())):
             if list(ours) == list(theirs):
                 continue
-            row = min(set(ours) ^ set(theirs))
+            request, start, count = row = min(set(ours) ^ set(theirs))
             has, lacks = (first, name) if row in ours else (name, first)
             raise ScheduleError(
-                f"{mix.name}, step {step}: {has} gives request {row[0]} {row[2]} tokens after {row[1]}, {lacks} does not"
+                f"{mix.name}, step {step}: "
+                f"{has} gives request {request} {count} tokens after {start}, {lacks} does not"
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import socket
 from time import perf_counter, thread_time_ns
 from typing import TYPE_CHECKING
@@ -54,8 +53,6 @@ class CoreSide:
         self._streams = Streams()
         self._next_step = self._next_request = 0
         self.hand_over = []
-        gc.collect()
-        gc.freeze()  # vLLM's engine does that, so its side here too
 
     def run(self, num_steps: int) -> Steps:
         """See Side."""
@@ -65,16 +62,19 @@ class CoreSide:
             began = thread_time_ns()
             step_id = self._core.schedule(self._slab.buffer)
             steps.schedule.append(thread_time_ns() - began)
-            steps.update.append(0)
-            self.hand_over.append(0)
-            self._slab.sample(self._text)
+            update = hand_over = 0
+            rows: list[int] = []
             if step_id is not None:
+                self._slab.sample(self._text)
                 began = thread_time_ns()
                 deltas = self._core.commit(step_id, self._slab.buffer)
-                steps.update[-1] = thread_time_ns() - began
+                update = thread_time_ns() - began
+                rows = self._slab.rows()
                 if self._vocabulary is not None:
-                    self.hand_over[-1] = self._streams.deliver(deltas)
-            steps.rows.append(self._slab.rows() if step_id is not None else [])
+                    hand_over = self._streams.deliver(deltas)
+            steps.update.append(update)
+            steps.rows.append(rows)
+            self.hand_over.append(hand_over)
             self._next_step += 1
         return steps
 
@@ -84,24 +84,18 @@ class CoreSide:
 
     def _submit(self) -> int:
         """Submit what comes before the next step; ns."""
-        mix = self._mix
-        arrivals = []
-        while (number := self._next_request + len(arrivals)) < len(mix.requests):
-            request = mix.requests[number]
-            if request.arrival > self._next_step:
-                break
-            arrivals.append((mix.prompts[request.prompt], request.max_tokens, number))
+        arrivals = self._mix.arrivals(self._next_request, self._next_step)
         self._next_request += len(arrivals)
         submit = self._core.submit
         began = thread_time_ns()
         # A seed comes back with the slab's admitted rows, and so tells which request a slot serves.
         handles = [
             submit(prompt, max_tokens=max_tokens, temperature=0.0, seed=number, ignore_eos=True)
-            for prompt, max_tokens, number in arrivals
+            for number, prompt, max_tokens in arrivals
         ]
         elapsed = thread_time_ns() - began
         if self._vocabulary is not None:
-            for handle, (_, max_tokens, _) in zip(handles, arrivals, strict=True):
+            for handle, (*_, max_tokens) in zip(handles, arrivals, strict=True):
                 if max_tokens > 1:
                     self._streams.attach(handle)
         return elapsed
@@ -123,9 +117,7 @@ class RequestSlab:
         self._request[view("admitted_slot")[admitted]] = view("admitted_seed")[admitted]
         samples = slice(header("num_samples"))
         requests = self._request[view("sample_slot")[samples]]
-        view("output_token")[samples] = text[
-            place(requests, view("sample_output_index")[samples], len(text))
-        ]
+        view("output_token")[samples] = text[place(requests, view("sample_output_index")[samples], len(text))]
 
     def rows(self) -> list[int]:
         """As Steps.rows, of one step."""

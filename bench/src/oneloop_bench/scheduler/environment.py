@@ -51,7 +51,6 @@ def peer_python(folder: Path | None = None) -> Path:
 def _run(command: list[str], what: str) -> None:
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
-        lines = "\n".join(done.stdout.splitlines()[-15:])
-        raise PeerEnvironmentError(
-            f"{what} failed; it needs the package index and 8 GB of free disk (ONELOOP_CACHE names another folder):\n{lines}"
-        )
+        last = "\n".join(done.stdout.splitlines()[-15:])
+        remedy = "it needs the package index and 8 GB of free disk; ONELOOP_CACHE names another folder"
+        raise PeerEnvironmentError(f"{what} failed ({remedy}):\n{last}")

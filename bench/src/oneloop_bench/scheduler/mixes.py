@@ -68,7 +68,9 @@ def cached_admissions(num_steps: int, text: Sequence[int], vocab_size: int) -> M
         vocab_size=vocab_size,
         text=list(text),
         prompts=[random_prompt(rng, CACHED_PROMPT_TOKENS, vocab_size) for _ in range(NUM_CACHED_PROMPTS)],
-        requests=[Request(step, step % NUM_CACHED_PROMPTS, 1) for step in range(NUM_CACHED_PROMPTS + num_steps)],
+        requests=[
+            Request(step, step % NUM_CACHED_PROMPTS, 1) for step in range(NUM_CACHED_PROMPTS + num_steps)
+        ],
         num_steps=NUM_CACHED_PROMPTS + num_steps,
         measured_from=NUM_CACHED_PROMPTS,
         measured_to=NUM_CACHED_PROMPTS + num_steps,
@@ -127,7 +129,8 @@ class _Story:
         """The second turn of a request that has ended."""
         first = self.requests[request]
         places = (place(request, index, len(self._text)) for index in range(first.max_tokens))
-        self.ask(self.prompts[first.prompt] + [self._text[at] for at in places], num_more, arrival, self._rng.randint(1, 60))
+        so_far = self.prompts[first.prompt] + [self._text[at] for at in places]
+        self.ask(so_far, num_more, arrival, self._rng.randint(1, 60))
 
 
 def random_prompt(rng: random.Random, length: int, vocab_size: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -32,7 +33,7 @@ class PeerSide:
     """See Side: `module` in another interpreter, which finds this package's sources and nothing else of ours."""
 
     def __init__(self, python: Path, module: str = "oneloop_bench.scheduler.vllm_side") -> None:
-        self._log = tempfile.TemporaryFile("w+")
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed by close())
         answers, their_end = os.pipe()
         sources = Path(oneloop_bench.__path__[0]).parent
         self._process = subprocess.Popen(
@@ -58,7 +59,8 @@ class PeerSide:
     def close(self) -> None:
         """See Side."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.wait()
         self._answers.close()
         self._log.close()

@@ -90,7 +90,7 @@ class VllmSide:
             log_stats=False,
         )
         self._next_step = self._next_request = 0
-        freeze_gc_heap()
+        freeze_gc_heap()  # as its engine does when it starts
 
     def run(self, num_steps: int) -> Steps:
         """See Side."""
@@ -110,14 +110,10 @@ class VllmSide:
 
     def _submit(self) -> int:
         """Make and add the requests that come before the next step; ns."""
-        mix = self._mix
-        arrivals = []
-        while (number := self._next_request + len(arrivals)) < len(mix.requests):
-            request = mix.requests[number]
-            if request.arrival > self._next_step:
-                break
-            sampling = SamplingParams(temperature=0.0, max_tokens=request.max_tokens, ignore_eos=True)
-            arrivals.append((str(number), mix.prompts[request.prompt], sampling))
+        arrivals = [
+            (str(number), prompt, SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True))
+            for number, prompt, max_tokens in self._mix.arrivals(self._next_request, self._next_step)
+        ]
         self._next_request += len(arrivals)
         began = thread_time_ns()
         for request_id, prompt, sampling in arrivals:
@@ -129,7 +125,7 @@ class VllmSide:
     def _sample(self, scheduled: Any) -> ModelRunnerOutput:
         """What a model runner tells: a token for each request whose known tokens are computed, else none."""
         request_ids = list(scheduled.num_scheduled_tokens)
-        sampled = []
+        sampled: list[list[int]] = []
         for request_id in request_ids:
             request = self._scheduler.requests[request_id]
             if request.num_computed_tokens < request.num_tokens:  # counted up already when it was scheduled

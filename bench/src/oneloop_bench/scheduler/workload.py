@@ -7,6 +7,7 @@ on nothing but its number and how many tokens it has.
 from __future__ import annotations
 
 import json
+from array import array
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -51,6 +52,20 @@ class Mix:
     measured_to: int = 0
     """Steps whose times count: from the one, up to but not including the other."""
     block_size: int = 16
+
+    def arrivals(self, first: int, step: int) -> list[tuple[int, list[int], int]]:
+        """Number, prompt and max_tokens of the requests from `first` on that come before this step.
+
+        The prompts are new objects, as from a tokenizer or off the wire: a list that lay there for a while is no
+        longer in the processor's caches.
+        """
+        last = first
+        while last < len(self.requests) and self.requests[last].arrival <= step:
+            last += 1
+        return [
+            (number, array("i", self.prompts[request.prompt]).tolist(), request.max_tokens)
+            for number, request in enumerate(self.requests[first:last], first)
+        ]
 
     def to_json(self) -> str:
         """One line."""

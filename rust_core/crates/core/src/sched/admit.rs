@@ -2,7 +2,7 @@
 
 use super::front::Deferrals;
 use super::request::NO_SEQUENCE;
-use super::sequence::copy_tokens;
+use super::sequence::{Sequence, copy_tokens};
 use super::share::TokenBudget;
 use super::state::{PlannedRow, Scheduler, StarvedHead};
 use crate::batch::{Admitted, StepWriter};
@@ -225,17 +225,23 @@ impl Scheduler {
     }
 
     fn note_first_admission(&mut self, id: u32) {
-        let sequence = &self.sequences[id as usize];
-        let request = &mut self.requests[sequence.request as usize];
+        let Sequence {
+            request,
+            num_prompt,
+            ..
+        } = self.sequences[id as usize];
+        let request = &mut self.requests[request as usize];
         if request.queue_s.is_some() {
             return;
         }
         let num_cached_tokens = self.scratch.hits.len() as u32 * self.config.block_size;
         request.queue_s = Some(request.spec.submitted_at.elapsed().as_secs_f64());
-        request.num_cached_tokens = num_cached_tokens;
-        self.counters.num_prompt_tokens += u64::from(sequence.num_prompt);
+        for &member in &request.members {
+            self.sequences[member as usize].num_cached_tokens = num_cached_tokens;
+        }
+        self.counters.num_prompt_tokens += u64::from(num_prompt);
         if self.config.enable_prefix_caching {
-            self.counters.num_prefix_query_tokens += u64::from(sequence.num_prompt);
+            self.counters.num_prefix_query_tokens += u64::from(num_prompt);
             self.counters.num_prefix_hit_tokens += u64::from(num_cached_tokens);
         }
     }

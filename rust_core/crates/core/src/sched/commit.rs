@@ -186,24 +186,22 @@ impl Scheduler {
     /// A delta of what was appended since `mark`.
     fn new_delta(&mut self, id: u32, mark: Mark, deltas: &Deltas) -> Delta {
         let sequence = &mut self.sequences[id as usize];
-        let request = &self.requests[sequence.request as usize];
-        let queue_s = if sequence.has_reported {
+        let queue_s = if std::mem::replace(&mut sequence.has_reported, true) {
             None
         } else {
-            request.queue_s
+            self.requests[sequence.request as usize].queue_s
         };
-        sequence.has_reported = true;
         let now = deltas.mark();
         let has_logprobs = sequence.num_logprobs >= 0 && now.tokens > mark.tokens;
         Delta {
-            request: request.spec.handle,
+            request: sequence.rank.arrival,
             index: sequence.rank.index,
             text: mark.text..now.text,
             tokens: mark.tokens..now.tokens,
             logprobs: has_logprobs.then_some(mark.logprobs..now.logprobs),
             finish_reason: None,
             stop_reason: None,
-            num_cached_tokens: request.num_cached_tokens,
+            num_cached_tokens: sequence.num_cached_tokens,
             queue_s,
             error: None,
         }

@@ -60,9 +60,10 @@ impl Scheduler {
             self.register_blocks(id, end, launched.step_id);
         }
         if is_last {
+            let sequence = &self.sequences[id as usize];
+            let (request, is_first) = (sequence.request, end == sequence.num_prompt);
             self.emit_sample(id, step, launched);
-            let request = self.sequences[id as usize].request;
-            if !self.requests[request as usize].forked {
+            if is_first && !self.requests[request as usize].forked {
                 self.fork(request, step, launched);
             }
         }

@@ -122,8 +122,6 @@ pub(crate) struct Request {
     pub(crate) num_live: u32,
     /// Whether the prompt has been prefilled and each sequence goes its own way. Before, sequence 0 acts for all.
     pub(crate) forked: bool,
-    /// Found at the first admission.
-    pub(crate) num_cached_tokens: u32,
     /// Set at the first admission.
     pub(crate) queue_s: Option<f64>,
 }
@@ -135,7 +133,6 @@ impl Request {
             forked: spec.num_sequences == 1,
             members: Vec::with_capacity(spec.num_sequences as usize),
             spec,
-            num_cached_tokens: 0,
             queue_s: None,
         }
     }

@@ -61,6 +61,8 @@ pub(crate) struct Sequence {
     pub(crate) front: u32,
     /// Blocks at the start of the table that were found in the cache: written by others.
     pub(crate) num_hit: u32,
+    /// Prompt tokens found in the cache at the request's first admission.
+    pub(crate) num_cached_tokens: u32,
     /// Drawn anew when results in flight must not count any more; 0 when vacant.
     pub(crate) life: u64,
     /// Drawn anew at each admission: KV computed for an earlier one is gone.
@@ -95,6 +97,7 @@ impl Sequence {
             num_registered: 0,
             front: NO_FRONT,
             num_hit: 0,
+            num_cached_tokens: 0,
             life: 0,
             admission: 0,
             request: 0,
