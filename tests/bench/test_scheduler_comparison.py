@@ -35,7 +35,7 @@ def served():
 )
 def test_text_changes_no_schedule(mix):
     vocabulary = Vocabulary([b" %d" % token for token in range(VOCAB_SIZE)])
-    with closing(CoreSide()) as ids, closing(CoreSide(vocabulary)) as text:
+    with closing(CoreSide()) as ids, closing(CoreSide(vocabulary, streams=True)) as text:
         results = run_in_turns(mix, {"ids": ids, "text": text})
         assert len(text.hand_over) == mix.num_steps
         assert any(text.hand_over)

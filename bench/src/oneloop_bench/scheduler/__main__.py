@@ -33,11 +33,12 @@ if TYPE_CHECKING:
 
     from oneloop.tokenize.tokenizer import Tokenizer
     from oneloop_bench.scheduler.workload import Mix, Side, Steps
+    from oneloop_core import Vocabulary
 
 BATCHES = (256, 1024)
 NUM_STEPS = 300
 NUM_ADMISSIONS = 200
-PEER, IDS, TEXTS = "vLLM", "oneloop", "oneloop, text"
+PEER, IDS, TEXTS, STREAMS = "vLLM", "oneloop", "oneloop, text", "with streams"
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,21 @@ def serve(mix: Mix, sides: Mapping[str, Side]) -> dict[str, Steps]:
 def measure(mix: Mix, sides: Mapping[str, Side]) -> dict[str, Medians]:
     """The same, with a table of times."""
     results = serve(mix, sides)
-    table = {}
-    for name, side in sides.items():
-        hand_over = side.hand_over if isinstance(side, CoreSide) else []
-        table[name] = row = Medians.of(mix, results[name], hand_over)
-        times = (row.submit, row.schedule, row.update, row.hand_over, row.admit, row.step)
-        print(f"  {name:<14}" + "".join(f"{time:>11.1f}" for time in times))
-    return table
+    return {name: report(name, Medians.of(mix, steps, [])) for name, steps in results.items()}
+
+
+def measure_streams(mix: Mix, vocabulary: Vocabulary) -> Medians:
+    """Our side with its streams: alone, as sending empties the caches of whoever comes next."""
+    with closing(CoreSide(vocabulary, streams=True)) as side:
+        steps = run_in_turns(mix, {STREAMS: side})[STREAMS]
+        return report(STREAMS, Medians.of(mix, steps, side.hand_over))
+
+
+def report(name: str, row: Medians) -> Medians:
+    """A line of the table."""
+    times = (row.submit, row.schedule, row.update, row.hand_over, row.admit, row.step)
+    print(f"  {name:<14}" + "".join(f"{time:>11.1f}" for time in times), flush=True)
+    return row
 
 
 def run(tokenizer: Tokenizer, sides: Mapping[str, Side]) -> dict[str, object]:
@@ -94,11 +103,12 @@ def run(tokenizer: Tokenizer, sides: Mapping[str, Side]) -> dict[str, object]:
     print(f"  {'µs':<14}" + "".join(f"{name:>11}" for name in names))
     result: dict[str, object] = {}
     for batch in BATCHES:
-        table = measure(decodes(batch, NUM_STEPS, text, vocab_size), sides)
+        mix = decodes(batch, NUM_STEPS, text, vocab_size)
+        table = measure(mix, sides)
         result[f"ratio_{batch}"] = round(table[PEER].step / table[IDS].step, 1)
         result[f"ratio_{batch}_text"] = round(table[PEER].step / table[TEXTS].step, 1)
         result[f"step_us_{batch}"] = {name: round(row.step, 1) for name, row in table.items()}
-        result[f"hand_over_us_{batch}"] = round(table[TEXTS].hand_over, 1)
+        result[f"hand_over_us_{batch}"] = round(measure_streams(mix, tokenizer.vocabulary).hand_over, 1)
     table = measure(cached_admissions(NUM_ADMISSIONS, text, vocab_size), sides)
     result["ratio_admit_8k"] = round(table[PEER].admit / table[IDS].admit, 1)
     result["admit_us_8k"] = {name: round(row.admit, 1) for name, row in table.items()}

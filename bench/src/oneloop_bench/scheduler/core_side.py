@@ -10,7 +10,7 @@ import numpy as np
 
 from oneloop.engine.metrics import SHORT_S
 from oneloop_bench.null_executor import Slab
-from oneloop_bench.scheduler.workload import Mix, Steps, place
+from oneloop_bench.scheduler.workload import VALUES_PER_ROW, Mix, Steps, place
 from oneloop_core import Core, CoreConfig, StreamRelay
 
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ EVENT = (b'data: {"choices":[{"index":0,"delta":{"content":', b"}}]}\n\n")
 
 
 class CoreSide:
-    """Without a vocabulary tokens come out as ids, as they do of vLLM's scheduler.
+    """Without a vocabulary tokens come out as ids, as they do of vLLM's scheduler; with one also as text.
 
-    With one they also come out as text, which is handed to the relay that sends it to the streams.
+    streams: the text is also handed to the relay that sends it to the streams, which then sends it.
     """
 
-    def __init__(self, vocabulary: Vocabulary | None = None) -> None:
+    def __init__(self, vocabulary: Vocabulary | None = None, *, streams: bool = False) -> None:
         self._vocabulary = vocabulary
-        self._streams = Streams()
+        self._streams = Streams() if streams else None
         self.hand_over: list[int] = []
         """As Steps' times, for giving each step's text to the relay: since load(), by step."""
 
@@ -49,38 +49,42 @@ class CoreSide:
         )
         self._core = Core(config, self._vocabulary)
         self._slab = RequestSlab(self._core.layout, mix.max_num_seqs)
-        self._streams.close()
-        self._streams = Streams()
         self._next_step = self._next_request = 0
         self.hand_over = []
 
     def run(self, num_steps: int) -> Steps:
         """See Side."""
         steps = Steps.none()
-        for _ in range(num_steps):
+        # One allocation for all rows: what stays behind in the heap would make every commit fall into new memory.
+        rows = np.empty((num_steps, VALUES_PER_ROW * self._mix.max_num_seqs), np.int64)
+        num_values = []
+        for index in range(num_steps):
             steps.submit.append(self._submit())
             began = thread_time_ns()
             step_id = self._core.schedule(self._slab.buffer)
             steps.schedule.append(thread_time_ns() - began)
-            update = hand_over = 0
-            rows: list[int] = []
-            if step_id is not None:
-                self._slab.sample(self._text)
-                began = thread_time_ns()
-                deltas = self._core.commit(step_id, self._slab.buffer)
-                update = thread_time_ns() - began
-                rows = self._slab.rows()
-                if self._vocabulary is not None:
-                    hand_over = self._streams.deliver(deltas)
-            steps.update.append(update)
-            steps.rows.append(rows)
-            self.hand_over.append(hand_over)
+            if step_id is None:
+                steps.update.append(0)
+                self.hand_over.append(0)
+                num_values.append(0)
+            else:
+                self._commit(step_id, steps)
+                num_values.append(self._slab.read_rows(rows[index]))
             self._next_step += 1
+        steps.rows = [row[:count].tolist() for row, count in zip(rows, num_values, strict=True)]
         return steps
 
     def close(self) -> None:
         """See Side."""
-        self._streams.close()
+        if self._streams is not None:
+            self._streams.close()
+
+    def _commit(self, step_id: int, steps: Steps) -> None:
+        self._slab.sample(self._text)
+        began = thread_time_ns()
+        deltas = self._core.commit(step_id, self._slab.buffer)
+        steps.update.append(thread_time_ns() - began)
+        self.hand_over.append(self._streams.deliver(deltas) if self._streams is not None else 0)
 
     def _submit(self) -> int:
         """Submit what comes before the next step; ns."""
@@ -94,7 +98,7 @@ class CoreSide:
             for number, prompt, max_tokens in arrivals
         ]
         elapsed = thread_time_ns() - began
-        if self._vocabulary is not None:
+        if self._streams is not None:
             for handle, (*_, max_tokens) in zip(handles, arrivals, strict=True):
                 if max_tokens > 1:
                     self._streams.attach(handle)
@@ -119,13 +123,16 @@ class RequestSlab:
         requests = self._request[view("sample_slot")[samples]]
         view("output_token")[samples] = text[place(requests, view("sample_output_index")[samples], len(text))]
 
-    def rows(self) -> list[int]:
-        """As Steps.rows, of one step."""
+    def read_rows(self, out: NDArray[np.int64]) -> int:
+        """Write the step's rows into `out`, as in Steps.rows; the number of values."""
         view, rows = self._slab.view, slice(self._slab.header("num_rows"))
         requests = self._request[view("row_slot")[rows]]
+        order = np.argsort(requests)
         columns = (requests, view("row_num_computed")[rows], view("row_num_scheduled")[rows])
-        flat: list[int] = np.stack(columns, axis=1)[np.argsort(requests)].ravel().tolist()
-        return flat
+        num_values = VALUES_PER_ROW * len(requests)
+        for place_in_row, column in enumerate(columns):
+            out[place_in_row:num_values:VALUES_PER_ROW] = column[order]
+        return num_values
 
 
 class Streams:
