@@ -123,7 +123,7 @@ class StepSlab(Slab):
 
     def column(self, name: str, count: int) -> np.ndarray[Any, Any]:
         """The first `count` elements of a field, as int64."""
-        return self._view(name)[:count].astype(np.int64)
+        return self.view(name)[:count].astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

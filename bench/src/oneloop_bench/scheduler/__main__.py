@@ -22,7 +22,7 @@ from oneloop_bench.micro.core import TEXT
 from oneloop_bench.report import print_result
 from oneloop_bench.scheduler.compare import run_in_turns
 from oneloop_bench.scheduler.core_side import CoreSide
-from oneloop_bench.scheduler.environment import VLLM, peer_python
+from oneloop_bench.scheduler.environment import VLLM, PeerEnvironmentError, peer_python
 from oneloop_bench.scheduler.mixes import cached_admissions, decodes, everything
 from oneloop_bench.scheduler.peer import PeerSide
 from oneloop_bench.scheduler.workload import VALUES_PER_ROW
@@ -122,7 +122,10 @@ def main() -> None:
         raise SystemExit("the tokenizer of the embedded model is needed: run `make model`")
     tokenizer = gguf_tokenizer(read_gguf(model).metadata)
     allow_many_descriptors()
-    python = peer_python()
+    try:
+        python = peer_python()
+    except PeerEnvironmentError as error:
+        raise SystemExit(f"the peer's environment: {error}") from None
     usable = os.sched_getaffinity(0)
     cpu = max(usable)
     os.sched_setaffinity(0, {cpu})  # the peer's process inherits it; they run in turns

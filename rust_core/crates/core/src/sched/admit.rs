@@ -236,6 +236,7 @@ impl Scheduler {
         }
         let num_cached_tokens = self.scratch.hits.len() as u32 * self.config.block_size;
         request.queue_s = Some(request.spec.submitted_at.elapsed().as_secs_f64());
+        // Before it none of the members can have ended alone.
         for &member in &request.members {
             self.sequences[member as usize].num_cached_tokens = num_cached_tokens;
         }
