@@ -297,7 +297,10 @@ async def test_slow_headers_and_bodies_are_cut(serve: Any, monkeypatch: pytest.M
             writer.write(bytes([byte]))
             await asyncio.sleep(0.1)
         writer.close()
-        return await asyncio.wait_for(reply, 3)
+        try:
+            return await asyncio.wait_for(reply, 3)
+        except ConnectionResetError:  # cut while a byte was on its way
+            return b""
 
     async with serve() as server:
         body = post(body=b" " * 100)

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 1024
 """Connections that the kernel holds until they are accepted."""
-_ACCEPTED_AT_ONCE = 4
+_ACCEPTED_AT_ONCE = 8
 """asyncio's own server accepts as many as the kernel holds, and each costs tens of µs."""
 _PAUSE_S = 1.0
 """How long nothing is accepted after descriptors or memory have run out."""
