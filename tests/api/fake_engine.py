@@ -193,10 +193,8 @@ class FakeEngine:
         resolved = (params or SamplingParams()).resolve(
             self.default_sampling, vocab_size=VOCAB_SIZE, max_sequences=self.config.resolved.max_num_seqs
         )
+        resolved = resolved.behind(len(prompt), self.model_info.max_model_len)
         room = self.model_info.max_model_len - len(prompt)
-        if room < 1:
-            raise RequestError("prompt", "too long")
-        resolved = resolved.within(room)
         handle = len(self.submitted) + 1
         stream = RequestStream(
             handle=handle, request_id=request_id or f"r{handle}", prompt=None, prompt_token_ids=prompt,

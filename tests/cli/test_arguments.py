@@ -2,7 +2,7 @@
 
 import pytest
 
-from oneloop.cli.arguments import engine_values, sampling_values, server_values, size_in_bytes
+from oneloop.cli.arguments import engine_values, sampling_values, server_values
 from oneloop.cli.main import main, make_parser
 from oneloop.config import (
     CacheConfig,
@@ -13,6 +13,8 @@ from oneloop.config import (
     WorkerConfig,
     resolve,
     resolve_dtype,
+    size_as_text,
+    size_in_bytes,
 )
 from oneloop.errors import ConfigError
 
@@ -70,6 +72,56 @@ def test_the_model_in_both_places():
 )
 def test_sizes(text, size):
     assert size_in_bytes(text) == size
+    assert CacheConfig(kv_cache_memory_bytes=text).kv_cache_memory_bytes == size  # in the Python API too
+    assert ServerConfig(max_body_bytes=text).max_body_bytes == size
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (16 << 30, "16G"),
+        (16 << 20, "16M"),
+        (65536, "64K"),
+        (3 << 29, "1.5G"),
+        (1000, "1000"),
+        (0, "0"),
+        (5 << 40, "5T"),
+    ],
+)
+def test_sizes_are_written_as_they_are_read(size, text):
+    assert size_as_text(size) == size_as_text(size, round_up=True) == text
+    assert size_in_bytes(text) == size
+
+
+def test_rounded_sizes_are_on_the_side_that_was_asked_for():
+    for size in (1025, 12_345_678, 17_301_504_000, (1 << 40) - 1):
+        low, high = size_as_text(size), size_as_text(size, round_up=True)
+        assert size_in_bytes(low) < size < size_in_bytes(high)
+        assert size_in_bytes(high) - size_in_bytes(low) <= 0.011 * size
+
+
+def test_a_size_that_is_none_is_named():
+    with pytest.raises(
+        ConfigError, match="kv_cache_memory_bytes: 'lots' is no size; write it like 512M or 2G"
+    ):
+        CacheConfig(kv_cache_memory_bytes="lots")
+    with pytest.raises(ConfigError, match=r'must be an integer or a size like "2G", got 1\.5'):
+        CacheConfig(kv_cache_memory_bytes=1.5)
+
+
+def test_the_help_shows_sizes_as_they_are_given(capsys):
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    assert "largest request body (default: 16M)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_environment_counts_where_the_command_line_says_nothing(monkeypatch):
+    monkeypatch.setenv("ONELOOP_API_KEY", "k")
+    monkeypatch.setenv("ONELOOP_LOG_LEVEL", "warning")
+    assert server_values(parse("serve")) == {"api_key": "k", "log_level": "warning"}
+    assert server_values(parse("serve", "--log-level", "debug"))["log_level"] == "debug"
+    with pytest.raises(ConfigError, match="log_level: must be one of debug"):
+        ServerConfig(log_level="loud")
 
 
 @pytest.mark.parametrize("size", ["", "lots", "-1G", "1X", "1e9", "nan"])
@@ -96,7 +148,7 @@ def test_sampling_options():
         "3",
     )
     assert sampling_values(options) == {"max_tokens": 5, "temperature": 0.0, "stop": ["a", "b"], "seed": 3}
-    assert sampling_values(parse("chat")) == {}
+    assert sampling_values(parse("chat")) == {"max_tokens": None}
 
 
 @pytest.mark.parametrize(

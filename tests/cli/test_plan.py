@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -106,7 +107,7 @@ def test_a_person_reads_it_too(llama8b, capsys):
     for part in (
         "on h200, bfloat16", "weights           16,060,522,496 bytes    14.96 GiB",
         f"KV cache: {values['kv_tokens']:,} tokens", "Steps of up to 2,048 tokens, 2,048 while streams are running",
-        "decode, batch    1     3.52 ms", "prefill",
+        "decode, batch    1        3.52 ms", "prefill",
     ):  # fmt: skip
         assert part in written
     assert max(map(len, written.splitlines())) < 160
@@ -122,6 +123,45 @@ def test_a_person_reads_it_too(llama8b, capsys):
 def test_what_cannot_be_planned(llama8b, capsys, arguments, message):
     assert main(["serve", llama8b, "--plan", *arguments]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_what_does_not_fit_is_shown_as_far_as_it_is_known(llama8b, capsys):
+    assert main(["serve", llama8b, "--plan", "--plan-device", "RTX4090"]) == 1
+    written = capsys.readouterr()
+    assert "weights           16,060,522,496 bytes" in written.out
+    assert "KV cache:" not in written.out
+    assert "what helps: --max-model-len auto (or " in written.err
+    assert main(["serve", llama8b, "--plan", "--plan-device", "rtx4090", "--json"]) == 1
+    values = json.loads(capsys.readouterr().out)
+    assert values["planned_bytes"] == sum(values["ledger"].values()) <= values["usable_bytes"]
+    assert values["error"] in written.err
+
+
+@pytest.mark.parametrize(
+    ("options", "context", "batches"),
+    [
+        (["--max-model-len", "auto"], 1024, ["1", "8", "32", "34"]),
+        (["--max-model-len", "512"], 512, ["1", "8", "32", "68"]),
+        (["--max-model-len", "512", "--max-num-seqs", "8"], 512, ["1", "8"]),
+    ],
+)
+def test_step_times_are_of_batches_that_the_cache_holds(llama8b, capsys, options, context, batches):
+    values = plan_of(capsys, llama8b, "--plan-device", "rtx4090", *options)
+    assert values["predicted"]["context"] == context
+    assert list(values["predicted"]["decode_s"]) == batches
+
+
+def test_columns_of_large_numbers_stay_apart(capsys, tiny_model):
+    arguments = ["--plan-device", "h200", "--load-format", "dummy", "--dtype", "bfloat16"]
+    assert main(["serve", str(tiny_model), *arguments]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if "tokens/s" in line]
+    assert len(rows) > 1
+    assert all(re.search(r" ms {2,}[\d,]+ tokens/s$|prefill {2,}[\d,]+ tokens/s$", row) for row in rows)
+
+
+def test_the_plans_form_is_no_option_by_itself(llama8b, capsys):
+    assert main(["serve", llama8b, "--json"]) == 1
+    assert "json: is the plan's form; add --plan" in capsys.readouterr().err
 
 
 def test_without_a_gpu_the_card_must_be_named(llama8b, capsys, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 from oneloop import SamplingParams
 from oneloop.errors import OverloadedError
 
-LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+LONG = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
 
 
 async def first_delta(stream):
@@ -177,5 +177,5 @@ async def test_a_consumer_that_does_not_read_keeps_bounded_memory(kit):
                 await asyncio.sleep(0.005)
         assert len(stream._pending) == 1
         (delta,) = await stream.next_deltas()
-        assert delta.text == kit.greedy_text("slow", 400)
+        assert delta.text == kit.greedy_text("slow", 300)
         assert await stream.next_deltas() == []

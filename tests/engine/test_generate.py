@@ -226,14 +226,27 @@ async def test_intake_refuses_before_anything_is_queued(kit):
 
 async def test_the_context_is_filled_to_the_last_token(kit):
     async with kit.running_engine() as engine:
-        full = await complete(engine, "y" * 500, SamplingParams(temperature=0))
-        cut = await complete(engine, "y" * 511, SamplingParams(temperature=0, max_tokens=10_000))
+        full = await complete(engine, "y" * 500, SamplingParams(temperature=0, max_tokens=None))
+        cut = await complete(engine, "y" * 511, None)
+        with pytest.raises(RequestError, match="has 500 and max_tokens asks for 13 more") as caught:
+            await complete(engine, "y" * 500, SamplingParams(max_tokens=13))
+        assert caught.value.field == "max_tokens"
+        with pytest.raises(RequestError, match="min_tokens") as caught:
+            await complete(engine, "y" * 500, SamplingParams(max_tokens=None, min_tokens=13))
     assert (len(full.outputs[0].token_ids), full.outputs[0].finish_reason) == (12, "length")
     assert len(cut.outputs[0].token_ids) == 1
 
 
-async def test_the_empty_text_means_the_begin_token_where_there_is_one(kit):
+@pytest.mark.parametrize("params", [None, SamplingParams(), SamplingParams(temperature=0)])
+async def test_who_says_nothing_of_it_gets_16_tokens(kit, params):
+    async with kit.running_engine() as engine:
+        output = await complete(engine, "a", params)
+    assert (len(output.outputs[0].token_ids), output.outputs[0].finish_reason) == (16, "length")
+
+
+async def test_the_empty_text_is_no_prompt_even_where_there_is_a_begin_token(kit):
     async with kit.running_engine() as engine:
         engine.tokenizer.bos_token_id = kit.BOS
-        output = await complete(engine, "")
-    assert output.prompt_token_ids == [kit.BOS]
+        engine.tokenizer.encode_batch = lambda texts, **_: [[kit.BOS]] * len(texts)
+        with pytest.raises(RequestError, match="empty"):
+            await complete(engine, "")

@@ -10,6 +10,7 @@ from oneloop import LLM, SamplingParams
 from oneloop.config import EngineConfig
 from oneloop.engine.async_engine import AsyncEngine
 from oneloop.errors import ConfigError, EngineDeadError, RequestError
+from oneloop.tokenize.templates import ChatTemplate
 
 GREEDY = SamplingParams(temperature=0, max_tokens=10)
 
@@ -151,13 +152,43 @@ def test_what_it_tells_of_the_model(kit, llm):
     assert llm.get_tokenizer().encode("ab") == [97, 98]
     assert llm.model_info.vocab_size == kit.VOCAB_SIZE
     usual = llm.get_default_sampling_params()
-    assert (usual.temperature, usual.top_p, usual.top_k, usual.max_tokens) == (1.0, 1.0, 0, None)
+    assert (usual.temperature, usual.top_p, usual.top_k, usual.max_tokens) == (1.0, 1.0, 0, 16)
     assert llm.generate("a", usual, use_tqdm=False)[0].finished
 
 
-def test_unknown_settings_are_named():
-    with pytest.raises(ConfigError, match="max_num_sequences: no such setting"):
-        LLM("fake", max_num_sequences=3)
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("max_num_sequences", "max_num_seqs"),
+        ("kv_cache_memory", "kv_cache_memory_bytes"),
+        ("gpu_mem_utilization", "gpu_memory_utilization"),
+    ],
+)
+def test_unknown_settings_are_named_with_what_may_be_meant(name, meant):
+    with pytest.raises(ConfigError, match=f"{name}: no such setting; did you mean {meant}"):
+        LLM("fake", **{name: 3})
+    with pytest.raises(ConfigError, match="xyz: no such setting; `oneloop serve --help` lists them"):
+        LLM("fake", xyz=3)
+
+
+def test_bars_are_drawn_as_the_llm_was_made(kit, llm, capfd):
+    llm.generate("quiet", GREEDY)
+    llm.chat([{"role": "user", "content": "hi"}], GREEDY)
+    assert capfd.readouterr().err == ""
+    llm.generate("loud", GREEDY, use_tqdm=True)
+    assert "prompts" in capfd.readouterr().err
+
+
+def test_no_parameters_are_a_short_answer(kit, llm):
+    (output,) = llm.generate("a")
+    assert len(output.outputs[0].token_ids) == 16
+
+
+def test_a_role_that_no_template_knows_is_refused(kit, llm, monkeypatch):
+    template = ChatTemplate("{{ messages[0].content }}", file="t")
+    monkeypatch.setattr(type(llm.get_tokenizer()), "chat_template", template)
+    with pytest.raises(RequestError, match="role 'x'; it is one of system"):
+        llm.chat([{"role": "x", "content": "hi"}], GREEDY)
 
 
 SCRIPT = """

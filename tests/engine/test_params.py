@@ -66,7 +66,7 @@ def test_legal_extremes():
 
 
 def test_open_fields_come_from_the_model_then_from_the_usual():
-    usual = resolve()
+    usual = resolve(max_tokens=None)
     assert (usual.temperature, usual.top_p, usual.top_k, usual.min_p, usual.repetition_penalty) == (
         1,
         1,
@@ -76,8 +76,10 @@ def test_open_fields_come_from_the_model_then_from_the_usual():
     )
     assert usual.max_tokens is None
     model = SamplingDefaults.over(GenerationDefaults(temperature=0.6, top_k=20, max_new_tokens=7))
-    found = resolve(model, top_k=5)
+    found = resolve(model, top_k=5, max_tokens=None)
     assert (found.temperature, found.top_p, found.top_k, found.max_tokens) == (0.6, 1.0, 5, 7)
+    assert resolve(model, top_k=5).max_tokens == 16
+    assert (model.without_params().max_tokens, SamplingDefaults().without_params().max_tokens) == (7, 16)
     assert resolve(model, temperature=0.0).temperature == 0.0
 
 
@@ -86,7 +88,16 @@ def test_a_model_with_impossible_defaults_is_refused():
         SamplingDefaults.over(GenerationDefaults(top_p=0.0))
 
 
-def test_within_cuts_limits_to_the_room():
-    found = resolve(max_tokens=100, min_tokens=90).within(10)
-    assert (found.max_tokens, found.min_tokens) == (10, 10)
-    assert resolve().within(10).max_tokens is None
+def test_a_limit_that_was_chosen_must_fit_the_context_and_a_default_is_cut():
+    model = SamplingDefaults(max_tokens=100)
+    assert resolve(max_tokens=10).behind(90, 100).max_tokens == 10
+    assert resolve(model, max_tokens=None).behind(90, 100).max_tokens == 10
+    assert resolve(max_tokens=None).behind(99, 100).max_tokens is None
+    for params, num_prompt_tokens, field in (
+        (resolve(max_tokens=11), 90, "max_tokens"),
+        (resolve(max_tokens=None, min_tokens=11), 90, "min_tokens"),
+        (resolve(max_tokens=None), 100, "prompt"),
+    ):
+        with pytest.raises(RequestError) as caught:
+            params.behind(num_prompt_tokens, 100)
+        assert caught.value.field == field

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -11,7 +12,9 @@ import pytest
 import torch
 
 from oneloop.attention.kv_cache import PagedKVCache
-from oneloop.config import EngineConfig
+from oneloop.cli.arguments import engine_values
+from oneloop.cli.main import make_parser
+from oneloop.config import EngineConfig, size_in_bytes
 from oneloop.errors import ConfigError
 from oneloop.formats.model_spec import ModelSpec
 from oneloop.models.registry import build_model
@@ -27,7 +30,7 @@ from oneloop.worker.memory.gpu import (
     graph_pool_bytes,
     sampler_bytes,
 )
-from oneloop.worker.memory.ledger import DeviceMemory
+from oneloop.worker.memory.ledger import DeviceMemory, MemoryPlanError
 from oneloop.worker.memory.plan import plan_memory
 from oneloop.worker.memory.sizes import block_bytes, weight_bytes
 from oneloop_core import Core, CoreConfig
@@ -103,12 +106,17 @@ def test_the_context_is_the_models_own_or_as_asked(plan):
         (
             {"max_model_len": 49, "num_gpu_blocks_override": 3},
             "max_model_len",
-            r"\(set\) .* auto or at most 48",
+            r"\(set\) .* auto \(or 48 at most\)",
         ),
-        ({"num_gpu_blocks_override": 3}, "max_model_len", r"own\) .* the 65536 bytes"),
-        ({"kv_cache_memory_bytes": 100}, "kv_cache_memory_bytes", "takes 8192 bytes"),
-        ({"kv_cache_memory_bytes": 9 * GIB}, "kv_cache_memory_bytes", "only 8192 MiB are free"),
-        ({"num_gpu_blocks_override": 1 << 20}, "num_gpu_blocks_override", "make the cache smaller"),
+        ({"num_gpu_blocks_override": 3}, "max_model_len", r"own\) .* --num-gpu-blocks-override 8"),
+        ({"kv_cache_memory_bytes": 10_000}, "max_model_len", r"own\) .* --kv-cache-memory 64K"),
+        ({"kv_cache_memory_bytes": 100}, "kv_cache_memory_bytes", "100 hold no block: .* takes 8K"),
+        (
+            {"kv_cache_memory_bytes": 9 * GIB},
+            "kv_cache_memory_bytes",
+            r"only 8G are free; .* --kv-cache-memory 7\.\d+G",
+        ),
+        ({"num_gpu_blocks_override": 1 << 20}, "num_gpu_blocks_override", r"--num-gpu-blocks-override \d+"),
         ({"free_bytes": MIB}, "kv_cache_memory_bytes", "no memory is left"),
     ],
 )
@@ -121,10 +129,53 @@ def test_what_does_not_fit_is_named_with_the_remedy(plan, settings, field, messa
 def test_the_remedy_for_a_context_that_does_not_fit_is_enough(plan):
     with pytest.raises(ConfigError) as caught:
         plan(kv_cache_memory_bytes=10_000)
-    enough = int(str(caught.value).split(" bytes")[0].rsplit(" ", 1)[1])
+    enough = size_in_bytes(str(caught.value).rsplit(" ", 1)[1])
     assert plan(kv_cache_memory_bytes=enough).max_model_len == 128
     with pytest.raises(ConfigError):
         plan(kv_cache_memory_bytes=enough - 1)
+
+
+GPU_24G = DeviceMemory(total=24 * GIB, free=24 * GIB)
+LLAMA_70B = replace(LLAMA_8B, hidden_size=8192, intermediate_size=28_672, num_layers=80, num_heads=64)
+
+
+@pytest.mark.parametrize(
+    ("memory", "dtype", "settings"),
+    [
+        (GPU_24G, "bfloat16", {}),
+        (GPU_24G, "float32", {}),
+        (GPU_24G, "bfloat16", {"kv_cache_memory_bytes": 1 * GIB}),
+        (GPU_24G, "bfloat16", {"kv_cache_memory_bytes": 1024}),
+        (GPU_24G, "bfloat16", {"kv_cache_memory_bytes": 50 * GIB}),
+        (GPU_24G, "bfloat16", {"gpu_memory_utilization": 0.7}),
+        (GPU_24G, "bfloat16", {"gpu_memory_utilization": 0.7, "max_model_len": 2048}),
+        (replace(GPU_24G, free=12 * GIB), "bfloat16", {}),
+        (DeviceMemory(total=24 * GIB, free=18 * GIB), "float32", {"device": "cpu"}),
+        (DeviceMemory(total=128 * GIB, free=100 * GIB), "float32", {"device": "cpu"}),
+    ],
+)
+def test_every_remedy_that_is_named_works(memory, dtype, settings):
+    """Each is given to the command line, as a reader would."""
+    settings = {"device": "cuda", **settings}
+    with pytest.raises(MemoryPlanError) as caught:
+        plan_memory(LLAMA_8B, dtype, EngineConfig.from_flat(settings), memory)
+    remedies = str(caught.value).split("what helps: ")[1].split(", or ")
+    assert remedies
+    for remedy in remedies:
+        words = re.sub(r"\(.*?\)|with ", "", remedy).split()
+        free, options = memory.free, words
+        if words[0] == "freeing":
+            free, options = int(0.9 * memory.total), words[words.index("use") + 1 :]
+        changed = {**settings, **engine_values(make_parser().parse_args(["serve", *options]))}
+        config = EngineConfig.from_flat(changed)
+        plan_memory(LLAMA_8B, changed.get("dtype", dtype), config, replace(memory, free=free))
+
+
+def test_where_nothing_helps_it_says_so():
+    with pytest.raises(
+        MemoryPlanError, match="no setting makes room: it takes a smaller model, or a GPU with more"
+    ):
+        plan_memory(LLAMA_70B, "bfloat16", EngineConfig.from_flat({"device": "cuda"}), GPU_24G)
 
 
 def test_activations_grow_with_the_step(plan):
@@ -145,7 +196,7 @@ def test_a_gpu_is_filled_to_its_utilization():
 def test_what_others_hold_on_the_gpu_is_not_ours():
     shared = gpu_plan(memory=replace(H200, free=40 * GIB))
     assert shared.ledger.usable == 40 * GIB
-    with pytest.raises(ConfigError, match="no memory is left for the KV cache: of 16384 MiB") as caught:
+    with pytest.raises(ConfigError, match="no memory is left for the KV cache: of 16G") as caught:
         gpu_plan(memory=replace(H200, free=16 * GIB))
     assert caught.value.field == "gpu_memory_utilization"
 
@@ -155,7 +206,7 @@ def test_a_gpus_cache_of_a_given_size():
     assert planned.kv_cache_bytes == 20 * GIB
     assert planned.concurrency(131_072) == 1
     assert planned.concurrency(1000) == 20 * GIB // (63 * 16 * 131_072)
-    with pytest.raises(ConfigError, match="make the cache smaller"):
+    with pytest.raises(ConfigError, match=r"what helps: --kv-cache-memory \d"):
         gpu_plan(kv_cache_memory_bytes=140 * GIB)
 
 

@@ -13,8 +13,12 @@ if TYPE_CHECKING:
     from oneloop.engine.offline import LLM
     from oneloop.engine.outputs import CompletionOutput, RequestOutput
     from oneloop.engine.params import SamplingParams
+    from oneloop.errors import ConfigError, ModelError, RequestError
 
-__all__ = ["LLM", "AsyncEngine", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM", "AsyncEngine", "CompletionOutput", "ConfigError", "ModelError", "RequestError", "RequestOutput",
+    "SamplingParams", "__version__",
+]  # fmt: skip
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -23,6 +27,9 @@ _HOMES = {
     "RequestOutput": "oneloop.engine.outputs",
     "CompletionOutput": "oneloop.engine.outputs",
     "SamplingParams": "oneloop.engine.params",
+    "ConfigError": "oneloop.errors",
+    "ModelError": "oneloop.errors",
+    "RequestError": "oneloop.errors",
 }
 
 

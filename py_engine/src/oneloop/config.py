@@ -5,7 +5,9 @@ Imports nothing heavy. `EngineConfig.from_flat` builds the aggregate from flat n
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -13,7 +15,7 @@ from oneloop.device.detect import DeviceKind, resolve_device
 from oneloop.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
 DtypeSetting = Literal["auto", DtypeName]
@@ -21,10 +23,32 @@ DEFAULT_MODEL = "smollm2"
 """Name of the embedded chat model (SmolLM2-135M-Instruct), fetched once into the cache folder."""
 
 
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_UNITS: Final = " KMGT"
+
+
+def size_in_bytes(text: str) -> int:
+    """ "512M", "2G", "1.5GiB" or plain bytes. Units are powers of 1024. ValueError for anything else."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no size; write it like 512M or 2G")
+    return int(float(match[1]) * 1024 ** _UNITS.index(match[2].upper() or " "))
+
+
+def size_as_text(num_bytes: int, *, round_up: bool = False) -> str:
+    """As `size_in_bytes` reads it, to two digits: "16G". round_up: so that it is no less; else it is no more."""
+    power = min(max(num_bytes.bit_length() - 1, 0) // 10, len(_UNITS) - 1)
+    hundredths = num_bytes * 100 >> 10 * power
+    if round_up and (hundredths << 10 * power) < num_bytes * 100:
+        hundredths += 1
+    return f"{hundredths / 100:.2f}".rstrip("0").rstrip(".") + _UNITS[power].strip()
+
+
 def setting(default: Any, help_text: str, **extra: Any) -> Any:
     """A dataclass field with the metadata that the command line and the checks are made from.
 
-    extra: minimum and maximum (of a number), flags (more names on the command line), parse ("bytes": sizes like 512M).
+    extra: minimum and maximum (of a number), flags (more names on the command line), environment (a variable that gives
+    it where the command line does not), parse ("bytes": sizes like 512M, as text too).
     """
     return field(default=default, metadata={"help": help_text, **extra})
 
@@ -38,8 +62,12 @@ class _Settings:
         hints = type_hints(type(self))
         for item in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
             value = getattr(self, item.name)
+            if item.metadata.get("parse") == "bytes" and isinstance(value, str):
+                value = _size(item.name, value)
+                object.__setattr__(self, item.name, value)
             if not _fits(value, hints[item.name]):
-                raise ConfigError(item.name, f"must be {describe(hints[item.name])}, got {value!r}")
+                size = ' or a size like "2G"' if item.metadata.get("parse") == "bytes" else ""
+                raise ConfigError(item.name, f"must be {describe(hints[item.name])}{size}, got {value!r}")
             if not isinstance(value, int | float):
                 continue
             minimum, maximum = item.metadata.get("minimum"), item.metadata.get("maximum")
@@ -141,7 +169,12 @@ class ServerConfig(_Settings):
 
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(8000, "port to listen on; 0: any free one", minimum=0, maximum=65535)
-    api_key: str | None = setting(None, "key that clients must send; also ONELOOP_API_KEY")
+    api_key: str | None = setting(
+        None, "key that clients must send; also ONELOOP_API_KEY", environment="ONELOOP_API_KEY"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = setting(
+        "info", "what is logged to stderr, at least; also ONELOOP_LOG_LEVEL", environment="ONELOOP_LOG_LEVEL"
+    )
     max_body_bytes: int = setting(16 << 20, "largest request body", parse="bytes", minimum=1)
     max_sequences_per_request: int = setting(128, "prompts x n that one request may ask for", minimum=1)
     write_timeout_s: float = setting(
@@ -197,9 +230,14 @@ class EngineConfig:
         homes = {f.name: group for group, kind in _GROUPS.items() for f in fields(kind)}
         for name, value in values.items():
             if name not in homes:
-                raise ConfigError(name, "no such setting; `oneloop serve --help` lists them")
+                raise ConfigError(name, f"no such setting; {_advice(name, homes)}")
             groups[homes[name]][name] = value
         return cls(**{group: kind(**groups[group]) for group, kind in _GROUPS.items()})
+
+
+def _advice(name: str, known: Iterable[str]) -> str:
+    close = get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]}?" if close else "`oneloop serve --help` lists them, with dashes"
 
 
 _GROUPS: Final[Mapping[str, Any]] = {
@@ -277,6 +315,13 @@ def _describe_one(hint: Any, *, alone: bool) -> str:
     if get_origin(hint) is tuple:
         return "a tuple of strings"
     return {int: "an integer", float: "a number", bool: "true or false", str: "a string"}[hint]
+
+
+def _size(name: str, text: str) -> int:
+    try:
+        return size_in_bytes(text)
+    except ValueError as error:
+        raise ConfigError(name, str(error)) from None
 
 
 def _fits(value: object, hint: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import re
+import os
 from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
@@ -16,6 +16,8 @@ from oneloop.config import (
     ServerConfig,
     WorkerConfig,
     choices,
+    size_as_text,
+    size_in_bytes,
     type_hints,
 )
 from oneloop.device.cards import CARDS
@@ -30,15 +32,7 @@ ENGINE_GROUPS: dict[str, type] = {
     "scheduler": SchedulerConfig,
     "device": WorkerConfig,
 }
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
-
-
-def size_in_bytes(text: str) -> int:
-    """ "512M", "2G", "1.5GiB" or plain bytes. Units are powers of 1024."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; write it like 512M or 2G")
-    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+DEFAULT_GENERATE_TOKENS = 256
 
 
 def add_engine_options(parser: argparse.ArgumentParser, *, model_positional: bool) -> None:
@@ -69,19 +63,18 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--plan-device",
+        type=str.lower,
         choices=[card.key for card in CARDS],
-        help="plan for an empty card of this kind; default: the GPU of this machine",
+        help="plan for an empty card of this kind, as --plan does for the GPU of this machine",
     )
-    group.add_argument("--json", action="store_true", help="print the plan as one JSON object")
+    group.add_argument("--json", action="store_true", help="print the plan as one JSON object (with --plan)")
 
 
 def add_sampling_options(parser: argparse.ArgumentParser, *, max_tokens: int | None) -> None:
-    """What chat and generate let a person choose. max_tokens: its default."""
+    """What chat and generate let a person choose. max_tokens: what the command takes where none is given."""
     group = parser.add_argument_group("sampling")
-    default = "what the context holds" if max_tokens is None else str(max_tokens)
-    group.add_argument(
-        "--max-tokens", type=int, default=max_tokens, help=f"new tokens at most; default: {default}"
-    )
+    default = "what the context leaves" if max_tokens is None else str(max_tokens)
+    group.add_argument("--max-tokens", type=int, help=f"new tokens at most; default: {default}")
     group.add_argument(
         "--temperature", type=float, help="0: always the most likely token; default: the model's"
     )
@@ -97,11 +90,12 @@ def add_sampling_options(parser: argparse.ArgumentParser, *, max_tokens: int | N
 
 
 def sampling_values(options: argparse.Namespace) -> dict[str, Any]:
-    """The sampling options that were given, under SamplingParams' names."""
-    names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop")
+    """The sampling options that were given, under SamplingParams' names; max_tokens always, as None means something."""
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop")
     values = {name: getattr(options, name) for name in names}
     values["seed"] = vars(options).get("seed")  # the engine's --seed counts for these requests too
-    return {name: value for name, value in values.items() if value is not None}
+    given = {name: value for name, value in values.items() if value is not None}
+    return {"max_tokens": options.max_tokens, **given}
 
 
 def engine_values(options: argparse.Namespace) -> dict[str, Any]:
@@ -116,8 +110,10 @@ def engine_values(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def server_values(options: argparse.Namespace) -> dict[str, Any]:
-    """The endpoint settings that were given."""
-    return _given(options, [ServerConfig])
+    """The endpoint settings that were given, here or in the environment."""
+    variables = {item.name: item.metadata.get("environment", "") for item in fields(ServerConfig)}
+    inherited = {name: os.environ[variable] for name, variable in variables.items() if variable in os.environ}
+    return {**inherited, **_given(options, [ServerConfig])}
 
 
 def _given(options: argparse.Namespace, kinds: Iterable[type]) -> dict[str, Any]:
@@ -137,7 +133,9 @@ def _add_group(parser: argparse.ArgumentParser, title: str, kind: type) -> None:
         names = ["--" + item.name.replace("_", "-"), *item.metadata.get("flags", ())]
         help_text = item.metadata["help"].replace("%", "%%")
         if item.default not in (None, ()) and "default" not in help_text:
-            help_text += f" (default: {item.default})"
+            default: Any = item.default
+            in_bytes = item.metadata.get("parse") == "bytes"
+            help_text += f" (default: {size_as_text(default) if in_bytes else default})"
         group.add_argument(
             *names,
             dest=item.name,
@@ -164,8 +162,15 @@ def _shape(hint: Any, metadata: Any) -> dict[str, Any]:
         float: (float, "X"),
         str: (str, "TEXT"),
     }
-    parse, metavar = (size_in_bytes, "SIZE") if metadata.get("parse") == "bytes" else kinds[hint]
+    parse, metavar = (_size, "SIZE") if metadata.get("parse") == "bytes" else kinds[hint]
     return {"type": parse, "metavar": metavar}
+
+
+def _size(text: str) -> int:
+    try:
+        return size_in_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _integer_or(words: tuple[str, ...], text: str) -> int | str:

@@ -29,7 +29,7 @@ class _DroppingHandler(logging.handlers.QueueHandler):
 
 
 @contextmanager
-def logging_to_stderr(level: int = logging.INFO) -> Iterator[None]:
+def logging_to_stderr(level: str = "INFO") -> Iterator[None]:
     """Log to stderr from a thread; what waits at the end is written out, unless nobody reads for END_LIMIT_S."""
     records: queue.Queue[logging.LogRecord | None] = queue.Queue(MAX_WAITING_RECORDS)
     writer = logging.StreamHandler()

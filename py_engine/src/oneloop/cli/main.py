@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import oneloop
 from oneloop.cli.arguments import (
+    DEFAULT_GENERATE_TOKENS,
     add_engine_options,
     add_plan_options,
     add_sampling_options,
@@ -23,8 +24,6 @@ EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 """128 + SIGINT, as shells count."""
 
-DEFAULT_GENERATE_TOKENS = 256
-
 
 def make_parser() -> argparse.ArgumentParser:
     """The whole command line."""
@@ -32,29 +31,40 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"oneloop {oneloop.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    serve = commands.add_parser("serve", help="serve a model over the OpenAI protocol")
+    serve = commands.add_parser(
+        "serve", help="serve a model over the OpenAI protocol", usage="%(prog)s [MODEL] [options]"
+    )
     add_engine_options(serve, model_positional=True)
     add_server_options(serve)
     add_plan_options(serve)
+    serve.set_defaults(usage=serve)
 
-    chat = commands.add_parser("chat", help="talk to a model in the terminal")
+    chat = commands.add_parser(
+        "chat", help="talk to a model in the terminal", usage="%(prog)s [MODEL] [options]"
+    )
     chat.add_argument("--url", help="talk to the server at this address instead of loading a model")
     chat.add_argument("--api-key", help="the server's key, with --url; also ONELOOP_API_KEY")
     chat.add_argument("--system", metavar="TEXT", help="system message at the start of the conversation")
     add_sampling_options(chat, max_tokens=None)
     add_engine_options(chat, model_positional=True)
+    chat.set_defaults(usage=chat)
 
-    generate = commands.add_parser("generate", help="complete one prompt and print it as it comes")
+    generate = commands.add_parser(
+        "generate", help="complete one prompt and print it as it comes", usage="%(prog)s [PROMPT] [options]"
+    )
     generate.add_argument("prompt", nargs="?", help="text to continue; default: what standard input holds")
     generate.add_argument("--chat", action="store_true", help="treat the prompt as a user's message")
     add_sampling_options(generate, max_tokens=DEFAULT_GENERATE_TOKENS)
     add_engine_options(generate, model_positional=False)
+    generate.set_defaults(usage=generate)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code (0, 1 failed, 2 usage, 130 interrupted)."""
-    options = make_parser().parse_args(arguments)
+    options, unknown = make_parser().parse_known_args(arguments)
+    if unknown:  # told with the command's own usage; argparse by itself shows that of `oneloop`
+        options.usage.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         match options.command:
             case "serve":

@@ -12,7 +12,7 @@ from oneloop.device.nvml import first_gpu
 from oneloop.errors import ConfigError
 from oneloop.loader.resolve import resolve_model
 from oneloop.worker.memory.free import machine_memory
-from oneloop.worker.memory.ledger import DeviceMemory
+from oneloop.worker.memory.ledger import DeviceMemory, MemoryPlanError
 from oneloop.worker.memory.plan import plan_memory
 from oneloop.worker.memory.sizes import ITEM_BYTES
 from oneloop.worker.roofline import known_roofline
@@ -23,38 +23,48 @@ if TYPE_CHECKING:
 
     from oneloop.config import DtypeName
     from oneloop.device.cards import Card
-    from oneloop.worker.memory.ledger import MemoryPlan
-    from oneloop.worker.roofline import Roofline
+    from oneloop.formats.model_spec import ModelSpec
+    from oneloop.worker.memory.ledger import MemoryLedger, MemoryPlan
 
 CONTEXTS: Final = (1024, 4096, 16_384)
 """Lengths that the concurrency is given for, beside max_model_len."""
 BATCHES: Final = (1, 8, 32, 128, 256)
-"""Decode batches that step times are given for…"""
+"""Decode batches that step times are given for, as far as the cache holds them…"""
 PREDICTED_CONTEXT: Final = 1024
-"""…at this length, which is also the prompts' of the prefill figure."""
+"""…at this length, or the longest there is. It is also the prompts' of the prefill figure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedServer:
-    """What would be served, where, and how."""
+class ServerToPlan:
+    """What is to be served, and where."""
 
     config: EngineConfig
+    spec: ModelSpec
     dtype: DtypeName
     device_name: str
-    plan: MemoryPlan
-    roofline: Roofline | None
-    """None for a CPU, an unknown card, and float32."""
+    memory: DeviceMemory
+    card: Card | None
+    """None for a CPU and an unknown card."""
 
 
 def show_plan(options: argparse.Namespace, settings: Mapping[str, Any]) -> int:
-    """Print the plan of these engine settings; returns the exit code. Raises ConfigError or ModelError."""
-    planned = plan_server(settings, options.plan_device)
-    values = as_values(planned)
-    print(json.dumps(values) if options.json else as_text(planned, values))
+    """Print the plan of these engine settings; returns the exit code. Raises ConfigError or ModelError.
+
+    Where they do not fit, the ledger is printed as far as it is known, before the error.
+    """
+    server = find_server(settings, options.plan_device)
+    try:
+        plan = plan_memory(server.spec, server.dtype, server.config, server.memory)
+    except MemoryPlanError as error:
+        values = {**ledger_values(server, error.ledger), "error": str(error)}
+        print(json.dumps(values) if options.json else ledger_text(values), flush=True)
+        raise
+    values = as_values(server, plan)
+    print(json.dumps(values) if options.json else as_text(server.card, values))
     return 0
 
 
-def plan_server(settings: Mapping[str, Any], plan_device: str | None) -> PlannedServer:
+def find_server(settings: Mapping[str, Any], plan_device: str | None) -> ServerToPlan:
     """settings: flat, as for EngineConfig.from_flat. plan_device: key of a card, or None for this machine."""
     card = None if plan_device is None else card_named(plan_device)
     if card is not None:
@@ -67,9 +77,9 @@ def plan_server(settings: Mapping[str, Any], plan_device: str | None) -> Planned
     dtype = resolve_dtype(
         config.model.dtype, config.resolved.device, source.spec.dtype, gguf=source.gguf is not None
     )
-    plan = plan_memory(source.spec, dtype, config, memory)
-    roofline = known_roofline(source.spec, card, ITEM_BYTES[dtype])
-    return PlannedServer(config=config, dtype=dtype, device_name=name, plan=plan, roofline=roofline)
+    return ServerToPlan(
+        config=config, spec=source.spec, dtype=dtype, device_name=name, memory=memory, card=card
+    )
 
 
 def _device(config: EngineConfig, card: Card | None) -> tuple[str, DeviceMemory, Card | None]:
@@ -87,43 +97,52 @@ def _device(config: EngineConfig, card: Card | None) -> tuple[str, DeviceMemory,
     return gpu.name, DeviceMemory(total=gpu.total_bytes, free=gpu.free_bytes), card_named(gpu.name)
 
 
-def as_values(planned: PlannedServer) -> dict[str, Any]:
-    """The plan as numbers: bytes, tokens, seconds."""
-    plan, ledger = planned.plan, planned.plan.ledger
-    lengths = sorted({*(length for length in CONTEXTS if length < plan.max_model_len), plan.max_model_len})
-    values: dict[str, Any] = {
-        "model": planned.config.model.model,
-        "device": planned.config.resolved.device,
-        "device_name": planned.device_name,
-        "dtype": planned.dtype,
+def ledger_values(server: ServerToPlan, ledger: MemoryLedger) -> dict[str, Any]:
+    """What each part of the memory goes to, in bytes."""
+    return {
+        "model": server.config.model.model,
+        "device": server.config.resolved.device,
+        "device_name": server.device_name,
+        "dtype": server.dtype,
         "total_bytes": ledger.memory.total,
         "free_bytes": ledger.memory.free,
         "usable_bytes": ledger.usable,
         "ledger": {**ledger.reserved.items(), "kv_cache": ledger.kv_cache},
         "planned_bytes": ledger.planned,
+    }
+
+
+def as_values(server: ServerToPlan, plan: MemoryPlan) -> dict[str, Any]:
+    """The plan as numbers: bytes, tokens, seconds."""
+    resolved = server.config.resolved
+    roofline = known_roofline(server.spec, server.card, ITEM_BYTES[server.dtype])
+    quick_step_tokens = None if roofline is None else roofline.quick_step_tokens()
+    lengths = sorted({*(length for length in CONTEXTS if length < plan.max_model_len), plan.max_model_len})
+    values: dict[str, Any] = {
+        **ledger_values(server, plan.ledger),
         "num_blocks": plan.num_blocks,
         "block_size": plan.block_size,
         "kv_tokens": plan.pool_tokens,
         "max_model_len": plan.max_model_len,
-        "max_num_seqs": planned.config.resolved.max_num_seqs,
-        "max_num_batched_tokens": planned.config.resolved.step_tokens,
-        "mixed_step_tokens": mixed_step_tokens(
-            planned.config, None if planned.roofline is None else planned.roofline.quick_step_tokens()
-        ),
+        "max_num_seqs": resolved.max_num_seqs,
+        "max_num_batched_tokens": resolved.step_tokens,
+        "mixed_step_tokens": mixed_step_tokens(server.config, quick_step_tokens),
         "concurrency": {str(length): plan.concurrency(length) for length in lengths},
     }
-    if planned.roofline is not None:
-        roofline = planned.roofline
+    if roofline is not None:
+        context = min(PREDICTED_CONTEXT, plan.max_model_len)
+        most = min(plan.concurrency(context), resolved.max_num_seqs)
+        batches = [batch for batch in BATCHES if batch < most] + [min(most, BATCHES[-1])]
         values["predicted"] = {
-            "context": PREDICTED_CONTEXT,
-            "decode_s": {str(batch): roofline.decode_s(batch, PREDICTED_CONTEXT) for batch in BATCHES},
-            "prefill_tokens_per_s": roofline.prefill_tokens_per_s(PREDICTED_CONTEXT),
+            "context": context,
+            "decode_s": {str(batch): roofline.decode_s(batch, context) for batch in batches},
+            "prefill_tokens_per_s": roofline.prefill_tokens_per_s(context),
         }
     return values
 
 
-def as_text(planned: PlannedServer, values: Mapping[str, Any]) -> str:
-    """The plan for a person."""
+def ledger_text(values: Mapping[str, Any]) -> str:
+    """The ledger for a person."""
     lines = [f"{values['model']} on {values['device_name']}, {values['dtype']}", ""]
     shown = {name.replace("_", " "): size for name, size in values["ledger"].items() if size}
     shown |= {
@@ -132,7 +151,13 @@ def as_text(planned: PlannedServer, values: Mapping[str, Any]) -> str:
         "device": values["total_bytes"],
     }
     lines += [f"  {name:14}{size:>18,} bytes{size / (1 << 30):>9.2f} GiB" for name, size in shown.items()]
-    lines += [
+    return "\n".join(lines)
+
+
+def as_text(card: Card | None, values: Mapping[str, Any]) -> str:
+    """The plan for a person."""
+    lines = [
+        ledger_text(values),
         "",
         f"KV cache: {values['kv_tokens']:,} tokens in {values['num_blocks']:,} blocks of {values['block_size']}; "
         f"context {values['max_model_len']:,}",
@@ -143,17 +168,17 @@ def as_text(planned: PlannedServer, values: Mapping[str, Any]) -> str:
         f"Steps of up to {values['max_num_batched_tokens']:,} tokens, "
         f"{values['mixed_step_tokens']:,} while streams are running",
     ]
-    if planned.roofline is None:
+    predicted = values.get("predicted")
+    if card is None or predicted is None:
         return "\n".join(lines)
-    card, predicted = planned.roofline.card, values["predicted"]
     lines += [
         "",
         f"What the card's limits allow ({card.bytes_per_s / 1e9:,.0f} GB/s, {card.flops / 1e12:,.0f} TFLOP/s), "
-        f"context {predicted['context']:,}:",
+        f"context {predicted['context']:,}, batches that the cache holds:",
     ]
     lines += [
-        f"  decode, batch {int(batch):>4}{seconds * 1e3:>9.2f} ms{int(batch) / seconds:>10,.0f} tokens/s"
+        f"  decode, batch {int(batch):>4}{seconds * 1e3:>12,.2f} ms{int(batch) / seconds:>14,.0f} tokens/s"
         for batch, seconds in predicted["decode_s"].items()
     ]
-    lines.append(f"  prefill{predicted['prefill_tokens_per_s']:>28,.0f} tokens/s")
+    lines.append(f"  prefill{predicted['prefill_tokens_per_s']:>40,.0f} tokens/s")
     return "\n".join(lines)

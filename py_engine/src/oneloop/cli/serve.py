@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_DESCRIPTORS = 1 << 16
-API_KEY_VARIABLE = "ONELOOP_API_KEY"
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -45,9 +44,12 @@ def serve(options: argparse.Namespace) -> int:
         from oneloop.cli.plan import show_plan
 
         return show_plan(options, engine_values(options))
+    if options.json:
+        raise ConfigError("json", "is the plan's form; add --plan")
     engine_config = EngineConfig.from_flat(engine_values(options))
-    server_config = ServerConfig(**{"api_key": os.environ.get(API_KEY_VARIABLE), **server_values(options)})
-    with bind(server_config.host, server_config.port) as listening, logging_to_stderr():
+    server_config = ServerConfig(**server_values(options))
+    level = server_config.log_level.upper()
+    with bind(server_config.host, server_config.port) as listening, logging_to_stderr(level):
         allow_many_descriptors()
         collect_rarely()
         start_times = StartTimes(process_age_s())
@@ -97,6 +99,7 @@ class _Serving:
         self._start_times = start_times
         self._loop_times = loop_times
         self._stop = asyncio.Event()
+        self._engine: AsyncEngine | None = None
 
     async def run(self) -> int:
         with self._start_times.part("import engine"):
@@ -108,6 +111,7 @@ class _Serving:
         engine = AsyncEngine(self._engine_config, start_times=self._start_times, loop_times=self._loop_times)
         if not await self._load(engine):
             return 0
+        self._engine = engine
         try:
             return await self._serve(engine)
         finally:
@@ -165,7 +169,10 @@ class _Serving:
     def _signalled(self, number: int) -> None:
         if self._stop.is_set():
             os._exit(128 + number)
-        log.info(
-            "stopping: running requests get %g s; once more to end at once", self._config.shutdown_timeout
-        )
+        if self._engine is not None and self._engine.num_requests:
+            log.info(
+                "stopping: running requests get %g s; once more to end at once", self._config.shutdown_timeout
+            )
+        else:
+            log.info("stopping")
         self._stop.set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from oneloop.engine.async_engine import AsyncEngine
     from oneloop.engine.params import SamplingParams
 
 Message = dict[str, str]
@@ -36,8 +36,11 @@ class ChatModel(Protocol):
 class LocalModel:
     """A model in this process."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        """Loads it; bars show while it takes time and a person watches."""
+    def __init__(self, settings: Mapping[str, Any], *, max_tokens: int | None = None) -> None:
+        """Loads it; bars show while it takes time and a person watches.
+
+        max_tokens: of answers whose parameters name none, as far as the context reaches; None: the model's default.
+        """
         from contextlib import nullcontext
 
         from oneloop.engine.async_engine import AsyncEngine
@@ -45,18 +48,42 @@ class LocalModel:
         from oneloop.engine.progress import LoadBars
 
         engine = AsyncEngine.from_settings(**settings)
+        self._max_tokens = max_tokens
         with LoadBars(leave=False) if sys.stderr.isatty() else nullcontext() as bars:
             self._thread = EngineThread(engine, bars)
 
     def reply(self, messages: Sequence[Message], params: SamplingParams) -> Iterator[str]:
         """As ChatModel."""
-        return self._thread.iterate(lambda: _chat(self._thread.engine, messages, params))
+        return self._thread.iterate(lambda: self._chat(messages, params))
 
     def complete(self, prompt: str, params: SamplingParams) -> Iterator[str]:
         """The continuation of a plain prompt as it comes."""
-        return self._thread.iterate(
-            lambda: _pieces(self._thread.engine, prompt, params, add_special_tokens=True)
+        return self._thread.iterate(lambda: self._pieces(prompt, params, add_special_tokens=True))
+
+    async def _chat(self, messages: Sequence[Message], params: SamplingParams) -> AsyncIterator[str]:
+        prompt = await self._thread.engine.render_chat(messages)
+        async for text in self._pieces(prompt, params, add_special_tokens=False):
+            yield text
+
+    async def _pieces(
+        self, prompt: str, params: SamplingParams, *, add_special_tokens: bool
+    ) -> AsyncIterator[str]:
+        engine = self._thread.engine
+        defaults = engine.default_sampling
+        if self._max_tokens is not None:
+            defaults = replace(defaults, max_tokens=self._max_tokens)
+        resolved = params.resolve(
+            defaults,
+            vocab_size=engine.model_info.vocab_size,
+            max_sequences=engine.config.resolved.max_num_seqs,
         )
+        async with await engine.submit(prompt, resolved, add_special_tokens=add_special_tokens) as stream:
+            async for deltas in stream:
+                for delta in deltas:
+                    if delta.finish_reason == "error":
+                        raise GenerationError(delta.error or "the request failed")
+                    if delta.text:
+                        yield delta.text
 
     def __enter__(self) -> Self:
         return self
@@ -65,26 +92,6 @@ class LocalModel:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._thread.close()
-
-
-async def _chat(
-    engine: AsyncEngine, messages: Sequence[Message], params: SamplingParams
-) -> AsyncIterator[str]:
-    prompt = await engine.render_chat(messages)
-    async for text in _pieces(engine, prompt, params, add_special_tokens=False):
-        yield text
-
-
-async def _pieces(
-    engine: AsyncEngine, prompt: str, params: SamplingParams, *, add_special_tokens: bool
-) -> AsyncIterator[str]:
-    async with await engine.submit(prompt, params, add_special_tokens=add_special_tokens) as stream:
-        async for deltas in stream:
-            for delta in deltas:
-                if delta.finish_reason == "error":
-                    raise GenerationError(delta.error or "the request failed")
-                if delta.text:
-                    yield delta.text
 
 
 class RemoteModel:

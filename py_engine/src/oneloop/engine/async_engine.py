@@ -196,6 +196,11 @@ class AsyncEngine:
 
     # Requests
 
+    @property
+    def num_requests(self) -> int:
+        """Those that are not answered yet: queued, running, or still being read."""
+        return len(self._streams) + self._num_in_intake
+
     def check_accepting(self) -> None:
         """Raise what submit() would raise whatever the request: before anything is done for one that has no chance.
 
@@ -216,7 +221,8 @@ class AsyncEngine:
     ) -> RequestStream:
         """Check, tokenise (in a thread) and queue one request.
 
-        params: resolved ones must have been resolved for this model.
+        params: None means the model's defaults, at most 16 new tokens where its generation_config names no limit;
+        resolved ones must have been resolved for this model.
 
         final_only: the stream gives one delta per sequence, at its end: for callers that show nothing before. It costs
         nothing per token, and the times of single tokens stay unknown.
@@ -229,7 +235,7 @@ class AsyncEngine:
         try:
             accepted = await assembly.intake.accept(
                 prompt,
-                params or SamplingParams(),
+                params,
                 priority=priority,
                 cache_salt=cache_salt,
                 add_special_tokens=add_special_tokens,

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from oneloop.engine.encoding import Encoding, in_thread
-from oneloop.engine.params import MAX_INT32, check_token_ids, encode_utf8, integer
+from oneloop.engine.params import MAX_INT32, SamplingParams, check_token_ids, encode_utf8, integer
 from oneloop.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oneloop.engine.params import ResolvedParams, SamplingDefaults, SamplingParams
+    from oneloop.engine.params import ResolvedParams, SamplingDefaults
     from oneloop.executor.base import ModelInfo
     from oneloop.tokenize.tokenizer import Tokenizer
 
@@ -36,7 +36,7 @@ class Accepted:
     prompt: str | None
     prompt_token_ids: list[int]
     params: ResolvedParams
-    """Its `max_tokens` is None or fits the context."""
+    """They fit the context behind the prompt."""
     cache_salt: bytes
     priority: int
 
@@ -54,7 +54,6 @@ class Intake:
         takes_priority: bool,
     ) -> None:
         """max_sequences: bound of n. takes_priority: whether a priority other than 0 means something."""
-        self._tokenizer = tokenizer
         self._info = info
         self._defaults = defaults
         self._max_sequences = max_sequences
@@ -69,27 +68,27 @@ class Intake:
     async def accept(
         self,
         prompt: Prompt,
-        params: SamplingParams | ResolvedParams,
+        params: SamplingParams | ResolvedParams | None,
         *,
         priority: int,
         cache_salt: str,
         add_special_tokens: bool,
     ) -> Accepted:
-        """Check everything; tokenise text. Raises RequestError."""
-        resolved = params.resolve(
-            self._defaults, vocab_size=self._info.vocab_size, max_sequences=self._max_sequences
-        )
+        """Check everything; tokenise text. Raises RequestError. params: None means the model's defaults."""
+        resolved = self._resolve(params)
         salt = self._checked_salt(cache_salt)
         self._check_priority(priority)
         text, token_ids = _parts(prompt)
         if token_ids is None:
             assert text is not None
-            token_ids = await self.encode(text, add_special_tokens=add_special_tokens)
-            if not token_ids:
-                token_ids = self._empty_text()
-        self._check_ids(token_ids)
-        room = self._info.max_model_len - len(token_ids)
-        return Accepted(text, list(token_ids), resolved.within(room), salt, priority)
+            # The begin token alone is no question: what a model says behind it is nobody's answer.
+            token_ids = await self.encode(text, add_special_tokens=add_special_tokens) if text else ()
+        if not token_ids:
+            raise RequestError("prompt", "the prompt is empty")
+        # Length first, so that a huge list costs nothing.
+        resolved = resolved.behind(len(token_ids), self._info.max_model_len)
+        check_token_ids("prompt", token_ids, self._info.vocab_size)
+        return Accepted(text, list(token_ids), resolved, salt, priority)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text. RequestError for lone surrogates."""
@@ -100,25 +99,11 @@ class Intake:
         """Run text work off the loop. EngineDeadError once the intake is closed."""
         return await in_thread(self._threads, work)
 
-    def _check_ids(self, token_ids: Sequence[int]) -> None:
-        """Length first, so that a huge list costs nothing."""
-        limit = self._info.max_model_len
-        if not token_ids:
-            raise RequestError("prompt", "the prompt is empty")
-        if len(token_ids) >= limit:
-            raise RequestError(
-                "prompt",
-                f"the prompt has {len(token_ids)} tokens, which leaves no room for an answer: "
-                f"the context length is {limit} tokens",
-            )
-        check_token_ids("prompt", token_ids, self._info.vocab_size)
-
-    def _empty_text(self) -> list[int]:
-        """The empty text means the begin token, where there is one."""
-        begin = self._tokenizer.bos_token_id
-        if begin is None:
-            raise RequestError("prompt", "the prompt is empty, and this model has no begin token")
-        return [begin]
+    def _resolve(self, params: SamplingParams | ResolvedParams | None) -> ResolvedParams:
+        defaults = self._defaults
+        if params is None:
+            params, defaults = SamplingParams(max_tokens=None), defaults.without_params()
+        return params.resolve(defaults, vocab_size=self._info.vocab_size, max_sequences=self._max_sequences)
 
     def _check_priority(self, priority: int) -> None:
         if integer("priority", priority, -MAX_INT32, MAX_INT32) != 0 and not self._takes_priority:

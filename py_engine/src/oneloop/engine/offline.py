@@ -37,13 +37,14 @@ Messages = Sequence[Mapping[str, Any]]
 @dataclass(frozen=True, slots=True)
 class _Job:
     prompt: Prompt
-    params: SamplingParams
+    params: SamplingParams | None
     add_special_tokens: bool = True
 
     @property
     def num_sequences(self) -> int:
         """What it takes of the room; 1 where n is not even a number, which submit() refuses."""
-        return self.params.n if isinstance(self.params.n, int) else 1
+        n = 1 if self.params is None else self.params.n
+        return n if isinstance(n, int) else 1
 
 
 class _Room:
@@ -76,8 +77,9 @@ class LLM:
     def __init__(self, model: str = DEFAULT_MODEL, *, use_tqdm: bool = True, **settings: Any) -> None:
         """Load a model.
 
-        model: folder, GGUF file, hub id, or "smollm2" (embedded). use_tqdm: show loading bars. settings: any field of
-        `oneloop.config`'s ModelConfig, CacheConfig, SchedulerConfig and WorkerConfig. Raises ConfigError or ModelError.
+        model: folder, GGUF file, hub id, or "smollm2" (embedded). use_tqdm: show bars while loading, and in the methods
+        that are not told otherwise. settings: any field of `oneloop.config`'s ModelConfig, CacheConfig, SchedulerConfig
+        and WorkerConfig; sizes also as text ("2G"). Raises ConfigError or ModelError.
         """
         self._open(AsyncEngine.from_settings(model, **settings), use_tqdm)
 
@@ -89,6 +91,7 @@ class LLM:
         return llm
 
     def _open(self, engine: AsyncEngine, use_tqdm: bool) -> None:
+        self._use_tqdm = use_tqdm
         with LoadBars() if use_tqdm else nullcontext() as bars:
             self._thread = EngineThread(engine, bars)
         config = engine.config
@@ -100,12 +103,13 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: bool | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts; the results are in their order.
 
         prompts: one or several of: text, list of token ids, {"prompt": …}, {"prompt_token_ids": …}. sampling_params:
-        one for all, or one each. Raises RequestError when one is invalid (the others are then aborted).
+        one for all, or one each; None: get_default_sampling_params(), 16 new tokens for most models. use_tqdm: None
+        means as the LLM was made. Raises RequestError when one is invalid (the others are then aborted).
         """
         several = _as_prompts(prompts)
         return self._run(
@@ -118,7 +122,7 @@ class LLM:
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: bool | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -162,7 +166,7 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What a request without parameters gets: the model's generation_config over the usual defaults."""
-        given = self._thread.engine.default_sampling
+        given = self._thread.engine.default_sampling.without_params()
         return SamplingParams(
             temperature=given.temperature,
             top_p=given.top_p,
@@ -200,8 +204,10 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _run(self, jobs: list[_Job], use_tqdm: bool) -> list[RequestOutput]:
+    def _run(self, jobs: list[_Job], use_tqdm: bool | None) -> list[RequestOutput]:
         """The jobs' results in order; the calling thread only collects and draws the bar."""
+        if use_tqdm is None:
+            use_tqdm = self._use_tqdm
         done: SimpleQueue[tuple[int, RequestOutput] | None] = SimpleQueue()
         work = self._thread.spawn(self._run_jobs(jobs, done))
         work.add_done_callback(lambda _: done.put(None))
@@ -286,10 +292,12 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(cast("Sequence[Prompt]", prompts))
 
 
-def _spread(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
-    """One SamplingParams for each of `count` prompts."""
+def _spread(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> Sequence[SamplingParams | None]:
+    """One SamplingParams for each of `count` prompts; None where none are given."""
     if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
+        return [params] * count
     if len(params) != count:
         raise RequestError("sampling_params", f"{len(params)} sampling_params for {count} prompts")
     return params

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from oneloop.formats.generation import GenerationDefaults
 
+DEFAULT_MAX_TOKENS = 16
+"""New tokens of a request whose maker said nothing of their number, as vLLM has it."""
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 1024
@@ -30,7 +32,7 @@ MAX_INT32 = 2**31 - 1
 class SamplingParams:
     """Sampling and stopping of one request. None means: the model's generation_config, then the usual default.
 
-    Raises RequestError naming the field, from `resolve()`.
+    Answers are short unless max_tokens says otherwise. Raises RequestError naming the field, from `resolve()`.
     """
 
     n: int = 1
@@ -51,8 +53,9 @@ class SamplingParams:
     """-2 … 2, on output tokens."""
     seed: int | None = None
     """Same seed, same tokens, whatever else is in the batch. Any signed 64-bit number."""
-    max_tokens: int | None = None
-    """New tokens per sequence; None: the generation_config's max_new_tokens, then what the context holds."""
+    max_tokens: int | None = DEFAULT_MAX_TOKENS
+    """New tokens per sequence; more than the context leaves is refused. None: the generation_config's max_new_tokens,
+    then what the context leaves."""
     min_tokens: int = 0
     """No stop of any kind before this many tokens."""
     stop: tuple[str, ...] | list[str] | str | None = ()
@@ -90,6 +93,7 @@ class SamplingParams:
             frequency_penalty=number("frequency_penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY),
             seed=None if self.seed is None else integer("seed", self.seed, -(2**63), 2**63 - 1),
             max_tokens=None if max_tokens is None else integer("max_tokens", max_tokens, 1, MAX_INT32),
+            max_tokens_is_default=self.max_tokens is None,
             min_tokens=integer("min_tokens", self.min_tokens, 0, MAX_INT32),
             stop=_stop_strings(self.stop),
             stop_token_ids=_stop_token_ids(self.stop_token_ids, vocab_size),
@@ -124,7 +128,9 @@ class ResolvedParams:
     frequency_penalty: float
     seed: int | None
     max_tokens: int | None
-    """None: what the context holds."""
+    """None: what the context leaves."""
+    max_tokens_is_default: bool
+    """Nobody chose max_tokens: where the context leaves less, it is cut instead of refused."""
     min_tokens: int
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
@@ -143,12 +149,30 @@ class ResolvedParams:
         integer("n", self.n, 1, max_sequences)
         return self
 
-    def within(self, room: int) -> ResolvedParams:
-        """Limits beyond the `room` tokens that the context holds end there (finish reason "length")."""
-        if self.min_tokens <= room and (self.max_tokens is None or self.max_tokens <= room):
+    def behind(self, num_prompt_tokens: int, max_model_len: int) -> ResolvedParams:
+        """The same behind a prompt of so many tokens. RequestError for what a context of max_model_len cannot hold:
+        the prompt and one token, the tokens that were asked for, or min_tokens.
+        """
+        room = max_model_len - num_prompt_tokens
+        if room < 1:
+            raise RequestError(
+                "prompt",
+                f"this model's maximum context length is {max_model_len} tokens, and the prompt has "
+                f"{num_prompt_tokens}, which leaves no room for an answer",
+            )
+        if self.min_tokens > room:
+            raise RequestError(
+                "min_tokens", f"min_tokens ({self.min_tokens}) is above what the context leaves ({room})"
+            )
+        if self.max_tokens is None or self.max_tokens <= room:
             return self
-        max_tokens = None if self.max_tokens is None else min(self.max_tokens, room)
-        return replace(self, max_tokens=max_tokens, min_tokens=min(self.min_tokens, room))
+        if self.max_tokens_is_default:
+            return replace(self, max_tokens=room)
+        raise RequestError(
+            "max_tokens",
+            f"this model's maximum context length is {max_model_len} tokens; the prompt has {num_prompt_tokens} and "
+            f"max_tokens asks for {self.max_tokens} more; shorten either",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,12 +196,16 @@ class SamplingDefaults:
         values = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
         defaults = cls(**values, max_tokens=given.max_new_tokens)
         try:
-            SamplingParams().resolve(defaults, vocab_size=1, max_sequences=1)
+            SamplingParams(max_tokens=None).resolve(defaults, vocab_size=1, max_sequences=1)
         except RequestError as error:
             raise ConfigError(
                 "generation_config", f"{error.message}; --generation-config none ignores the model's"
             ) from None
         return defaults
+
+    def without_params(self) -> SamplingDefaults:
+        """What holds for requests that come without any SamplingParams: never as much as the context holds."""
+        return self if self.max_tokens is not None else replace(self, max_tokens=DEFAULT_MAX_TOKENS)
 
 
 def check_token_ids(name: str, token_ids: Collection[Any], vocab_size: int) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 from oneloop.errors import RequestError
 
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+"""Who may speak. Templates drop other roles, or print them for the model to puzzle over."""
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 """Names under which clients send back a message's reasoning; templates read the first or the second."""
 
@@ -28,6 +30,10 @@ def _prepare(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise RequestError("messages", f"message {index} has no role")
+    if role not in ROLES:
+        raise RequestError(
+            "messages", f"message {index} has the role {role[:40]!r}; it is one of {', '.join(ROLES)}"
+        )
     prepared = {key: value for key, value in message.items() if value is not None}
     prepared["content"] = _content(index, message.get("content"))
     if isinstance(prepared.get("tool_calls"), list):

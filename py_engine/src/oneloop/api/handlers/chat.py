@@ -54,7 +54,7 @@ async def prepare_chat(
         len(token_ids),
         state.limits,
         prompt_field="messages",
-        max_tokens_field=chat.max_tokens_field if chat.explicit_max_tokens else None,
+        max_tokens_field=chat.max_tokens_field,
     )
     head = ReplyHead.make("chatcmpl", request_id, model)
     usage = Usage(prompt_tokens=len(token_ids))

@@ -95,8 +95,7 @@ async def _prepare(state: ApiState, asked: CompletionRequest, prompt: str | list
         if len(token_ids) > limits.max_model_len:
             raise context_error("prompt", len(token_ids), limits)
         return _Prompt(token_ids, echo)
-    field = "max_tokens" if asked.explicit_max_tokens else None
-    check_context(asked.params, len(token_ids), limits, prompt_field="prompt", max_tokens_field=field)
+    check_context(asked.params, len(token_ids), limits, prompt_field="prompt", max_tokens_field="max_tokens")
     return _Prompt(token_ids, echo)
 
 

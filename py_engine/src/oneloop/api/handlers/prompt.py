@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oneloop.api.errors import ApiError, bad_request
+from oneloop.errors import RequestError
 
 if TYPE_CHECKING:
     from oneloop.api.limits import Limits
@@ -39,27 +40,21 @@ def check_context(
     limits: Limits,
     *,
     prompt_field: str,
-    max_tokens_field: str | None,
+    max_tokens_field: str,
 ) -> None:
-    """Refuse what the context cannot hold. ApiError with both numbers.
+    """Refuse, before any prompt is queued, what the engine will refuse: more than the context holds. ApiError with both
+    numbers.
 
-    max_tokens_field: the field by which the client chose max_tokens; more than the prompt leaves is refused then. None:
-    max_tokens is a default, which the engine cuts to what is left.
+    prompt_field, max_tokens_field: the client's words for them.
     """
-    left = limits.max_model_len - num_prompt_tokens
-    if left < 1:
-        raise context_error(prompt_field, num_prompt_tokens, limits)
-    if max_tokens_field is not None and params.max_tokens is not None and params.max_tokens > left:
+    try:
+        params.behind(num_prompt_tokens, limits.max_model_len)
+    except RequestError as error:
+        renamed = {"prompt": prompt_field, "max_tokens": max_tokens_field}
+        message = error.message.replace("max_tokens", max_tokens_field)
         raise bad_request(
-            max_tokens_field,
-            f"context_length_exceeded: this model's maximum context length is {limits.max_model_len} tokens; "
-            f"the prompt has {num_prompt_tokens} and {max_tokens_field} asks for {params.max_tokens} more. "
-            "Shorten either.",
-        )
-    if params.min_tokens > left:
-        raise bad_request(
-            "min_tokens", f"min_tokens ({params.min_tokens}) is above what the context leaves ({left})"
-        )
+            renamed.get(error.field or "", error.field), f"context_length_exceeded: {message}."
+        ) from None
 
 
 def context_error(param: str, num_prompt_tokens: int, limits: Limits) -> ApiError:

@@ -44,8 +44,6 @@ class ChatRequest:
     params: ResolvedParams
     max_tokens_field: str
     """The client's name for params.max_tokens."""
-    explicit_max_tokens: bool
-    """Whether the client chose max_tokens: then it must fit the context, else it is cut to what is left."""
     stream: StreamOptions
     scheduling: Scheduling
     ignored: list[str]
@@ -72,7 +70,6 @@ def read_chat(members: Mapping[str, Any], limits: Limits, defaults: SamplingDefa
         form=form,
         params=params,
         max_tokens_field=max_tokens_field,
-        explicit_max_tokens=max_tokens is not None,
         stream=stream,
         scheduling=scheduling,
         ignored=ignored + fields.unread(),

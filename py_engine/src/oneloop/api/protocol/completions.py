@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from oneloop.api.errors import bad_request
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from oneloop.engine.params import ResolvedParams, SamplingDefaults
 
 DEFAULT_MAX_TOKENS = 16
+"""The protocol's own, whatever the model's generation_config says."""
 _FORMS = "a non-empty string, a list of strings, a list of token ids, or a list of lists of token ids"
 
 
@@ -35,8 +36,6 @@ class CompletionRequest:
     model: str | None
     params: ResolvedParams
     """max_tokens is at least 1 here, see `score_only`."""
-    explicit_max_tokens: bool
-    """Whether the client chose max_tokens: then it must fit the context, else it is cut to what is left."""
     score_only: bool
     """max_tokens 0: no new tokens."""
     echo: bool
@@ -65,11 +64,8 @@ def read_completion(
     score_only = max_tokens == 0
     if score_only and min_tokens:
         raise fields.refuse("min_tokens", f"({min_tokens}) is above max_tokens (0)")
-    if max_tokens is None:
-        effective = max(DEFAULT_MAX_TOKENS, min_tokens)
-    else:
-        effective = 1 if score_only else max_tokens
-    asked = read_sampling(fields, n=n, max_tokens=effective, logprobs=logprobs)
+    defaults = replace(defaults, max_tokens=max(DEFAULT_MAX_TOKENS, min_tokens))
+    asked = read_sampling(fields, n=n, max_tokens=1 if score_only else max_tokens, logprobs=logprobs)
     params = check_sampling(asked, defaults, limits, {})
     scheduling = read_scheduling(fields, limits)
     add_special_tokens = fields.flag("add_special_tokens", True)
@@ -77,7 +73,6 @@ def read_completion(
     return CompletionRequest(
         model=model,
         params=params,
-        explicit_max_tokens=max_tokens is not None,
         score_only=score_only,
         echo=echo,
         add_special_tokens=add_special_tokens,

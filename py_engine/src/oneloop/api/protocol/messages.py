@@ -17,11 +17,11 @@ from oneloop.api.limits import (
     MAX_TOOL_CALLS,
 )
 from oneloop.api.protocol.fields import Fields, shown
+from oneloop.tokenize.messages import ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 RESERVED_TEMPLATE_ARGUMENTS = frozenset(
     {
         "messages", "conversation", "chat_template", "template", "tokenize", "tools", "documents", "padding",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from oneloop.errors import ConfigError
+
 if TYPE_CHECKING:
     from oneloop.device.detect import DeviceKind
 
@@ -68,6 +70,14 @@ class MemoryLedger:
     def left(self) -> int:
         """Bytes that are usable and not planned for."""
         return self.usable - self.planned
+
+
+class MemoryPlanError(ConfigError):
+    """Settings that do not fit the device. `ledger`: how far the plan came; its KV cache is 0 where none fits."""
+
+    def __init__(self, field: str, message: str, ledger: MemoryLedger) -> None:
+        super().__init__(field, message)
+        self.ledger = ledger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
