@@ -49,13 +49,21 @@ def make_parser() -> argparse.ArgumentParser:
     generate.add_argument("--chat", action="store_true", help="treat the prompt as a user's message")
     add_sampling_options(generate, max_tokens=DEFAULT_GENERATE_TOKENS)
     add_engine_options(generate, model_positional=False)
+
+    # Only named here: its options are the other distribution's, and are parsed there.
+    commands.add_parser("bench", help="measure a server, any that speaks the OpenAI protocol, or this engine")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code (0, 1 failed, 2 usage, 130 interrupted)."""
-    options = make_parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
+        if given[:1] == ["bench"]:
+            from oneloop.cli.bench import bench
+
+            return bench(given[1:])
+        options = make_parser().parse_args(given)
         match options.command:
             case "serve":
                 from oneloop.cli.serve import serve
