@@ -106,11 +106,11 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     @property
-    def address(self) -> str:
-        """The server's, as numbers."""
+    def address(self) -> str | None:
+        """The server's, as numbers; None where it was gone at once."""
         assert self._transport is not None
-        peer: tuple[str, int] = self._transport.get_extra_info("peername")
-        return peer[0]
+        peer: tuple[str, int] | None = self._transport.get_extra_info("peername")
+        return peer[0] if peer else None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.BaseProtocol."""
@@ -277,7 +277,7 @@ class Pool:
                 ssl=endpoint.tls,
                 server_hostname=endpoint.host if endpoint.tls else None,
             )
-        self._host = connection.address
+        self._host = connection.address or self._host
         return connection
 
     def give(self, connection: Connection) -> None:
