@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 BUSY_SHARE: Final = 0.8
 """Of a core: a client that is busier measures itself."""
+LEAST_BUSY_S: Final = 0.5
+"""In a shorter run it is its own start that keeps it busy."""
 LATE_MS: Final = 20.0
 _WIDTH: Final = 56
 _COUNTS: Final = {
@@ -163,16 +165,17 @@ def _remarks(result: Mapping[str, Any]) -> list[str]:
         problems = ", ".join(f"{name} {count}" for name, count in checks["problems"].items())
         lines = [f"{checks['failed']} of {checks['checked']} replies failed a check: {problems}"]
     else:
-        lines = [f"All checks held on {checks['checked']} replies."]
+        lines = [f"All checks held on {checks['checked']} replies."] if checks["checked"] else []
     lines += [f"{count} requests failed: {message}" for message, count in result["error_messages"].items()]
     late_ms = client["p99_send_delay_ms"]
     if late_ms is not None and late_ms >= LATE_MS:
         lines.append(
             f"The client sent what was due up to {late_ms:.0f} ms late (p99), which no latency tells."
         )
-    if client["cpu_share"] and max(client["cpu_share"]) >= BUSY_SHARE:
+    busy = max(client["cpu_share"], default=0.0)
+    if busy >= BUSY_SHARE and result["duration"] >= LEAST_BUSY_S:
         lines.append(
-            f"The client was busy for {max(client['cpu_share']):.0%} of the run: these figures are partly its own. "
+            f"The client was busy for {busy:.0%} of the run: these figures are partly its own. "
             f"Use more than {client['processes']} --client-processes."
         )
     return lines
