@@ -94,8 +94,8 @@ bench-cpu: install model ## SmolLM2 on the CPU beside transformers (and llama.cp
 	@$(PY) -m oneloop_bench.cpu
 bench-memory: install model ## Memory of a server with a 512 MB KV cache, all of it touched
 	@$(PY) -m oneloop_bench.memory
-bench-start: install model ## Seconds from the command to the first answer
-	@$(PY) -m oneloop_bench.start
+bench-start: install model ## Seconds from the command to a ready server and the first answer, by part
+	@$(BIN)/oneloop bench startup
 
 .PHONY: clean
 clean: ## Remove build outputs and the environment

@@ -2,9 +2,9 @@
 
     python -m oneloop_bench.event_loop MODEL_DIR [--streams 1,64,512] [--json FILE] [--serve-options "--device cpu"]
 
-Dummy weights. Text prompts, streamed in a closed loop by a lean client in this process; /metrics is read before and
-after each load. Each load is preceded by half of it that does not count, in which its steps are captured. The last line
-is one JSON object.
+Dummy weights. Text prompts, streamed in a closed loop by the load test's client in this process; /metrics is read
+before and after each load. Each load is preceded by half of it that does not count, in which its steps are captured.
+The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -15,9 +15,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from oneloop.engine.loop_times import PARTS
 from oneloop_bench.h200 import measured
-from oneloop_bench.host_load import Client, load_tokenizer, loop_metrics, make_bodies
+from oneloop_bench.host_load import loop_metrics
+from oneloop_bench.load.closed_loop import closed_loop
+from oneloop_bench.load.datasets import RandomLengths
+from oneloop_bench.load.prompts import named_tokenizer, prompt_source
 from oneloop_bench.report import print_result, save_result
 from oneloop_bench.server import running_server
 
@@ -59,22 +64,17 @@ def per_step(before: Mapping[str, float], after: Mapping[str, float], wall_s: fl
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     """One entry per number of streams."""
     streams = [int(number) for number in options.streams.split(",")]
-    bodies = make_bodies(
-        load_tokenizer(options.tokenizer or Path(options.model)),
-        REQUESTS_PER_STREAM * max(streams),
-        prompt_tokens=options.prompt_tokens,
-        output_tokens=options.output_tokens,
-        token_ids=False,
-        model="m",
-    )
+    source = prompt_source(named_tokenizer(options.tokenizer or options.model), as_ids=False)
+    lengths = RandomLengths(options.prompt_tokens, options.output_tokens)
+    sessions = lengths.sessions(REQUESTS_PER_STREAM * max(streams), source, np.random.default_rng(0))
     loads = []
     settings = (*SERVE, *shlex.split(options.serve_options))
     with running_server(*settings, model=options.model, quiet=not options.log) as server:
         server.wait_ready()
         for number in streams:
-            Client(server.port, bodies[:number], number).run()
+            closed_loop(server.port, "m", sessions[:number], number)
             before, begin = loop_metrics(server.port), time.perf_counter()
-            Client(server.port, bodies[: REQUESTS_PER_STREAM * number], number).run()
+            closed_loop(server.port, "m", sessions[: REQUESTS_PER_STREAM * number], number)
             wall_s = time.perf_counter() - begin
             load = per_step(before, loop_metrics(server.port), wall_s)
             num_tokens = REQUESTS_PER_STREAM * number * options.output_tokens
@@ -92,7 +92,7 @@ def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--streams", default="1,64,512", help="requests at once, with commas")
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--output-tokens", type=int, default=256)
-    parser.add_argument("--tokenizer", type=Path, help="folder; default: the model's")
+    parser.add_argument("--tokenizer", help="folder; default: the model's")
     parser.add_argument("--serve-options", default="", help="more options of `oneloop serve`, in one string")
     parser.add_argument("--log", action="store_true", help="show the server's output")
     parser.add_argument("--json", type=Path, help="also write the result to this file")

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from oneloop_bench.page import take
 from oneloop_bench.report import machine
-from oneloop_bench.server import running_server
+from oneloop_bench.start import kernel_caches, measure_start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -106,23 +106,13 @@ class Run:
     def _start(self, model: str, _: list[str]) -> None:
         """Seconds until /health answers: first with empty caches of compiled kernels, then with what that left."""
         entry: dict[str, Any] = {"measured": measured()}
-        with tempfile.TemporaryDirectory(prefix="oneloop-start-") as caches:
-            names = ("TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "ONELOOP_CACHE")
-            environment = {name: str(Path(caches, name.lower())) for name in names}
+        options = (*SERVE, "--max-model-len", str(MAX_MODEL_LEN), *self._options)
+        with kernel_caches() as environment:
             for temperature in ("cold", "warm"):
-                begin = time.perf_counter()
-                options = (*SERVE, "--max-model-len", str(MAX_MODEL_LEN), *self._options)
-                with running_server(
-                    *options, model=str(self._model(model)), quiet=False, environment=environment
-                ) as server:
-                    server.wait_ready()
-                    entry[f"{temperature}_s"] = time.perf_counter() - begin
-                    body = {"model": "m", "prompt": [17] * 64, "max_tokens": 16, "ignore_eos": True}
-                    begin = time.perf_counter()
-                    status, reply = server.request("POST", "/v1/completions", body)
-                    entry[f"{temperature}_first_answer_s"] = time.perf_counter() - begin
-                    if status != 200:
-                        raise RuntimeError(f"status {status}: {reply}")
+                start = measure_start(options, model=str(self._model(model)), environment=environment)
+                entry[f"{temperature}_s"] = start.ready_s
+                entry[f"{temperature}_first_answer_s"] = start.first_answer_s - start.ready_s
+                entry[f"{temperature}_parts_s"] = start.parts
                 print("BENCH", json.dumps(entry), flush=True)
         self.results["start"][model] = entry
 

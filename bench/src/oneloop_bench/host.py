@@ -20,9 +20,7 @@ from oneloop import LLM, SamplingParams
 from oneloop.config import EngineConfig
 from oneloop.engine.async_engine import AsyncEngine
 from oneloop.executor.base import ModelInfo
-from oneloop.formats.gguf import read_gguf
-from oneloop.loader.embedded import embedded_path
-from oneloop.tokenize.gguf import gguf_tokenizer
+from oneloop_bench.load.prompts import named_tokenizer
 from oneloop_bench.micro.core import TEXT
 from oneloop_bench.null_executor import NullExecutor
 from oneloop_bench.report import print_result
@@ -177,14 +175,6 @@ def _pace(step_ms: float) -> tuple[str, ...]:
     return "--step-ms", str(step_ms), "--token-us", "0", "--row-us", "0"
 
 
-def embedded_tokenizer() -> Tokenizer:
-    """That of the embedded model; only its file's header is read."""
-    model = embedded_path()
-    if model is None:
-        raise SystemExit("the tokenizer of the embedded model is needed: run `make model`")
-    return gguf_tokenizer(read_gguf(model).metadata)
-
-
 def _shown(figures: dict[str, Any]) -> str:
     if "us_per_token" in figures:
         elapsed = figures["wall_us_per_token"]
@@ -204,9 +194,13 @@ def main() -> None:
         "burst": measure_burst,
     }
     wanted = sys.argv[1:] or list(measures)
+    try:
+        tokenizer = named_tokenizer("smollm2")
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
     result: dict[str, Any] = {}
     for name in wanted:
-        result[name] = measures[name](embedded_tokenizer())
+        result[name] = measures[name](tokenizer)
         print(f"{name}: {_shown(result[name])}")
     print_result(result)
 

@@ -11,14 +11,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oneloop_bench.host_load import (
-    Client,
-    load_tokenizer,
-    make_bodies,
-    null_server,
-    percentiles,
-    read_options,
-)
+from oneloop_bench.host_load import make_sessions, null_server, percentiles, read_options, warm_up
+from oneloop_bench.load.closed_loop import closed_loop
+from oneloop_bench.load.metrics import Latencies
 from oneloop_bench.report import print_result
 
 if TYPE_CHECKING:
@@ -31,30 +26,24 @@ SETTLE_S = 0.3
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """µs of CPU time per request; the client's times in ms. `requests` are sent twice, `streams` at once."""
-    bodies = make_bodies(
-        load_tokenizer(options.tokenizer),
-        options.requests,
-        prompt_tokens=options.prompt_tokens,
-        output_tokens=options.output_tokens,
-        token_ids=options.token_ids,
-    )
-    bursts = [bodies[first : first + options.streams] for first in range(0, len(bodies), options.streams)]
+    sessions = make_sessions(options)
+    bursts = [sessions[first : first + options.streams] for first in range(0, len(sessions), options.streams)]
     with null_server(options) as server:
-        Client(server.port, bodies[:64], 32).run()
+        warm_up(server.port, sessions)
         time.sleep(SETTLE_S)
-        before, first = _thread_seconds(server.pid), []
+        before, records = _thread_seconds(server.pid), []
         for burst in bursts:
-            first += Client(server.port, burst, options.streams).run().first
+            records += closed_loop(server.port, "null", burst, options.streams).records
         time.sleep(SETTLE_S)
         between = _thread_seconds(server.pid)
-        kept = Client(server.port, bodies, options.streams).run().first
+        kept = closed_loop(server.port, "null", sessions, options.streams).records
         time.sleep(SETTLE_S)
         after = _thread_seconds(server.pid)
     return {
-        "new_connections": _per_request(server.pid, before, between, len(bodies)),
-        "kept_connections": _per_request(server.pid, between, after, len(bodies)),
-        "ttft_ms": percentiles(first),
-        "kept_ttft_ms": percentiles(kept),
+        "new_connections": _per_request(server.pid, before, between, len(sessions)),
+        "kept_connections": _per_request(server.pid, between, after, len(sessions)),
+        "ttft_ms": percentiles(Latencies.of(records).ttft),
+        "kept_ttft_ms": percentiles(Latencies.of(kept).ttft),
     }
 
 

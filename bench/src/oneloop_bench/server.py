@@ -10,11 +10,12 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
 START_LIMIT_S = 120.0
 
@@ -67,17 +68,22 @@ def running_server(
     *arguments: str,
     model: str = "smollm2",
     quiet: bool = True,
+    log: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
     """Start `oneloop serve`, yield at once (see Server.wait_ready), end it with SIGTERM.
 
-    environment: variables added to this process's own.
+    quiet: what it prints is thrown away; or goes into the file `log`. environment: variables added to this process's
+    own.
     """
     port = free_port()
     command = [sys.executable, "-m", "oneloop.cli.main", "serve", model, "--port", str(port), *arguments]
-    output = subprocess.DEVNULL if quiet else None
     variables = {**os.environ, **(environment or {})}
-    process = subprocess.Popen(command, stdout=output, stderr=output, env=variables)
+    with ExitStack() as stack:
+        output = subprocess.DEVNULL if quiet else None
+        if log is not None:
+            output = stack.enter_context(log.open("w")).fileno()
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=variables)
     try:
         yield Server(process, port)
     finally:

@@ -57,10 +57,10 @@ class StartTimes:
         return {"total": self.total_s, "process": self._age_at_start, **self.seconds}
 
     def __str__(self) -> str:
-        """As in "4.1 s: process 0.2, import torch 1.9, weights 1.7"."""
+        """As in "4.10 s: process 0.21, import torch 1.93, weights 1.72"."""
         parts = self.summary()
         total = parts.pop("total")
-        return f"{total:.1f} s: " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items())
+        return f"{total:.2f} s: " + ", ".join(f"{name} {seconds:.2f}" for name, seconds in parts.items())
 
 
 def process_age_s() -> float:

@@ -57,15 +57,23 @@ def make_parser() -> argparse.ArgumentParser:
     add_sampling_options(generate, max_tokens=DEFAULT_GENERATE_TOKENS)
     add_engine_options(generate, model_positional=False)
     generate.set_defaults(usage=generate)
+
+    # Only named here: its options are the other distribution's, and are parsed there.
+    commands.add_parser("bench", help="measure a server, any that speaks the OpenAI protocol, or this engine")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code (0, 1 failed, 2 usage, 130 interrupted)."""
-    options, unknown = make_parser().parse_known_args(arguments)
-    if unknown:  # told with the command's own usage; argparse by itself shows that of `oneloop`
-        options.usage.error(f"unrecognized arguments: {' '.join(unknown)}")
+    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
+        if given[:1] == ["bench"]:
+            from oneloop.cli.bench import bench
+
+            return bench(given[1:])
+        options, unknown = make_parser().parse_known_args(given)
+        if unknown:  # told with the command's own usage; argparse by itself shows that of `oneloop`
+            options.usage.error(f"unrecognized arguments: {' '.join(unknown)}")
         match options.command:
             case "serve":
                 from oneloop.cli.serve import serve

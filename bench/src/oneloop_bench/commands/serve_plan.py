@@ -1,0 +1,167 @@
+"""From the options of `oneloop bench serve` to what is to be done; all that can be wrong with them is found here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from oneloop_bench.commands.serve_options import SAMPLING
+from oneloop_bench.commands.server_facts import first_model, wait_ready
+from oneloop_bench.commands.values import as_usage_error, pairs
+from oneloop_bench.commands.workloads import read_workload
+from oneloop_bench.load.arrivals import RampUp
+from oneloop_bench.load.connection import Endpoint
+from oneloop_bench.load.metrics import Selection
+from oneloop_bench.load.prompts import named_tokenizer, prompt_source
+from oneloop_bench.load.workload import CHAT_PATH, COMPLETIONS_PATH, Asking
+
+if TYPE_CHECKING:
+    import argparse
+
+    from oneloop_bench.load.workload import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is sent where, and what is told of it; not yet how fast."""
+
+    url: str
+    asking: Asking
+    sessions: list[Session]
+    """Of every run: those of other loads have the same."""
+    warm_ups: list[Session]
+    selection: Selection
+    ramp_up: RampUp | None
+    self_timed: bool
+    """Whether the sessions' timestamps say when."""
+    about: dict[str, Any]
+    """Fields of the result that say what was run."""
+
+
+def read_plan(options: argparse.Namespace) -> Plan:
+    """UsageError when the options cannot work; RuntimeError when the server does not tell its model."""
+    url = options.base_url or f"http://{_bracketed(options.host)}:{options.port}"
+    headers = pairs("--header", options.header)
+    with as_usage_error():
+        Endpoint.from_url(url)
+        selection, ramp_up = _selection(options), _ramp_up(options)
+        path, is_chat = _path(options)
+        sessions, warm_ups = _sessions(options, is_chat)
+        self_timed = _is_self_timed(options, sessions)
+        metadata = pairs("--metadata", options.metadata)
+    if options.ready_check_timeout_sec > 0:
+        wait_ready(url, headers, options.ready_check_timeout_sec, insecure=options.insecure)
+    model = options.model or first_model(url, headers, insecure=options.insecure)
+    asking = _asking(options, model, path, is_chat, headers)
+    about = {**_about(options, asking, ramp_up), **metadata}
+    return Plan(url, asking, sessions, warm_ups, selection, ramp_up, self_timed, about)
+
+
+def _sessions(options: argparse.Namespace, is_chat: bool) -> tuple[list[Session], list[Session]]:
+    """The run's, and those of the warm-up, which are others. ValueError."""
+    if min(options.request_rate) <= 0 or options.burstiness <= 0:
+        raise ValueError("--request-rate and --burstiness must be above 0")
+    workload = read_workload(options)
+    tokenizer = named_tokenizer(options.tokenizer) if options.tokenizer else None
+    source = prompt_source(tokenizer, as_ids=_as_ids(options, is_chat), token_ids=options.token_id_range)
+    found = []
+    for seed, count in ((options.seed, options.num_prompts), (options.seed + 1, options.num_warmups)):
+        found.append(workload.sessions(count, source, np.random.default_rng((seed, 0))) if count else [])
+    return found[0], found[1]
+
+
+def _is_self_timed(options: argparse.Namespace, sessions: list[Session]) -> bool:
+    """By the timestamps, where the workload has some and nothing else says when. ValueError."""
+    has_times = all(session.timestamp is not None for session in sessions)
+    is_paced = options.request_rate != [float("inf")] or options.ramp_up_strategy is not None
+    wanted: bool = options.self_timed if options.self_timed is not None else has_times and not is_paced
+    if wanted and not has_times:
+        raise ValueError("--self-timed: this workload has no timestamps")
+    if wanted and is_paced:
+        raise ValueError(
+            "--self-timed: the timestamps say when; leave --request-rate and --ramp-up-strategy out"
+        )
+    return wanted
+
+
+def _about(options: argparse.Namespace, asking: Asking, ramp_up: RampUp | None) -> dict[str, Any]:
+    backend = options.backend or ("openai-chat" if asking.is_chat else "openai")
+    about = {
+        "endpoint_type": backend,
+        "backend": backend,
+        "label": options.label or backend,
+        "model_id": asking.model,
+        "tokenizer_id": options.tokenizer,
+        "dataset_name": options.dataset_name,
+        "seed": options.seed,
+        "burstiness": options.burstiness,
+    }
+    if ramp_up is not None:
+        about |= {
+            "ramp_up_strategy": ramp_up.strategy,
+            "ramp_up_start_rps": ramp_up.start_rps,
+            "ramp_up_end_rps": ramp_up.end_rps,
+        }
+    return about
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _path(options: argparse.Namespace) -> tuple[str, bool]:
+    """(path of the endpoint, whether it is chat's)."""
+    path = options.endpoint or (CHAT_PATH if options.backend == "openai-chat" else COMPLETIONS_PATH)
+    path = path if path.startswith("/") else f"/{path}"
+    is_chat = path.endswith("/chat/completions")
+    if options.backend is not None and is_chat != (options.backend == "openai-chat"):
+        raise ValueError(f"--backend {options.backend} does not go with --endpoint {path}")
+    return path, is_chat
+
+
+def _as_ids(options: argparse.Namespace, is_chat: bool) -> bool:
+    """Whether prompts are sent as token ids."""
+    if options.prompt_form is not None:
+        if options.prompt_form == "ids" and is_chat:
+            raise ValueError("--prompt-form ids: chat takes text only")
+        return bool(options.prompt_form == "ids")
+    return not is_chat and options.tokenizer is None and options.dataset_name != "multi_turn"
+
+
+def _asking(
+    options: argparse.Namespace, model: str, path: str, is_chat: bool, headers: dict[str, str]
+) -> Asking:
+    given = vars(options)
+    sampling = {name: given[name] for name in SAMPLING if given[name] is not None}
+    ignore_eos = options.ignore_eos if options.ignore_eos is not None else options.dataset_name != "custom"
+    return Asking(
+        model=model,
+        path=path,
+        is_chat=is_chat,
+        streams=not options.disable_stream,
+        ignore_eos=ignore_eos,
+        extra_body={**sampling, **options.extra_body},
+        headers=headers,
+        timeout_s=options.request_timeout,
+    )
+
+
+def _selection(options: argparse.Namespace) -> Selection:
+    limits = {name: float(value) for name, value in pairs("--goodput", options.goodput, ":").items()}
+    names = tuple(name.strip() for name in options.percentile_metrics.split(",") if name.strip())
+    return Selection(names, tuple(options.metric_percentiles), limits)
+
+
+def _ramp_up(options: argparse.Namespace) -> RampUp | None:
+    start, end = options.ramp_up_start_rps, options.ramp_up_end_rps
+    if options.ramp_up_strategy is None:
+        if start is not None or end is not None:
+            raise ValueError("--ramp-up-start-rps and --ramp-up-end-rps need a --ramp-up-strategy")
+        return None
+    if options.request_rate != [float("inf")]:
+        raise ValueError("--ramp-up-strategy says the rate; leave --request-rate out")
+    if start is None or end is None:
+        raise ValueError("--ramp-up-strategy needs --ramp-up-start-rps and --ramp-up-end-rps")
+    return RampUp(options.ramp_up_strategy, start, end)
