@@ -18,7 +18,7 @@ from oneloop.engine.async_engine import Health
 from oneloop.engine.metrics import EngineMetrics
 from oneloop.engine.params import SamplingDefaults, SamplingParams
 from oneloop.engine.stream import RequestStream
-from oneloop.errors import EngineDeadError, OverloadedError, RequestError
+from oneloop.errors import EngineDeadError, OverloadedError, RequestError, ShuttingDownError
 from oneloop.executor.base import ModelInfo
 from oneloop_core import StreamDecoder, Vocabulary
 
@@ -215,7 +215,7 @@ class FakeEngine:
         if self.overloaded:
             raise OverloadedError("too many requests are waiting", retry_after_s=3)
         if self.state == "draining":
-            raise OverloadedError("the server is shutting down", retry_after_s=10)
+            raise ShuttingDownError("the server is shutting down", retry_after_s=10)
         if self.state != "ready":
             raise EngineDeadError("the engine has stopped")
 

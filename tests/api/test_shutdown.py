@@ -8,6 +8,8 @@ import socket
 import time
 from typing import Any
 
+import pytest
+
 from oneloop.engine.event_loop import turn_loop
 from oneloop.engine.loop_times import LoopTimes
 
@@ -47,11 +49,24 @@ async def test_what_cannot_end_in_time_is_told(serve: Any) -> None:
         assert time.monotonic() - begin < 2.0
 
 
-async def test_nothing_new_during_the_drain(serve: Any) -> None:
-    """New connections are refused; a kept-alive one gets 503 with Retry-After, and is closed."""
+@pytest.mark.parametrize("stream", [True, False], ids=["express", "aiohttp"])
+@pytest.mark.parametrize("is_used", [True, False], ids=["kept", "new"])
+async def test_nothing_new_during_the_drain(serve: Any, stream: bool, is_used: bool) -> None:
+    """New connections are refused; one that was there before gets 503 with Retry-After, and is closed."""
     async with serve(shutdown_timeout=2.0) as server:
-        server.engine.step_s = 0.01
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        idle, idle_writer = await asyncio.open_connection("127.0.0.1", server.port)
+        data = json.dumps({"prompt": "a", "max_tokens": 1, "stream": stream}).encode()
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        request = f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
+        if is_used:
+            writer.write(request)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            if stream:
+                await reader.readuntil(b"\r\n0\r\n\r\n")
+            else:
+                await reader.readexactly(int(answer.split(b"Content-Length: ")[1].split(b"\r\n")[0]))
+        server.engine.step_s = 0.01
         running = asyncio.create_task(
             server.post(COMPLETIONS, {"prompt": "a", "max_tokens": 50, "ignore_eos": True})
         )
@@ -63,9 +78,18 @@ async def test_nothing_new_during_the_drain(serve: Any) -> None:
             raise AssertionError("a new connection was accepted")
         except ConnectionRefusedError:
             pass
-        assert await asyncio.wait_for(reader.read(), 2) == b"", "idle connections are closed"
-        writer.close()
+        writer.write(request)
+        refusal = await asyncio.wait_for(reader.read(), 2)  # to the end of the connection
+        assert not running.done()
+        head, _, body = refusal.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503 ")
+        assert b"\r\nRetry-After: 10\r\n" in head
+        assert b"\r\nConnection: close" in head
+        assert json.loads(body)["error"]["message"] == "the server is shutting down"
         assert (await running)[0] == 200
+        assert await asyncio.wait_for(idle.read(), 2) == b"", "idle connections are closed at the end"
+        writer.close()
+        idle_writer.close()
 
 
 async def test_stop_with_nothing_running_is_quick(serve: Any) -> None:

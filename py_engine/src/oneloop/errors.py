@@ -35,11 +35,15 @@ class RequestError(OneloopError, ValueError):
 
 
 class OverloadedError(OneloopError):
-    """The queue is full, or the engine is shutting down (HTTP 503 with Retry-After)."""
+    """Too much is waiting (HTTP 503 with Retry-After)."""
 
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class ShuttingDownError(OverloadedError):
+    """The engine takes no more (HTTP 503 with Retry-After, and the end of the connection)."""
 
 
 class EngineDeadError(OneloopError):

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from aiohttp import web
 
-from oneloop.errors import EngineDeadError, GenerationError, OverloadedError, RequestError
+from oneloop.errors import (
+    EngineDeadError,
+    GenerationError,
+    OverloadedError,
+    RequestError,
+    ShuttingDownError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,6 +67,7 @@ class ApiError(Exception):
     message: str
     param: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    ends_connection: bool = False
 
     def __str__(self) -> str:
         return self.message
@@ -91,14 +98,14 @@ def error_bytes(error: ApiError) -> bytes:
 
 
 def error_response(error: ApiError, *, close: bool = False) -> web.Response:
-    """The HTTP reply; `close` ends the connection after it."""
+    """The HTTP reply; `close` ends the connection after it, as some errors do by themselves."""
     response = web.Response(
         status=error.kind.status,
         body=error_bytes(error),
         content_type="application/json",
         headers={"Server": SERVER_NAME, **error.headers},
     )
-    if close:
+    if close or error.ends_connection:
         response.force_close()
     return response
 
@@ -120,9 +127,9 @@ def from_exception(error: Exception) -> ApiError | None:
         case RequestError():
             return ApiError(ErrorKind.BAD_REQUEST, error.message, error.field)
         case OverloadedError():
-            return ApiError(
-                ErrorKind.UNAVAILABLE, str(error), None, {"Retry-After": str(error.retry_after_s)}
-            )
+            headers = {"Retry-After": str(error.retry_after_s)}
+            ends_connection = isinstance(error, ShuttingDownError)
+            return ApiError(ErrorKind.UNAVAILABLE, str(error), None, headers, ends_connection)
         case EngineDeadError():
             return ApiError(ErrorKind.UNAVAILABLE, "The engine has stopped; nothing is served any more.")
         case GenerationError():

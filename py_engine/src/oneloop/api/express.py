@@ -223,6 +223,8 @@ class ExpressReply:
             transport = self._connection.transport
             if transport is not None:
                 transport.write(_error_reply(known, self._request_id))
+            if known.ends_connection:
+                self._connection.close()
             self._over(known.kind.status)
         except ConnectionError:
             self._leave()
@@ -261,6 +263,8 @@ def _error_reply(error: ApiError, request_id: str) -> bytes:
     """A whole reply."""
     status, body = HTTPStatus(error.kind.status), error_bytes(error)
     own = "".join([f"{name}: {value}\r\n" for name, value in error.headers.items()])
+    if error.ends_connection:
+        own += "Connection: close\r\n"
     head = (
         f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json\r\n{own}{_common(request_id)}"
         f"Content-Length: {len(body)}\r\n\r\n"

@@ -37,9 +37,9 @@ async def run_server(
 ) -> None:
     """Serve a started engine on a bound socket until `stop` is set; then end in order.
 
-    Order: stop listening; take what has arrived; the engine refuses new requests (503) and drains for
-    `config.shutdown_timeout` seconds; what still runs is ended with an error event; connections are closed. Returns
-    when all of it is done.
+    Order: stop listening; take what has arrived; the engine drains for `config.shutdown_timeout` seconds, and who asks
+    by a connection that was kept gets 503 and its end; what still runs is ended with an error event; connections are
+    closed. Returns when all of it is done.
     """
     app = create_app(engine, config)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
@@ -67,8 +67,8 @@ async def run_server(
         await stop.wait()
         listener.close()
         await _let_arrive(server)
-        server.pre_shutdown()
         await engine.shutdown(drain_timeout=config.shutdown_timeout)
+        server.pre_shutdown()  # not before: a kept connection that just ends is no answer to who is asking
     finally:
         listener.close()
         await server.shutdown(LAST_WORDS_S)

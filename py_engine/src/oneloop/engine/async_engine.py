@@ -19,7 +19,7 @@ from oneloop.engine.params import SamplingParams, check_token_ids
 from oneloop.engine.relay import Relay
 from oneloop.engine.stream import RequestStream
 from oneloop.engine.threads import in_daemon_thread
-from oneloop.errors import EngineDeadError, OneloopError, OverloadedError, RequestError
+from oneloop.errors import EngineDeadError, OneloopError, OverloadedError, RequestError, ShuttingDownError
 from oneloop.executor.select import create_executor
 from oneloop.start_times import StartTimes
 from oneloop_core import RequestError as CoreRequestError
@@ -347,7 +347,7 @@ class AsyncEngine:
             case "ready":
                 return assembly
             case "draining":
-                raise OverloadedError("the server is shutting down", retry_after_s=10)
+                raise ShuttingDownError("the server is shutting down", retry_after_s=10)
             case "dead":
                 raise EngineDeadError(f"the engine has stopped: {self._reason}")
             case _:
