@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import oneloop_core
 
 ROOT = Path(__file__).parents[2]
 ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
-README = (ROOT / "README.md").read_text()
+README_FILE = ROOT / "README.md"
+README = README_FILE.read_text()
 
 
 def layout() -> oneloop_core.SlabLayout:
@@ -60,3 +62,49 @@ def test_readme_names_real_make_targets() -> None:
     used = set(re.findall(r"make ([a-z-]+)", README))
     assert used
     assert used <= targets
+
+
+PAGES = [
+    README_FILE,
+    *sorted(ROOT.glob("docs/*.md")),
+    ROOT / "bench/README.md",
+    ROOT / "tools/device/README.md",
+]
+
+
+def links(page: Path) -> set[Path]:
+    """Files that a page links to; addresses of other hosts are none."""
+    found = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text())
+    return {(page.parent / target).resolve() for target in found if "://" not in target}
+
+
+def test_every_page_can_be_reached_from_the_readme_and_no_link_is_broken() -> None:
+    assert set(PAGES) <= links(README_FILE) | {README_FILE}
+    assert not [(page.name, target) for page in PAGES for target in links(page) if not target.exists()]
+
+
+def test_benches_that_pages_name_are_there() -> None:
+    folder = ROOT / "bench/src/oneloop_bench"
+    text = "\n".join(page.read_text() for page in PAGES)
+    for name in set(re.findall(r"-m oneloop_bench\.([a-z0-9_.]+[a-z0-9])(?!\.[$<])\b", text)):
+        path = folder / name.replace(".", "/")
+        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), name
+    looped = re.search(r"for f in ([a-z_ ]+); do python3 -m oneloop_bench\.kernels\.\$f", text)
+    assert looped is not None
+    row = next(line for line in text.splitlines() if "tile configurations" in line)
+    listed = set(re.findall(r"`([a-z_]+)`", row.rsplit(":", 1)[1]))
+    benches = {path.stem for path in folder.glob("kernels/*.py") if "KernelBench(" in path.read_text()}
+    assert listed == benches - {"timing"} >= set(looped[1].split())
+
+
+def test_the_readme_names_every_bench_of_the_makefile() -> None:
+    targets = set(re.findall(r"^(bench-[a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert targets <= set(re.findall(r"bench-[a-z]+", README))
+
+
+def test_the_readmes_requests_are_those_that_the_small_model_answers() -> None:
+    """At its own temperature it makes up half of its answers: that is no first impression."""
+    (body,) = re.findall(r"-d '(\{.*?\})'", README, re.DOTALL)
+    request = json.loads(body)
+    assert request["temperature"] == 0
+    assert "capital of France" in request["messages"][0]["content"]

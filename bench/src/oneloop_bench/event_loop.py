@@ -23,7 +23,7 @@ from oneloop_bench.host_load import loop_metrics
 from oneloop_bench.load.closed_loop import closed_loop
 from oneloop_bench.load.datasets import RandomLengths
 from oneloop_bench.load.prompts import named_tokenizer, prompt_source
-from oneloop_bench.report import print_result, save_result
+from oneloop_bench.report import print_result, run_bench, save_result
 from oneloop_bench.server import running_server
 
 if TYPE_CHECKING:
@@ -112,4 +112,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

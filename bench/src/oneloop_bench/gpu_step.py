@@ -28,7 +28,7 @@ from oneloop.start_times import StartTimes
 from oneloop_bench.gap_picture import Trace, gap_picture
 from oneloop_bench.gaps import borders, gap_summary, whole_steps
 from oneloop_bench.kernels.timing import device_machine
-from oneloop_bench.report import save_result
+from oneloop_bench.report import run_bench, save_result
 from oneloop_core import Core, CoreConfig, Vocabulary
 
 if TYPE_CHECKING:
@@ -268,4 +268,4 @@ def _write(options: argparse.Namespace, results: list[dict[str, Any]], traces: l
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oneloop_bench.page import take
-from oneloop_bench.report import machine
+from oneloop_bench.report import BenchError, machine, run_bench
 from oneloop_bench.start import kernel_caches, measure_start
 
 if TYPE_CHECKING:
@@ -205,11 +205,14 @@ def main() -> None:
         return
     anchors = Path(os.environ.get("ONELOOP_ANCHORS", ""))
     if not (anchors / "bench_offline.py").is_file():
-        raise SystemExit("ONELOOP_ANCHORS must name the folder with bench_offline.py and models/")
+        raise BenchError(
+            "ONELOOP_ANCHORS must name the folder of the measuring drivers (bench_offline.py, models/), which is "
+            "no part of this repository; bench/README.md says more"
+        )
     run = Run(anchors, options.out, options.budget, shlex.split(options.serve_options))
     run.all(options.only.split(","))
     print(json.dumps(run.results))
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

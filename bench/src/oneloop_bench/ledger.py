@@ -24,7 +24,7 @@ from oneloop.start_times import StartTimes
 from oneloop.worker.gpu.runner import GpuModelRunner
 from oneloop.worker.gpu.slab import HostSlab
 from oneloop.worker.memory.free import gpu_memory
-from oneloop_bench.report import print_result, save_result
+from oneloop_bench.report import BenchError, print_result, run_bench, save_result
 from oneloop_core import Core, CoreConfig, Vocabulary
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def nvml_free() -> int:
     """Bytes of the GPU that nobody has, by the driver's count."""
     memory = gpu_memory()
     if memory is None:
-        raise SystemExit("this bench needs an NVIDIA GPU whose driver tells its memory (NVML)")
+        raise BenchError("this bench needs an NVIDIA GPU whose driver tells its memory (NVML)")
     return memory.free
 
 
@@ -213,4 +213,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

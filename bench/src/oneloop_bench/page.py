@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from oneloop_bench import sections, table
+from oneloop_bench.report import BenchError, run_bench
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -73,7 +74,13 @@ SECTIONS: Final = (
 
 
 def take(files: Sequence[Path], results: Path = RESULTS, readme: Path = README) -> None:
-    """Merge the files into the folder `results` and make the page's tables anew. ValueError: a file of another kind."""
+    """Merge the files into the folder `results` and make the page's tables anew.
+
+    BenchError: a file that is not there, or of another kind. Then nothing was taken.
+    """
+    for file in files:
+        if not file.is_file():
+            raise BenchError(f"{file}: no such file")
     for file in files:
         if file.suffix == ".svg":
             (results / file.name).write_bytes(file.read_bytes())
@@ -82,9 +89,9 @@ def take(files: Sequence[Path], results: Path = RESULTS, readme: Path = README) 
         name = newer.get("bench", _OLDEST)
         section = next((section for section in SECTIONS if section.name == name), None)
         if section is None:
-            raise ValueError(f"{file}: {name} is no section of the page")
+            raise BenchError(f"{file}: {name} is no section of the page")
         if newer.get("smoke"):
-            raise ValueError(f"{file}: a smoke run, whose figures mean nothing")
+            raise BenchError(f"{file}: a smoke run, whose figures mean nothing")
         known = read(results, name)
         section.merge(known, newer)
         results.mkdir(parents=True, exist_ok=True)
@@ -118,4 +125,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

@@ -1,16 +1,24 @@
-"""What every bench prints: the machine, and one JSON object as the last line."""
+"""What every bench prints: the machine, and one JSON object as the last line; or one line of what is in its way."""
 
 from __future__ import annotations
 
 import json
 import platform
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oneloop.device.cpus import usable_cpus
+from oneloop.errors import OneloopError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+EXIT_USAGE = 2
+
+
+class BenchError(ValueError):
+    """What whoever runs a bench can put right."""
 
 
 def machine() -> dict[str, Any]:
@@ -28,6 +36,15 @@ def machine() -> dict[str, Any]:
 def print_result(result: dict[str, Any]) -> None:
     """The last line of a bench's output."""
     print(json.dumps({**result, "machine": machine()}))
+
+
+def run_bench(main: Callable[[], None]) -> None:
+    """A bench as a program: what a person can put right is one line on stderr, and exit status 2."""
+    try:
+        main()
+    except (BenchError, OneloopError) as error:
+        print(f"{Path(sys.argv[0]).stem}: error: {error}", file=sys.stderr)
+        raise SystemExit(EXIT_USAGE) from None
 
 
 def save_result(file: Path, result: Mapping[str, Any]) -> None:

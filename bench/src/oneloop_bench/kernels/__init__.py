@@ -1,1 +1,1 @@
-"""Micro-benches of the kernel families: `python -m oneloop_bench.kernels.<family>`."""
+"""Micro-benches of the kernel families: `python -m oneloop_bench.kernels.norm` and so on."""

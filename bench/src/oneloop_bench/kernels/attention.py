@@ -16,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from oneloop_bench.kernels.timing import KernelBench, bench_arguments
+from oneloop_bench.report import run_bench
 from oneloop_kernels.launch import INTERPRETED
 from oneloop_kernels.ops.paged_attention import AttentionShape, AttentionStep
 from oneloop_kernels.ops.paged_attention.triton.attention import TritonAttention
@@ -343,4 +344,4 @@ def _measure_torch(bench: KernelBench, dtype: torch.dtype) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

@@ -24,6 +24,7 @@ from oneloop_bench.kernels.linear import (
     way,
 )
 from oneloop_bench.kernels.timing import KernelBench, bench_arguments
+from oneloop_bench.report import run_bench
 from oneloop_kernels.ops.linear.plans import can_stream
 
 if TYPE_CHECKING:
@@ -113,4 +114,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

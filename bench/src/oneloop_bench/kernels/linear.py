@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from oneloop_bench.kernels.timing import KernelBench, bench_arguments
+from oneloop_bench.report import run_bench
 from oneloop_kernels.ops.linear import NUM_TICKETS, LinearCall, Norm
 from oneloop_kernels.ops.linear.gpu import many_rows
 from oneloop_kernels.ops.linear.launches import planned
@@ -403,4 +404,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

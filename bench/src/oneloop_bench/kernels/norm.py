@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from oneloop_bench.kernels.timing import KernelBench, bench_arguments
+from oneloop_bench.report import run_bench
 from oneloop_kernels.ops.rms_norm import triton as norm_kernel
 from oneloop_kernels.ops.silu_mul import triton as silu_kernel
 
@@ -117,4 +118,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

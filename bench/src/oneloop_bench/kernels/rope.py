@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from oneloop_bench.kernels.timing import KernelBench, bench_arguments
+from oneloop_bench.report import run_bench
 from oneloop_kernels.ops.rope import ROPE, HeadNorms
 from oneloop_kernels.ops.rope.triton import TRITON, Tile
 
@@ -146,4 +147,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from oneloop_bench.kernels.timing import KernelBench, bench_arguments
+from oneloop_bench.report import run_bench
 from oneloop_kernels.ops.sampling.device import (
     FLOAT_COLUMNS,
     INT_COLUMNS,
@@ -197,4 +198,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

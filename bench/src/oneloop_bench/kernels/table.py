@@ -4,8 +4,9 @@
 
 On one GPU, with nothing compiled before, in about a minute: kernels are compiled by processes beside this one, then
 every case is timed as a graph of launches over as many sets of random inputs as pass the L2 cache. What does not fit
-the budget is left out, and said. `python -m oneloop_bench.page FILE` puts the results into bench/. Without a GPU (or
-with --smoke) every case runs once in a small size: that shows that the bench works, the figures mean nothing.
+the budget is left out, and said. `python -m oneloop_bench.page FILE` puts the results into bench/. Under Triton's
+interpreter (or with --smoke) every case runs once in a small size: that shows that the bench works, its figures mean
+nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from oneloop.device.cpus import usable_cpus
-from oneloop_bench.report import save_result
+from oneloop_bench.report import run_bench, save_result
 from oneloop_kernels.compiling.workers import CompileWorkers
 
 if TYPE_CHECKING:
@@ -39,13 +40,12 @@ class Table:
 
     def __init__(self, options: argparse.Namespace) -> None:
         """options: of `read_options`."""
-        import torch
-
         from oneloop_bench.kernels.cases import all_cases
+        from oneloop_bench.kernels.timing import bench_device
 
         self._began = time.perf_counter()
         self._budget_s: float = options.budget
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = bench_device()
         self._smoke: bool = options.smoke or device.type == "cpu"
         self._device = device
         cases = all_cases(device, small=self._smoke)
@@ -217,4 +217,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

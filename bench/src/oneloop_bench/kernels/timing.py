@@ -6,8 +6,8 @@
     bench.measure("4096 x 4096", launch, sets, num_bytes=…, num_flops=…)     # launch(one set) -> anything
     bench.finish()
 
-A launch must be capturable: no synchronisation, no host value that changes. Without a CUDA device (or with --smoke)
-every launch runs a few times under the wall clock: that shows that a bench works, the figures mean nothing.
+A launch must be capturable: no synchronisation, no host value that changes. Under Triton's interpreter (or with
+--smoke) every launch runs a few times under the wall clock: that shows that a bench works, the figures mean nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from oneloop_bench.report import machine
+from oneloop_bench.report import BenchError, machine
+from oneloop_kernels.launch import INTERPRETED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -123,12 +124,24 @@ def bench_arguments(description: str | None, argv: Sequence[str] | None = None) 
     return parser.parse_args(argv)
 
 
+def bench_device() -> torch.device:
+    """The GPU; without one the CPU, where Triton interprets. BenchError where nothing runs kernels."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if not INTERPRETED:
+        raise BenchError(
+            "kernels need an NVIDIA GPU, and this process can use none; with TRITON_INTERPRET=1 a few small cases run "
+            "on the CPU, which shows that the bench works"
+        )
+    return torch.device("cpu")
+
+
 class KernelBench:
     """Collects the rows of one family's bench and prints them."""
 
     def __init__(self, family: str, arguments: argparse.Namespace) -> None:
         self.family = family
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = bench_device()
         self.sweep: bool = arguments.sweep
         self.smoke: bool = arguments.smoke or self.device.type == "cpu"
         self.rows: list[Row] = []
