@@ -41,7 +41,7 @@ $(VENV)/.stamp-packages: $(VENV)/.stamp-env $(VENV)/.stamp-core kernels/pyprojec
 install: $(VENV)/.stamp-packages ## Environment, core and packages
 core: $(VENV)/.stamp-core ## Only the Rust core
 model: install ## Fetch the embedded chat model (SmolLM2-135M-Instruct)
-	@$(PY) -m oneloop.loader.embedded
+	@$(PY) -m oneloop.loader.embedded >/dev/null
 
 # ---- run ----
 

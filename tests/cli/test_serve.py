@@ -50,6 +50,18 @@ def test_503_while_loading_then_serving_then_a_clean_end(serving):
             assert re.search(rf"[:,] {part} \d+\.\d", ready), part
 
 
+def test_the_grace_period_is_told_where_there_is_something_to_wait_for(serving):
+    with serving() as server:
+        server.wait_for_status(200)
+        _, errors = server.end(signal.SIGINT)
+    assert "stopping" in errors
+    assert "running requests get" not in errors
+    with serving("--log-level", "warning") as server:
+        server.wait_for_status(200)
+        _, errors = server.end(signal.SIGINT)
+    assert " INFO " not in errors
+
+
 def test_sigterm_drains_what_runs(serving):
     with serving("--served-model-name", "tiny", "--shutdown-timeout", "20") as server:
         server.wait_for_status(200)
@@ -62,6 +74,7 @@ def test_sigterm_drains_what_runs(serving):
         _, errors = server.process.communicate(timeout=15)
         assert server.process.returncode == 0
         assert "Traceback" not in errors
+        assert "running requests get 20 s" in errors
 
 
 @pytest.mark.parametrize("options", [["--shutdown-timeout", "0"]])

@@ -103,6 +103,11 @@ class ModelConfig(_Settings):
         "auto", "'auto': the model's generation_config.json gives sampling defaults; 'none'; or a folder"
     )
 
+    def __post_init__(self) -> None:
+        _Settings.__post_init__(self)
+        if not self.model:
+            raise ConfigError("model", f"is empty; give a folder, a GGUF file, a hub id or {DEFAULT_MODEL}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig(_Settings):

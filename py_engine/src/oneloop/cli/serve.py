@@ -7,6 +7,7 @@ once. Exit code: 0 after a stop that was asked for, 1 when something failed, 128
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib
 import logging
 import os
@@ -68,10 +69,12 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        raise ConfigError(
-            "port",
-            f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; choose another with --port",
-        ) from None
+        fault = f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}"
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError(
+                "host", f"{fault}; give an address of this machine, or 0.0.0.0 for all"
+            ) from None
+        raise ConfigError("port", f"{fault}; choose another with --port") from None
 
 
 def allow_many_descriptors() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http
 import http.client
 import json
 import sys
@@ -129,7 +130,10 @@ class RemoteModel:
             connection.request("POST", self._path, json.dumps(body), self._headers)
             response = connection.getresponse()
             if response.status != 200:
-                raise RequestError(None, _error_message(response.status, response.read(MAX_LINE_BYTES)))
+                message = _error_message(response.status, response.read(MAX_LINE_BYTES))
+                if response.status == http.HTTPStatus.UNAUTHORIZED:
+                    message += "; give the server's key with --api-key or ONELOOP_API_KEY"
+                raise RequestError(None, message)
             yield from _texts(response)
         except ConnectionRefusedError:
             raise GenerationError(

@@ -15,7 +15,7 @@ from oneloop.engine.loop import MAX_STEPS_IN_FLIGHT, NUM_SLABS
 from oneloop.engine.params import SamplingDefaults
 from oneloop.engine.threads import in_daemon_thread
 from oneloop.errors import ConfigError
-from oneloop.formats.generation import GenerationDefaults, hf_generation_defaults
+from oneloop.formats.generation import FILE_NAME, GenerationDefaults, hf_generation_defaults
 from oneloop.tokenize.load import load_tokenizer
 from oneloop_core import ConfigError as CoreConfigError
 from oneloop_core import Core, CoreConfig
@@ -109,6 +109,7 @@ async def assemble(
             partial(_read_text_side, config.model, files, tokenizer, times), "oneloop-tokenizer"
         ),
     )
+    _check_vocabulary(config.model, len(text.vocabulary), info.vocab_size)
     core = _make_core(config, info, text.vocabulary)
     attach = partial(executor.attach, core.layout, NUM_SLABS, max_num_seqs=config.resolved.max_num_seqs)
     with times.part("attach"):
@@ -144,8 +145,13 @@ def _read_text_side(
         case "none":
             # The end tokens are no matter of taste: without them nothing ends.
             given = GenerationDefaults(eos_token_ids=files.generation.eos_token_ids)
-        case folder:
-            given = hf_generation_defaults(Path(folder))
+        case named:
+            folder = Path(named).expanduser()
+            if not (folder / FILE_NAME).is_file():
+                raise ConfigError(
+                    "generation_config", f"{named} is no folder with a {FILE_NAME}; give one, or auto or none"
+                )
+            given = hf_generation_defaults(folder)
     end_ids = tuple(dict.fromkeys((*tokenizer.eos_token_ids, *given.eos_token_ids)))
     return _TextSide(tokenizer, tokenizer.vocabulary, SamplingDefaults.over(given), end_ids)
 
@@ -155,6 +161,25 @@ def _load_tokenizer(config: ModelConfig, files: ModelFiles) -> Tokenizer:
     if config.tokenizer is None:
         return load_tokenizer(files.path, gguf=files.gguf, chat_template_file=template)
     return load_tokenizer(Path(config.tokenizer).expanduser(), chat_template_file=template)
+
+
+def _check_vocabulary(config: ModelConfig, known: int, rows: int) -> None:
+    """A tokenizer that was given may be another model's: ConfigError where the model lacks some of its ids.
+
+    known, rows: tokens of the tokenizer, and of the model. A model's own tokenizer is taken as it is: models are
+    padded, and some lack rows for ids that were added later.
+    """
+    if known > rows and config.tokenizer is not None:
+        raise ConfigError(
+            "tokenizer",
+            f"{config.tokenizer} has {known} tokens, and the model knows {rows}: it is another model's; leave "
+            "--tokenizer away, or give the model's own",
+        )
+    if known > rows or (known < rows and config.tokenizer is not None):
+        log.warning(
+            "the tokenizer has %d tokens and the model %d: requests and answers may hold ids that the other side lacks",
+            known, rows,
+        )  # fmt: skip
 
 
 def _make_core(config: EngineConfig, info: ModelInfo, vocabulary: Vocabulary) -> Core:

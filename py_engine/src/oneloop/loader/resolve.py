@@ -30,6 +30,7 @@ LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_UNWANTED = ("consolidated*.safetensors", "original/*", "*/*.safetensors")
 """Second copies of the weights in their maker's own layout."""
+_EMBEDDED = f"the model that needs no hub is called {DEFAULT_MODEL}"
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "additional_chat_templates/*")
 
 
@@ -63,9 +64,13 @@ def resolve_model(
     no weight files and looks at none; else their headers hold every tensor of the model in its shape. ModelError says
     what is missing or malformed and what to do; ConfigError that the files are of another load_format.
     """
-    if model == DEFAULT_MODEL:  # whatever lies in the working directory; ./smollm2 is a folder of that name
-        return replace(_file_source(fetch_embedded(progress=progress), load_format), generation=GENERATION)
     path = Path(model).expanduser()
+    # By its own name whatever lies in the working directory; ./smollm2 is a folder of that name.
+    is_embedded = model == DEFAULT_MODEL or (model.lower() == DEFAULT_MODEL and not path.exists())
+    if revision is not None and (is_embedded or path.exists()):
+        raise ConfigError("revision", f"is of hub models, and {model} is none; leave --revision away")
+    if is_embedded:
+        return replace(_file_source(fetch_embedded(progress=progress), load_format), generation=GENERATION)
     if path.is_dir():
         return _folder_source(path, load_format)
     if path.is_file():
@@ -76,7 +81,7 @@ def resolve_model(
         or path.suffix == ".gguf"
         or not _HUB_ID.fullmatch(model)
     ):
-        raise ModelError(model, "no such file or folder (and no hub id)")
+        raise ModelError(model, f"no such file or folder (and no hub id); {_EMBEDDED}")
     weights = load_format != "dummy"
     return _folder_source(_fetch_from_hub(model, revision, weights=weights), load_format)
 
@@ -133,7 +138,9 @@ def _fetch_from_hub(model: str, revision: str | None, *, weights: bool) -> Path:
     except LocalEntryNotFoundError as error:
         raise ModelError(
             model,
-            "is no file or folder here, and the hub cannot be reached; give a local folder or GGUF file",
+            f"is no file or folder here, and the hub cannot be reached; give a local folder or GGUF file; {_EMBEDDED}",
         ) from error
     except (HfHubHTTPError, OSError, ValueError) as error:
-        raise ModelError(model, f"is no file or folder here, and the hub did not give it: {error}") from error
+        raise ModelError(
+            model, f"is no file or folder here, and the hub did not give it: {error}; {_EMBEDDED}"
+        ) from error

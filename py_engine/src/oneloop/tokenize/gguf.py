@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from oneloop.formats.gguf_metadata import GgufMetadata
+    from oneloop.tokenize.template_files import TemplateSource
 
 _TOKENS = "tokenizer.ggml.tokens"
 _TYPES = "tokenizer.ggml.token_type"
@@ -58,8 +59,8 @@ class _Vocab:
         return [int(i) for i in np.flatnonzero(np.isin(self.types, kinds))]
 
 
-def gguf_tokenizer(metadata: GgufMetadata, *, chat_template: str | None = None) -> Tokenizer:
-    """Build the tokenizer, with the file's chat template or the source given instead.
+def gguf_tokenizer(metadata: GgufMetadata, *, chat_template: TemplateSource | None = None) -> Tokenizer:
+    """Build the tokenizer, with the file's chat template or the one given instead.
 
     ModelError names the key that is missing, malformed or not supported.
     """
@@ -98,11 +99,11 @@ def gguf_tokenizer(metadata: GgufMetadata, *, chat_template: str | None = None) 
 
 
 def _chat_template(
-    metadata: GgufMetadata, special_tokens: dict[str, str], override: str | None
+    metadata: GgufMetadata, special_tokens: dict[str, str], override: TemplateSource | None
 ) -> ChatTemplate | None:
     """The template that was given, else the file's (and its variant for tools)."""
     if override is not None:
-        return ChatTemplate(override, file="chat_template", special_tokens=special_tokens)
+        return ChatTemplate(override.source, file=str(override.file), special_tokens=special_tokens)
     if _TEMPLATE not in metadata:
         return None
     tool_key = f"{_TEMPLATE}.tool_use"

@@ -12,7 +12,7 @@ from oneloop.errors import ModelError
 from oneloop.formats.generation import hf_generation_defaults
 from oneloop.formats.json_file import read_json_object
 from oneloop.tokenize.pieces import PieceRule, piece_rule
-from oneloop.tokenize.template_files import read_templates
+from oneloop.tokenize.template_files import TemplateSource, read_templates
 from oneloop.tokenize.templates import ChatTemplate
 from oneloop.tokenize.tokenizer import Tokenizer, TokenizerInfo
 from oneloop_core import Vocabulary
@@ -27,10 +27,10 @@ _MAX_IDS = 1 << 24
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-def hf_tokenizer(folder: Path, *, chat_template: str | None = None) -> Tokenizer:
+def hf_tokenizer(folder: Path, *, chat_template: TemplateSource | None = None) -> Tokenizer:
     """The folder's tokenizer and its chat template; end tokens are those of generation_config.json too.
 
-    chat_template: source that replaces the folder's own. ModelError names the file that is missing or malformed.
+    chat_template: replaces the folder's own. ModelError names the file that is missing or malformed.
     """
     config = _read_optional(folder / "tokenizer_config.json")
     backend = _read_backend(folder)
@@ -179,11 +179,12 @@ def _eos_token_ids(folder: Path, eos_token_id: int | None) -> tuple[int, ...]:
 
 
 def _chat_template(
-    folder: Path, config: Mapping[str, Any], special_tokens: Mapping[str, str], override: str | None
+    folder: Path,
+    config: Mapping[str, Any],
+    special_tokens: Mapping[str, str],
+    override: TemplateSource | None,
 ) -> ChatTemplate | None:
-    if override is not None:
-        return ChatTemplate(override, file="chat_template", special_tokens=special_tokens)
-    found = read_templates(folder, config)
+    found = override or read_templates(folder, config)
     if found is None:
         return None
     return ChatTemplate(

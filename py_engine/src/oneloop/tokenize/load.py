@@ -8,7 +8,7 @@ from oneloop.errors import ModelError
 from oneloop.formats.gguf import GgufFile, read_gguf
 from oneloop.tokenize.gguf import gguf_tokenizer
 from oneloop.tokenize.hf import hf_tokenizer
-from oneloop.tokenize.template_files import read_template_file
+from oneloop.tokenize.template_files import TemplateSource, read_template_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +24,9 @@ def load_tokenizer(
     gguf: the file's header where it was read before. chat_template_file: replaces the model's own template.
     ModelError names the file and key that is missing, malformed or not supported.
     """
-    override = read_template_file(chat_template_file) if chat_template_file is not None else None
+    override = None
+    if chat_template_file is not None:
+        override = TemplateSource(chat_template_file, read_template_file(chat_template_file))
     if path.is_dir():
         return hf_tokenizer(path, chat_template=override)
     if path.name == "tokenizer.json":

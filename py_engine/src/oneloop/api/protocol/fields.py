@@ -68,6 +68,8 @@ class Fields:
         value = self.given(key)
         if type(value) is float and value.is_integer() and abs(value) < _EXACT_FLOAT:
             return int(value)
+        if type(value) is float and value.is_integer():
+            raise self.refuse(key, f"must be an integer of at most 64 bits, without exponent; got {shown(value)}")
         if value is not None and type(value) is not int:
             raise self.refuse(key, f"must be an integer, got {shown(value)}")
         return value
@@ -119,7 +121,10 @@ def shown(value: object) -> str:
         return repr(value)
     if isinstance(value, str):
         return f"'{value[:40]}…'" if len(value) > 40 else f"'{value}'"
-    return "an object" if isinstance(value, dict) else "a list"
+    kind = "object" if isinstance(value, dict) else "list"
+    if not value:
+        return f"an empty {kind}"
+    return "an object" if kind == "object" else "a list"
 
 
 def integer_list(name: str, values: list[Any]) -> list[int]:
