@@ -155,6 +155,10 @@ class SchedulerConfig(_Settings):
     max_num_queued_reqs: int = setting(
         4096, "waiting sequences beyond which new requests get 503 with Retry-After", minimum=1
     )
+    record_trace: str | None = setting(
+        None,
+        "file for a schedule trace, to be run again with `oneloop replay`; it holds no text; an older one is replaced",
+    )
     step_timeout_s: float = setting(
         300.0, "seconds after which a step that does not complete ends the engine", minimum=0.001
     )

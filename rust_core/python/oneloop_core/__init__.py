@@ -21,6 +21,10 @@ from oneloop_core._core import (
     Stats,
     StreamDecoder,
     StreamRelay,
+    TraceDifference,
+    TraceError,
+    TraceReplay,
+    TraceWriter,
     Vocabulary,
     __version__,
 )
@@ -48,6 +52,10 @@ __all__ = [
     "Stats",
     "StreamDecoder",
     "StreamRelay",
+    "TraceDifference",
+    "TraceError",
+    "TraceReplay",
+    "TraceWriter",
     "Vocabulary",
     "__version__",
 ]

@@ -141,6 +141,8 @@ class AsyncEngine:
             await asyncio.wait([self._task])
         if self._assembly is not None:
             self._assembly.intake.close()
+            if self._assembly.trace is not None:
+                await in_daemon_thread(self._assembly.trace.close, "oneloop-trace-close")
         await in_daemon_thread(self._executor.shutdown, "oneloop-shutdown")
 
     async def __aenter__(self) -> Self:

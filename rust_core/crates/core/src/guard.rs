@@ -33,7 +33,7 @@ impl Inbox {
 }
 
 /// The result of `call`, or the message of its panic.
-fn caught<T>(call: impl FnOnce() -> T) -> Result<T, String> {
+pub(crate) fn caught<T>(call: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(call)).map_err(|payload| message(payload.as_ref()))
 }
 

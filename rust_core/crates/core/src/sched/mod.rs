@@ -20,5 +20,5 @@ mod slots;
 mod state;
 mod waiters;
 
-pub(crate) use request::{RequestSpec, Sampling, Stopping};
+pub(crate) use request::{RequestSpec, Sampling, Stopping, mix};
 pub(crate) use state::Scheduler;

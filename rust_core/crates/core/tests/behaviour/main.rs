@@ -15,6 +15,7 @@ mod shared;
 mod starvation;
 mod stops;
 mod support;
+mod trace;
 
 use oneloop_core::{CoreConfig, SubmitRequest};
 
