@@ -197,6 +197,9 @@ class ServerConfig(_Settings):
     write_timeout_s: float = setting(
         60.0, "a client that reads nothing for so long is cut off", minimum=0.001
     )
+    enable_debug_endpoints: bool = setting(
+        False, "serve /debug/scheduler (live view: JSON, or a page for browsers) and /debug/stacks"
+    )
     shutdown_timeout: float = setting(5.0, "seconds that running requests get after SIGTERM", minimum=0)
 
     def __post_init__(self) -> None:

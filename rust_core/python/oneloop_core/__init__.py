@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from oneloop_core import snapshot
 from oneloop_core._core import (
     BUILD_PROFILE,
     MAX_LOGPROBS,
@@ -58,4 +59,5 @@ __all__ = [
     "TraceWriter",
     "Vocabulary",
     "__version__",
+    "snapshot",
 ]

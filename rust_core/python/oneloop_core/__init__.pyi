@@ -6,6 +6,9 @@ from typing import Final, Literal, final
 
 from typing_extensions import Buffer
 
+from oneloop_core import snapshot as snapshot
+from oneloop_core.snapshot import Snapshot
+
 __all__ = [
     "BUILD_PROFILE",
     "MAX_LOGPROBS",
@@ -32,6 +35,7 @@ __all__ = [
     "TraceWriter",
     "Vocabulary",
     "__version__",
+    "snapshot",
 ]
 
 __version__: Final[str]
@@ -340,6 +344,12 @@ class Core:
     def has_work(self) -> bool:
         """Whether anything is queued, waiting, running or in flight."""
     def stats(self) -> Stats: ...
+    def snapshot(self, max_sequences: int = 100, max_letters: int = 1024) -> Snapshot:
+        """What runs, what waits and why, the last steps and the blocks, for a person to look at.
+
+        At most max_sequences running and as many waiting sequences, and max_letters letters of the map: the time it
+        takes is bounded by these and the length of the queue.
+        """
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks. False (and nothing done) while blocks are referenced."""
     def record_trace(self, path: str | Path) -> TraceWriter:

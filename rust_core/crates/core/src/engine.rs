@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::inbox::{Inbox, Posted};
 use crate::kv::{PrefixHasher, random_key};
 use crate::request::SubmitRequest;
-use crate::sched::Scheduler;
+use crate::sched::{Scheduler, Snapshot};
 use crate::text::Vocabulary;
 use crate::trace::{Call, Recorder, TraceQueue};
 
@@ -181,6 +181,13 @@ impl Core {
             num_aborted: counters.num_aborted,
             num_errored: counters.num_errored,
         }
+    }
+
+    /// What runs, what waits and why, the last steps and the blocks; `stats` has the totals.
+    ///
+    /// At most `max_sequences` running and as many waiting sequences, and about `max_letters` letters of the map.
+    pub fn snapshot(&self, max_sequences: usize, max_letters: u32) -> Snapshot {
+        self.scheduler.snapshot(max_sequences, max_letters)
     }
 
     /// Waiting sequences that wait for a prefix which a running one is about to compute.

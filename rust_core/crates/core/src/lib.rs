@@ -24,6 +24,7 @@ pub use engine::{Core, Stats};
 pub use error::Error;
 pub use inbox::Inbox;
 pub use request::SubmitRequest;
+pub use sched::{RunningSequence, Snapshot, StepSummary, WaitingSequence, WaitsFor};
 pub use trace::{
     Admission, Batch, Difference, Event, Outcome, Replay, ReplaySummary, Step, Submission,
     TraceEncoder, TraceEnd, TraceError, TraceQueue,

@@ -12,6 +12,7 @@ use crate::config::CoreConfig;
 use crate::deltas::Deltas;
 use crate::error::{refuse, to_py};
 use crate::slab::{SlabBuffer, SlabLayout};
+use crate::snapshot::Snapshot;
 use crate::token_ids::token_ids;
 use crate::trace::TraceWriter;
 use crate::vocab::Vocabulary;
@@ -204,6 +205,19 @@ impl Core {
     /// A snapshot of gauges and counters.
     fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
         self.with_core(py, |core| Ok(core.stats().into()))
+    }
+
+    /// What runs, what waits and why, the last steps and the blocks.
+    #[pyo3(signature = (max_sequences = 100, max_letters = 1024))]
+    fn snapshot(
+        &self,
+        py: Python<'_>,
+        max_sequences: usize,
+        max_letters: u32,
+    ) -> PyResult<Snapshot> {
+        self.with_core(py, |core| {
+            Ok(core.snapshot(max_sequences, max_letters).into())
+        })
     }
 
     /// Forget all cached blocks. False (and nothing done) while blocks are referenced.

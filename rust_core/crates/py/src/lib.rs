@@ -8,6 +8,7 @@ mod descriptor;
 mod error;
 mod relay;
 mod slab;
+mod snapshot;
 mod token_ids;
 mod trace;
 mod vocab;

@@ -55,6 +55,7 @@ impl Scheduler {
             _ => self
                 .in_flight
                 .pop_front()
+                .inspect(|step| self.recent.end(step.step_id))
                 .ok_or_else(|| Error::Slab(format!("step {step_id} is not in flight"))),
         }
     }

@@ -8,6 +8,7 @@ use super::request::Request;
 use super::sequence::{Rank, Sequence};
 use super::share::Candidate;
 use super::slots::Slots;
+use super::snapshot::RecentSteps;
 use super::waiters::Waiters;
 use crate::batch::SlabLayout;
 use crate::config::CoreConfig;
@@ -126,6 +127,7 @@ pub(crate) struct Scheduler {
     pub(super) counters: Counters,
     pub(super) since_last_step: SinceLastStep,
     pub(super) scratch: Scratch,
+    pub(super) recent: RecentSteps,
     /// What became of the samples of the last commit, where somebody wants to know.
     pub(super) outcomes: Option<Vec<Outcome>>,
 }
@@ -167,6 +169,7 @@ impl Scheduler {
                 block: vec![0; config.block_size as usize],
                 ..Scratch::default()
             },
+            recent: RecentSteps::default(),
             outcomes: None,
             config,
         }

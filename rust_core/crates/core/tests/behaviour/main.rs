@@ -12,6 +12,7 @@ mod prefix;
 mod property;
 mod requests;
 mod shared;
+mod snapshot;
 mod starvation;
 mod stops;
 mod support;
