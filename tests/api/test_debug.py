@@ -96,7 +96,7 @@ async def test_what_runs_and_what_waits(serve: Any) -> None:
     async with served(serve) as server:
         tasks = read_slowly(server, 6, request_id="my-own-name")
         view = await view_when(server, lambda view: view["num_running"] == 4 and view["num_waiting"] == 2)
-        assert [row["request_id"] for row in view["running"]] == ["cmpl-my-own-name"] * 4
+        assert [row["request_id"] for row in view["running"]] == ["my-own-name"] * 4
         assert sorted(row["slot"] for row in view["running"]) == [0, 1, 2, 3]
         assert all(row["num_prompt_tokens"] == 6 and row["max_tokens"] == 4000 for row in view["running"])
         assert all(row["num_owed_tokens"] in (0, 1) and row["age_s"] > 0 for row in view["running"])
