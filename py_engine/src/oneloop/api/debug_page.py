@@ -37,8 +37,8 @@ const name = (row) => (row.request_id ?? "request " + row.request) + "." + row.i
 const why = ({what, of_request, of_index, needed, available}) => ({
   next_step: "the next step",
   results: "its token that is being computed",
-  slots: `${needed} rows of the batch, ${available} are free`,
-  blocks: `${needed} blocks (a margin included), ${available} are free or cached`,
+  slots: `rows of the batch: ${needed} needed, ${available} free`,
+  blocks: `blocks: ${needed} needed (a margin included), ${available} free or cached`,
   prefix: `${needed} blocks that request ${of_request}.${of_index} is about to compute`,
   turn: `its turn, after request ${of_request}`,
 })[what];
