@@ -27,7 +27,6 @@ from oneloop_bench.server import running_server
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-POLL_S = 1.0
 MAX_RATIO = 1.02
 """Of the 99th percentile with somebody looking to that without."""
 LEAD_IN_S = 3.0
@@ -55,14 +54,14 @@ def is_looked_at(now: float, begin: float, window_s: float) -> bool:
     return now >= begin and int((now - begin) / window_s) % 2 == 1
 
 
-def poll(port: int, begin: float, window_s: float) -> None:
-    """Look once a second in the windows for it, until this process is ended."""
+def poll(port: int, begin: float, window_s: float, poll_s: float) -> None:
+    """Look every so often in the windows for it, until this process is ended."""
     while True:
         now = time.perf_counter()
         if is_looked_at(now, begin, window_s):
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/debug/scheduler", timeout=30) as reply:
                 reply.read()
-            time.sleep(POLL_S)
+            time.sleep(poll_s)
         else:
             time.sleep(0.02)
 
@@ -79,7 +78,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         client = TimedClient(server.port, [json.dumps(body).encode()] * options.streams)
         begin = time.perf_counter() + LEAD_IN_S
         command = [sys.executable, "-m", "oneloop_bench.live_view", "--poll", str(server.port)]
-        command += ["--begin", repr(begin), "--window-s", str(options.window_s)]
+        command += [
+            "--begin",
+            repr(begin),
+            "--window-s",
+            str(options.window_s),
+            "--poll-s",
+            str(options.poll_s),
+        ]
         with subprocess.Popen(command) as poller:
             try:
                 client.run()
@@ -124,11 +130,14 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=5.0)
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--window-s", type=float, default=2.0)
+    parser.add_argument(
+        "--poll-s", type=float, default=1.0, help="between two looks; less: what the view costs shows sooner"
+    )
     parser.add_argument("--poll", type=int, metavar="PORT", help="be the one who looks")
     parser.add_argument("--begin", type=float, default=0.0, help="with --poll: when the first window begins")
     options = parser.parse_args()
     if options.poll is not None:
-        poll(options.poll, options.begin, options.window_s)
+        poll(options.poll, options.begin, options.window_s, options.poll_s)
     result = measure(options)
     for name, value in result.items():
         print(f"{name}: {value}")
