@@ -108,9 +108,10 @@ async def test_the_file_holds_no_text_and_is_its_owner_s(tmp_path):
             async for _ in engine.generate(SECRET, params):
                 pass
         contents.append(path.read_bytes())
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        path.chmod(0o644)  # as an older file may be
     assert contents[0] != contents[1]
     assert all(SECRET[start : start + 4].encode() not in contents[0] for start in range(len(SECRET) - 4))
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 async def test_until_and_lines(tmp_path):
@@ -124,6 +125,16 @@ async def test_until_and_lines(tmp_path):
     assert any(line.startswith("submit 1: ") for line in lines)
     silent = replay_trace(tmp_path / "trace", until=20)
     assert silent.replay.num_events == report.replay.num_events
+
+
+async def test_a_long_trace_is_replayed_in_slices(tmp_path, monkeypatch):
+    stats = await record(tmp_path / "trace", 10)
+    monkeypatch.setattr("oneloop.engine.trace._SLICE_STEPS", 7)
+    for until, expected in ((None, stats.num_steps), (20, 20), (21, 21), (10**9, stats.num_steps)):
+        report = replay_trace(tmp_path / "trace", until=until)
+        assert report.is_identical
+        assert report.replay.num_steps == expected
+        assert (report.replay.end is None) == (expected < stats.num_steps)
 
 
 async def test_another_pool_decides_otherwise(tmp_path):

@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 CLOSE_LIMIT_S: Final = 10.0
 """How long close() waits for the disk."""
+_SLICE_STEPS: Final = 2000
 
 
 class TraceRecording:
@@ -89,10 +90,19 @@ def replay_trace(
         raise TraceFileError(f"{path}: {error}") from None
     try:
         if show is None:
-            replay.run(until)
+            _run(replay, until)
         else:
             while (until is None or replay.num_steps < until) and (line := replay.advance()) is not None:
                 show(line)
     except TraceError as error:
         return ReplayReport(replay, str(error))
     return ReplayReport(replay, None)
+
+
+def _run(replay: TraceReplay, until: int | None) -> None:
+    """In slices: between them this thread hears of Ctrl-C."""
+    while until is None or replay.num_steps < until:
+        target = replay.num_steps + _SLICE_STEPS
+        replay.run(target if until is None else min(target, until))
+        if replay.num_steps < target:
+            return

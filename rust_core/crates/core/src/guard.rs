@@ -7,6 +7,7 @@ use crate::engine::Core;
 use crate::error::Error;
 use crate::inbox::Inbox;
 use crate::request::SubmitRequest;
+use crate::sched::Snapshot;
 
 impl Core {
     /// Runs `call`. Should it panic, the core is poisoned and the panic's message comes back as [`Error::Poisoned`].
@@ -22,6 +23,17 @@ impl Core {
                 Err(Error::Poisoned(message))
             }
         }
+    }
+}
+
+impl Core {
+    /// [`Self::snapshot`], where a panic is an error of this call alone: it changes nothing.
+    pub fn snapshot_guarded(
+        &self,
+        max_sequences: usize,
+        max_letters: u32,
+    ) -> Result<Snapshot, Error> {
+        caught(|| self.snapshot(max_sequences, max_letters)).map_err(Error::Snapshot)
     }
 }
 

@@ -215,9 +215,8 @@ impl Core {
         max_sequences: usize,
         max_letters: u32,
     ) -> PyResult<Snapshot> {
-        self.with_core(py, |core| {
-            Ok(core.snapshot(max_sequences, max_letters).into())
-        })
+        let snapshot = py.detach(|| self.lock().snapshot_guarded(max_sequences, max_letters));
+        Ok(snapshot.map_err(to_py)?.into())
     }
 
     /// Forget all cached blocks. False (and nothing done) while blocks are referenced.

@@ -64,7 +64,7 @@ pub(crate) fn to_py(error: Error) -> PyErr {
         Error::Slab(_) => SlabError::new_err(message),
         Error::Audit(_) => AuditError::new_err(message),
         Error::Poisoned(_) => CorePoisonedError::new_err(message),
-        Error::Internal(_) => CoreError::new_err(message),
+        Error::Internal(_) | Error::Snapshot(_) => CoreError::new_err(message),
     }
 }
 

@@ -1,8 +1,8 @@
 //! The schedule trace's files: the writer that a thread runs, and the replay.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{BufReader, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -37,6 +37,10 @@ impl TraceWriter {
             .truncate(true)
             .mode(0o600)
             .open(path)?;
+        // An older file keeps its mode; what is no file (a pipe, a device) is not ours to change.
+        if file.metadata()?.is_file() {
+            file.set_permissions(Permissions::from_mode(0o600))?;
+        }
         let (queue, encoder) = begin()?;
         Ok(Self {
             queue,
@@ -62,9 +66,19 @@ impl TraceWriter {
             let Some(mut sink) = sink else {
                 return (0, 0, Some("the trace is written already".to_owned()));
             };
+            let _refusing = Refusing(&self.queue);
             let problem = sink.run(&self.queue);
             (sink.encoder.num_steps(), sink.num_bytes, problem)
         })
+    }
+}
+
+/// When the writer is done, for whatever reason, nothing more is recorded.
+struct Refusing<'a>(&'a TraceQueue);
+
+impl Drop for Refusing<'_> {
+    fn drop(&mut self) {
+        self.0.refuse();
     }
 }
 
@@ -73,7 +87,6 @@ impl Sink {
         let mut bytes = self.encoder.opening();
         loop {
             if let Err(error) = self.file.write_all(&bytes) {
-                queue.refuse();
                 self.drop_broken_frame();
                 return Some(error.to_string());
             }

@@ -2,7 +2,9 @@
 
 use oneloop_core::{WaitingSequence, WaitsFor};
 
+use crate::property::{Habits, random_config, random_operation};
 use crate::support::driver::Bench;
+use crate::support::rng::Rng;
 use crate::{config, request, tokens};
 
 fn waiting(bench: &Bench) -> Vec<WaitingSequence> {
@@ -201,4 +203,66 @@ fn lists_are_cut() {
         (&handles[..3], &handles[4..7])
     );
     assert!(snapshot.kv_map.len() <= 7);
+}
+
+/// Whatever the state: the letters count what the statistics count, and every reason names somebody who is there.
+#[test]
+fn random_runs_are_shown_as_they_are() {
+    let mut seen = [0; 6];
+    for seed in 1..=30 {
+        let mut rng = Rng(seed);
+        let config = random_config(&mut rng);
+        let mut bench = Bench::new(config.clone());
+        bench.audited = false;
+        let habits = Habits {
+            max_live: 40,
+            steps_per_failure: 50,
+        };
+        for _ in 0..600 {
+            random_operation(&mut rng, &mut bench, &config, habits);
+            bench.core.drain().unwrap();
+            check(&bench, &mut seen);
+        }
+    }
+    assert!(seen.iter().all(|&count| count > 20), "{seen:?}");
+}
+
+fn check(bench: &Bench, seen: &mut [u64; 6]) {
+    let (snapshot, stats) = (bench.core.snapshot(1000, u32::MAX), bench.core.stats());
+    assert_eq!(snapshot.blocks_per_letter, 1);
+    let count = |letters: &[char]| snapshot.kv_map.matches(letters).count() as u64;
+    let counted = [count(&['.']), count(&['c']), count(&['u', 's'])];
+    assert_eq!(
+        counted,
+        [
+            stats.num_free_blocks,
+            stats.num_cached_blocks,
+            stats.num_used_blocks
+        ]
+    );
+    let is_running = |request: u64| snapshot.running.iter().any(|s| s.request == request);
+    let is_waiting = |request: u64| snapshot.waiting.iter().any(|s| s.request == request);
+    for sequence in &snapshot.waiting {
+        let index = match sequence.waits_for {
+            WaitsFor::NextStep => 0,
+            WaitsFor::Results => 1,
+            WaitsFor::Slots { needed, free } => {
+                assert!(needed > free);
+                2
+            }
+            WaitsFor::Blocks { needed, available } => {
+                assert!(needed > available);
+                3
+            }
+            WaitsFor::Prefix { request, .. } => {
+                assert!(is_running(request));
+                4
+            }
+            WaitsFor::Turn { request } => {
+                assert!(is_waiting(request));
+                5
+            }
+        };
+        seen[index] += 1;
+    }
 }
