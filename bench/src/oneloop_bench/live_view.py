@@ -10,17 +10,16 @@ bootstrap over the pairs). An interval that reaches beyond the limit has not sho
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import time
 import urllib.request
-from array import array
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from oneloop_bench.host_load import Client
+from oneloop_bench.load.closed_loop import closed_loop
+from oneloop_bench.load.workload import Session, Turn
 from oneloop_bench.report import print_result
 from oneloop_bench.server import running_server
 
@@ -32,21 +31,6 @@ MAX_RATIO = 1.02
 LEAD_IN_S = 3.0
 """Until every stream runs."""
 NUM_RESAMPLES = 4000
-
-
-class TimedClient(Client):
-    """Notes when each gap between tokens ended, on the machine's monotonic clock."""
-
-    def __init__(self, port: int, bodies: Sequence[bytes]) -> None:
-        super().__init__(port, bodies, len(bodies))
-        self.times = array("d")
-        self.gaps = self._records.gaps = array("d")  # type: ignore[assignment]  # as a list, in a quarter of the memory
-
-    def _read(self, connection: Any) -> bool:
-        num_before = len(self.gaps)
-        ended = super()._read(connection)
-        self.times.extend([connection.last] * (len(self.gaps) - num_before))
-        return ended
 
 
 def is_looked_at(now: float, begin: float, window_s: float) -> bool:
@@ -69,13 +53,12 @@ def poll(port: int, begin: float, window_s: float, poll_s: float) -> None:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Percentiles of both kinds of windows in ms, and the ratio with its interval."""
     num_tokens = int((options.seconds + LEAD_IN_S) * 1e3 / options.step_ms)
-    body = {"prompt": "x" * 32, "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
+    sessions = [Session([Turn("x" * 32, output_len=num_tokens)]) for _ in range(options.streams)]
     arguments = ["--executor", "null", "--null-step-ms", str(options.step_ms), "--enable-debug-endpoints"]
     arguments += ["--max-num-seqs", str(options.streams), "--max-model-len", str(num_tokens + 64)]
     arguments += ["--num-gpu-blocks-override", str(options.streams * (num_tokens // 16 + 8))]
     with running_server(*arguments, model="null") as server:
         server.wait_ready()
-        client = TimedClient(server.port, [json.dumps(body).encode()] * options.streams)
         begin = time.perf_counter() + LEAD_IN_S
         command = [sys.executable, "-m", "oneloop_bench.live_view", "--poll", str(server.port)]
         command += [
@@ -88,10 +71,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         ]
         with subprocess.Popen(command) as poller:
             try:
-                client.run()
+                outcome = closed_loop(server.port, "null", sessions, options.streams)
             finally:
                 poller.terminate()
-    return compare(np.array(client.times), np.array(client.gaps), begin, options.window_s)
+    streams = [np.array(record.times) for record in outcome.records]
+    times = np.concatenate([stream[1:] for stream in streams])
+    gaps = np.concatenate([np.diff(stream) for stream in streams])
+    return compare(times, gaps, begin, options.window_s)
 
 
 def compare(

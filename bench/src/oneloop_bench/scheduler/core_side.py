@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from time import perf_counter, thread_time_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -128,7 +128,11 @@ class RequestSlab:
         rows = slice(views.header().num_rows)
         requests = self._request[views.row_slot[rows]]
         order = np.argsort(requests)
-        columns = (requests, views.row_num_computed[rows], views.row_num_scheduled[rows])
+        columns: tuple[NDArray[Any], ...] = (
+            requests,
+            views.row_num_computed[rows],
+            views.row_num_scheduled[rows],
+        )
         num_values = VALUES_PER_ROW * len(requests)
         for place_in_row, column in enumerate(columns):
             out[place_in_row:num_values:VALUES_PER_ROW] = column[order]
