@@ -113,9 +113,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--streams", type=int, default=256)
-    parser.add_argument("--step-ms", type=float, default=5.0)
-    parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--window-s", type=float, default=2.0)
+    parser.add_argument("--step-ms", type=float, default=20.0)
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--window-s", type=float, default=1.0)
     parser.add_argument(
         "--poll-s", type=float, default=1.0, help="between two looks; less: what the view costs shows sooner"
     )
