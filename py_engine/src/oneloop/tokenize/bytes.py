@@ -38,8 +38,6 @@ def byte_tokenizer(*, chat_template: TemplateSource | None = None) -> Tokenizer:
         special_ids=frozenset(special_ids),
         eos_token_ids=(257,),
         special_tokens=special_tokens,
-        chat_template=ChatTemplate(
-            template.source, file=str(template.file), special_tokens=special_tokens
-        ),
+        chat_template=ChatTemplate(template.source, file=str(template.file), special_tokens=special_tokens),
     )
     return Tokenizer(backend, info)
