@@ -50,6 +50,7 @@ DENSE = {
     "two widths": DensePlan((16, 8), 3),
     "three widths": DensePlan((64, 32, 16), 4),
     "few chunks": DensePlan((128,), 3),
+    "64 rows": DensePlan((32, 8), 6, block_m=64),
 }
 FUSIONS = {
     "plain": {},

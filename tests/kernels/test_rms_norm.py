@@ -73,3 +73,11 @@ def test_large_and_tiny_values(rms_norm, inputs, kernel_dtype):
     for factor in (3000.0, 1e-4, 0.0):
         x = inputs.normal(3, 64, dtype=kernel_dtype) * factor
         assert_close(rms_norm(x, weight, EPS), expected_norm(x, weight), kind="elementwise")
+
+
+def test_rows_are_taken_together_only_where_no_multiprocessor_goes_without():
+    from oneloop_kernels.ops.rms_norm.triton import rows_of_a_program
+
+    assert [rows_of_a_program(n, 1024, 132) for n in (1, 64, 263, 264, 512, 9999)] == [1, 1, 1, 2, 2, 2]
+    assert [rows_of_a_program(n, 128, 132) for n in (64, 300, 1000, 2112, 99999)] == [1, 2, 4, 16, 16]
+    assert rows_of_a_program(99999, 4096, 132) == 1

@@ -2,7 +2,6 @@
 
 from typing import Literal
 
-from oneloop_core import snapshot
 from oneloop_core._core import (
     BUILD_PROFILE,
     MAX_LOGPROBS,
@@ -22,10 +21,6 @@ from oneloop_core._core import (
     Stats,
     StreamDecoder,
     StreamRelay,
-    TraceDifference,
-    TraceError,
-    TraceReplay,
-    TraceWriter,
     Vocabulary,
     __version__,
 )
@@ -53,11 +48,6 @@ __all__ = [
     "Stats",
     "StreamDecoder",
     "StreamRelay",
-    "TraceDifference",
-    "TraceError",
-    "TraceReplay",
-    "TraceWriter",
     "Vocabulary",
     "__version__",
-    "snapshot",
 ]

@@ -26,7 +26,6 @@ from oneloop_kernels.ops.linear.gpu import many_rows
 from oneloop_kernels.ops.linear.launches import planned
 from oneloop_kernels.ops.linear.plans import (
     DENSE_BLOCK_K,
-    DENSE_BLOCK_M,
     DensePlan,
     FewRowsPlan,
     StreamPlan,
@@ -301,14 +300,15 @@ def streaming_plans(one: Map, num_tokens: int) -> Iterator[StreamPlan]:
 def dense_plans(one: Map, num_tokens: int) -> Iterator[DensePlan]:
     """Chunks of which every multiprocessor has the same number, and a few round ones; all of shared memory."""
     halves = 2 if one.gated else 1
-    most = SMS // -(-num_tokens // DENSE_BLOCK_M)
+    block_m = 64 if num_tokens <= 64 else 128
+    most = SMS // -(-num_tokens // block_m)
     sizes = {-(-one.result_size // (most * each)) for each in range(1, 9)} | {64, 128}
     chosen = {widths for size in sizes if (widths := widths_of(size, WIDEST_PRODUCT // halves)) is not None}
     for widths in sorted(chosen, reverse=True):
-        stage_bytes = 2 * (halves * sum(widths) + DENSE_BLOCK_M) * DENSE_BLOCK_K
-        stages = min(12, (MAX_SHARED_BYTES - DENSE_BLOCK_M * max(widths)) // stage_bytes)
+        stage_bytes = 2 * (halves * sum(widths) + block_m) * DENSE_BLOCK_K
+        stages = min(12, (MAX_SHARED_BYTES - block_m * max(widths)) // stage_bytes)
         if stages >= 3:
-            yield DensePlan(widths, stages)
+            yield DensePlan(widths, stages, block_m)
 
 
 def widths_of(size: int, most: int) -> tuple[int, ...] | None:

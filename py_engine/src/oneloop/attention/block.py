@@ -70,8 +70,11 @@ class AttentionBlock:
     ) -> None:
         """x += attention(norm(x)), in place; rows of padding get garbage. x: [≥ num_tokens, hidden_size] contiguous."""
         cache = kv.layers[self._index]
-        qkv = self.qkv(x, norm=norm).contiguous().view(x.shape[0], -1, self._head_dim)
-        self._ops.rotate_and_store(qkv, rotary, self._norms, cache, metadata.slots)
+        around = (rotary, self._norms, cache, metadata.slots)
+        qkv = self._ops.project_and_store(self.qkv.call(x, norm=norm), *around)
+        if qkv is None:
+            qkv = self.qkv(x, norm=norm).contiguous().view(x.shape[0], -1, self._head_dim)
+            self._ops.rotate_and_store(qkv, *around)
         attended = torch.empty(x.shape[0], self._num_heads * self._head_dim, dtype=x.dtype, device=x.device)
         metadata.plan.run(qkv, cache, attended)
         self.output(attended, residual=x)

@@ -54,16 +54,25 @@ class Linear:
         silu(gate) · up, [num_tokens, out_size / 2]. residual: contiguous; the result is added into it, and it is
         returned.
         """
-        return self._compute(
-            LinearCall(
-                x,
-                self.weight,
-                self.bias,
-                norm=None if norm is None else norm.norm,
-                gated=gated,
-                residual=residual,
-                tickets=self._tickets,
-            )
+        return self._compute(self.call(x, norm=norm, gated=gated, residual=residual))
+
+    def call(
+        self,
+        x: torch.Tensor,
+        *,
+        norm: RMSNorm | None = None,
+        gated: bool = False,
+        residual: torch.Tensor | None = None,
+    ) -> LinearCall:
+        """As __call__, for who computes it together with something else."""
+        return LinearCall(
+            x,
+            self.weight,
+            self.bias,
+            norm=None if norm is None else norm.norm,
+            gated=gated,
+            residual=residual,
+            tickets=self._tickets,
         )
 
     def weight_targets(self) -> dict[str, torch.Tensor]:

@@ -8,9 +8,7 @@ mod descriptor;
 mod error;
 mod relay;
 mod slab;
-mod snapshot;
 mod token_ids;
-mod trace;
 mod vocab;
 mod watcher;
 
@@ -24,14 +22,12 @@ mod _core {
     use crate::deltas::{Delta, Deltas};
     #[pymodule_export]
     use crate::error::{
-        AuditError, ConfigError, CoreError, CorePoisonedError, RequestError, SlabError, TraceError,
+        AuditError, ConfigError, CoreError, CorePoisonedError, RequestError, SlabError,
     };
     #[pymodule_export]
     use crate::relay::StreamRelay;
     #[pymodule_export]
     use crate::slab::{Field, SlabLayout};
-    #[pymodule_export]
-    use crate::trace::{TraceDifference, TraceReplay, TraceWriter};
     #[pymodule_export]
     use crate::vocab::{StreamDecoder, Vocabulary};
     #[pymodule_export]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from oneloop_kernels.launch import pdl_options
-from oneloop_kernels.ops.linear.plans import DENSE_BLOCK_K, DENSE_BLOCK_M, DensePlan, StreamPlan
+from oneloop_kernels.ops.linear.plans import DENSE_BLOCK_K, DensePlan, StreamPlan
 from oneloop_kernels.ops.linear.triton.few_rows import few_rows_kernel
 from oneloop_kernels.ops.rms_norm.triton import rms_norm
 
@@ -23,8 +23,8 @@ _WARPS_OF_TWO = 4
 _SHARED_REGISTERS = 128
 """With so many warps that multiply, and as many that do not, two programs of so many registers per thread share a
 multiprocessor. Those that multiply get what the others give back."""
-_DENSE_WARPS = 8
-"""Two warpgroups: 64 rows of a tile each."""
+ROWS_OF_A_WARP = 16
+"""Of the dense kernel: four warps together have the rows of a matrix product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def few_rows(plan: FewRowsPlan, call: LinearCall) -> Launch:
     the root of the squares, can pass that type's range.
     """
     if plan.use_dot and call.x.dtype is torch.float16:
-        call = _normed(call)
+        call = normed(call)
     x, weight, norm = call.x, call.weight, call.norm
     num_tokens, in_size = x.shape
     out_size, out = call.out_size, _result(call)
@@ -114,7 +114,7 @@ def stream(plan: StreamPlan, call: LinearCall) -> Launch:
     """
     from oneloop_kernels.ops.linear.triton.stream import stream_kernel
 
-    call = _normed(call)
+    call = normed(call)
     num_tokens, in_size = call.x.shape
     block_m, num_tiles = plan.block_m(num_tokens), plan.num_tiles(num_tokens, call.out_size)
     programs = plan.grid(call.x.device, num_tiles, -(-in_size // plan.block_k))
@@ -136,8 +136,8 @@ def stream(plan: StreamPlan, call: LinearCall) -> Launch:
     }
     x, device = call.x, call.x.device
     arguments = (
-        _tensor_map(x, block_m, plan.block_k),
-        _tensor_map(call.weight, plan.block_n, plan.block_k),
+        tensor_map(x, block_m, plan.block_k),
+        tensor_map(call.weight, plan.block_n, plan.block_k),
         x if call.bias is None else call.bias,
         out,
         torch.empty(2 * programs * part_size if cut else 1, dtype=torch.float32, device=device),
@@ -157,11 +157,11 @@ def dense(plan: DensePlan, call: LinearCall) -> Launch:
     """
     from oneloop_kernels.ops.linear.triton.dense import dense_kernel
 
-    call = _normed(call)
+    call = normed(call)
     x, out, widths = call.x, _result(call), plan.three_widths
-    maps = {width: _tensor_map(call.weight, width, DENSE_BLOCK_K) for width in plan.widths}
+    maps = {width: tensor_map(call.weight, width, DENSE_BLOCK_K) for width in plan.widths}
     arguments = (
-        _tensor_map(x, DENSE_BLOCK_M, DENSE_BLOCK_K),
+        tensor_map(x, plan.block_m, DENSE_BLOCK_K),
         *(maps[width or widths[0]] for width in widths),
         x if call.bias is None else call.bias,
         out,
@@ -173,10 +173,10 @@ def dense(plan: DensePlan, call: LinearCall) -> Launch:
     constants: dict[str, object] = {
         **_surroundings(call),
         **dict(zip(("FIRST", "SECOND", "THIRD"), widths, strict=True)),
-        "BLOCK_M": DENSE_BLOCK_M,
+        "BLOCK_M": plan.block_m,
         "BLOCK_K": DENSE_BLOCK_K,
         "STAGES": plan.num_stages,
-        "num_warps": _DENSE_WARPS,
+        "num_warps": plan.block_m // ROWS_OF_A_WARP,
         **pdl_options(x.device),
     }
     grid = plan.grid(x.device, x.shape[0], call.out_size)
@@ -195,7 +195,7 @@ def may_stream(x: torch.Tensor, weight: torch.Tensor) -> bool:
     )
 
 
-def _normed(call: LinearCall) -> LinearCall:
+def normed(call: LinearCall) -> LinearCall:
     """The norm launched at once, where there is one."""
     if call.norm is None:
         return call
@@ -221,7 +221,8 @@ def _check_tickets(call: LinearCall, least: int) -> None:
         raise ValueError(f"tickets: {least} are needed to split sums among programs")
 
 
-def _tensor_map(matrix: torch.Tensor, block_rows: int, block_columns: int) -> object:
+def tensor_map(matrix: torch.Tensor, block_rows: int, block_columns: int) -> object:
+    """For copies of boxes of a matrix."""
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     layout = box_layout(matrix.dtype, block_rows, block_columns)

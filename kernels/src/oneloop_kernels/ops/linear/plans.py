@@ -28,9 +28,8 @@ MAX_REGISTER_ROWS: Final = 2
 MAX_STREAMING_ROWS: Final = 64
 """By the rule, on Hopper: up to here weights stream through shared memory."""
 
-DENSE_BLOCK_M: Final = 128
 DENSE_BLOCK_K: Final = 64
-"""Of `triton.dense`: rows and columns of x in a copy."""
+"""Of `triton.dense`: columns of x in a copy."""
 
 _STAGES_BYTES: Final = 208 << 10
 _MAX_STAGES: Final = 11
@@ -119,11 +118,13 @@ class StreamPlan:
 class DensePlan:
     """Constants of `triton.dense.dense_kernel`, for Hopper.
 
-    widths: of a chunk of results, powers of two, one to three. num_stages: copies under way.
+    widths: of a chunk of results, powers of two, one to three. num_stages: copies under way. block_m: rows of x of a
+    tile, 64 or 128.
     """
 
     widths: tuple[int, ...]
     num_stages: int
+    block_m: int = 128
 
     @property
     def three_widths(self) -> tuple[int, int, int]:
@@ -133,7 +134,7 @@ class DensePlan:
 
     def grid(self, device: torch.device, num_tokens: int, out_size: int) -> int:
         """Programs: each has the same number of tiles, or one less. out_size: of the result."""
-        token_tiles = -(-num_tokens // DENSE_BLOCK_M)
+        token_tiles = -(-num_tokens // self.block_m)
         num_chunks = -(-out_size // sum(self.widths))
         each = -(-num_chunks // max(1, num_sms(device) // token_tiles))
         return token_tiles * -(-num_chunks // each)
@@ -158,7 +159,7 @@ _H200: Final[Mapping[Shape, Choices]] = MappingProxyType(
             (16, StreamPlan(64, 128, 5, programs=128)),
             (32, StreamPlan(64, 128, 8, programs=128)),
             (64, StreamPlan(64, 128, 6, programs=128)),
-            (128, None),
+            (128, DensePlan((32,), 10)),
             (256, DensePlan((64,), 8)),
         ),
         (28672, 4096, True): (
@@ -193,14 +194,13 @@ _H200: Final[Mapping[Shape, Choices]] = MappingProxyType(
             (64, StreamPlan(64, 128, 8, programs=64, most_rows=32)),
             (128, StreamPlan(64, 128, 6, programs=128, most_rows=64)),
             (256, StreamPlan(64, 128, 3, programs=128, most_rows=64)),
-            (512, DensePlan((32,), 10)),
+            (512, DensePlan((64,), 11, block_m=64)),
         ),
         (6144, 1024, True): (
             (8, StreamPlan(64, 128, 6, programs=48)),
             (16, StreamPlan(64, 128, 6, programs=96, most_rows=8)),
-            (32, StreamPlan(64, 128, 5, programs=96, most_rows=16)),
-            (64, StreamPlan(64, 128, 5, programs=96, most_rows=32)),
-            (128, DensePlan((16, 8), 10)),
+            (64, DensePlan((32,), 11, block_m=64)),
+            (128, DensePlan((64,), 9, block_m=64)),
             (256, DensePlan((32, 16), 7)),
             (512, DensePlan((64, 32), 5)),
         ),

@@ -6,10 +6,13 @@ import torch
 import triton
 import triton.language as tl
 
-from oneloop_kernels.launch import pdl_options
+from oneloop_kernels.launch import num_sms, pdl_options
 
 _MIN_TILE = 2048
-"""Elements per program, at least: short rows (a head) are taken together."""
+"""Elements per program, at least: short rows (a head) are taken together, where that leaves no multiprocessor idle."""
+_SPREAD_WARPS = 4
+_SPREAD_BLOCK = 1024
+"""A single row of so many elements is spread over so many warps: then latency is what counts."""
 _ELEMENTS_PER_THREAD = 16
 
 
@@ -74,8 +77,9 @@ def rms_norm(
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if out.numel():
         block = triton.next_power_of_2(x.shape[-1])
-        rows = max(1, _MIN_TILE // block)
-        launch(x, weight, eps, residual, out, rows=rows, num_warps=num_warps(rows * block))
+        rows = rows_of_a_program(out.numel() // x.shape[-1], block, num_sms(x.device))
+        warps = max(num_warps(rows * block), _SPREAD_WARPS if rows == 1 and block >= _SPREAD_BLOCK else 1)
+        launch(x, weight, eps, residual, out, rows=rows, num_warps=warps)
     return out
 
 
@@ -113,6 +117,12 @@ def launch(
         num_warps=num_warps,
         **pdl_options(x.device),
     )
+
+
+def rows_of_a_program(num_rows: int, block: int, sms: int) -> int:
+    """A power of two. block: of elements of a row; sms: multiprocessors."""
+    most = max(1, min(_MIN_TILE // block, num_rows // sms))
+    return 1 << (most.bit_length() - 1)
 
 
 def num_warps(num_elements: int) -> int:

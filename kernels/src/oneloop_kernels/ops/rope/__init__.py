@@ -13,6 +13,8 @@ from oneloop_kernels.registry import Family, Implementation
 if TYPE_CHECKING:
     import torch
 
+    from oneloop_kernels.ops.linear import LinearCall
+
 
 class RotaryStep(NamedTuple):
     """Cosines and sines of a step's angles, in the layout of the implementation that made them."""
@@ -53,6 +55,20 @@ class RopeOps(Protocol):
         """frequencies: radians per position, [head_dim / 2] float32; factor: on cosine and sine; dtype: the model's.
 
         The angle is the float32 product of position and frequency, as Hugging Face computes it.
+        """
+
+    def project_and_store(
+        self,
+        call: LinearCall,
+        rotary: RotaryStep,
+        norms: HeadNorms | None,
+        cache: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> torch.Tensor | None:
+        """The linear map to queries, keys and values, and rotate_and_store in one; None: nothing done, do one by one.
+
+        call: with norm or bias, without gate and residual. Returns [n, num_heads + 2 · num_kv_heads, head_dim], new and
+        contiguous, of which only the queries are defined. The rest as in rotate_and_store.
         """
 
     def rotate_and_store(

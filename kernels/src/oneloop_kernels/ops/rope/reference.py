@@ -14,6 +14,7 @@ from oneloop_kernels.ops.rms_norm.reference import rms_norm
 from oneloop_kernels.ops.rope import RotaryStep
 
 if TYPE_CHECKING:
+    from oneloop_kernels.ops.linear import LinearCall
     from oneloop_kernels.ops.rope import HeadNorms
 
 
@@ -54,6 +55,16 @@ class ReferenceRopeOps:
     def angles(self, frequencies: torch.Tensor, factor: float, dtype: torch.dtype) -> ReferenceAngles:
         """See the contract."""
         return ReferenceAngles(frequencies, factor, dtype)
+
+    def project_and_store(
+        self,
+        call: LinearCall,
+        rotary: RotaryStep,
+        norms: HeadNorms | None,
+        cache: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> None:
+        """See the contract: always one by one."""
 
     def rotate_and_store(
         self,

@@ -14,9 +14,11 @@ import triton
 import triton.language as tl
 
 from oneloop_kernels.launch import pdl_options
+from oneloop_kernels.ops.linear.heads import Surroundings, heads, plan_for
 from oneloop_kernels.ops.rope import RotaryStep
 
 if TYPE_CHECKING:
+    from oneloop_kernels.ops.linear import LinearCall
     from oneloop_kernels.ops.rope import HeadNorms
 
 
@@ -279,6 +281,19 @@ class TritonRopeOps:
     def angles(self, frequencies: torch.Tensor, factor: float, dtype: torch.dtype) -> TritonAngles:
         """See the contract. dtype is not used: cosine and sine stay float32."""
         return TritonAngles(frequencies, factor)
+
+    def project_and_store(
+        self,
+        call: LinearCall,
+        rotary: RotaryStep,
+        norms: HeadNorms | None,
+        cache: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> torch.Tensor | None:
+        """See the contract."""
+        around = Surroundings(rotary, norms, cache, slots)
+        plan = plan_for(call, around)
+        return None if plan is None else heads(plan, call, around).run()
 
     def rotate_and_store(
         self,

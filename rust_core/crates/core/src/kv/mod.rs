@@ -3,7 +3,6 @@
 mod block;
 mod hash;
 mod index;
-mod map;
 mod pool;
 
 pub(crate) use hash::{BlockKey, BuildKeyBits, PrefixHasher};

@@ -1,4 +1,4 @@
-"""A linear map on Hopper for as many rows as keep the tensor cores busy: one warp copies, two warpgroups multiply.
+"""A linear map on Hopper for as many rows as keep the tensor cores busy: one warp copies, four or eight multiply.
 
 A tile is BLOCK_M rows of x times a chunk of results, as wide as leaves all multiprocessors the same number of tiles.
 Shapes are powers of two, so a chunk is up to three of them side by side, each with sums of its own. Programs that
