@@ -1,9 +1,10 @@
-"""Fields that are taken: what they do, and that those without effect are listed."""
+"""Fields that are taken: what they do, and that those without effect are listed; and what refusals say."""
 # ruff: noqa: E501  (tables)
 
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -154,3 +155,21 @@ async def test_detokenize_round_trip(server: Any) -> None:
     tokens = (await server.post("/tokenize", {"prompt": text, "add_special_tokens": False}))[1]["tokens"]
     assert (await server.post("/detokenize", {"tokens": tokens}))[1] == {"prompt": text}
     assert (await server.post("/detokenize", {"tokens": []}))[1] == {"prompt": ""}
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"prompt": []}, "lists of token ids, got an empty list"),
+        ({"seed": 1e23}, "seed must be an integer of at most 64 bits, without exponent; got 1e+23"),
+        ({"seed": 10**23}, "seed must be an integer of at most 64 bits"),
+        (
+            {"max_tokens": 10**6},
+            "context_length_exceeded: this model's maximum context length is 256 tokens; the prompt has 6",
+        ),
+    ],
+)
+async def test_refused_in_words_that_help(server: Any, fields: dict[str, Any], says: str) -> None:
+    status, answer = await server.post_raw(COMPLETIONS, json.dumps({"prompt": "hello", **fields}).encode())
+    assert status == 400
+    assert says in answer["error"]["message"]
