@@ -10,7 +10,6 @@ import socket
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 from oneloop.api.chunks import ChunkEncoder
@@ -19,7 +18,7 @@ from oneloop.config import EngineConfig
 from oneloop.engine.async_engine import AsyncEngine
 from oneloop.engine.stream import RequestStream
 from oneloop.executor.base import ModelInfo
-from oneloop_bench.null_executor import NullExecutor
+from oneloop.executor.null import NullExecutor, Pace, tokens_of_text
 from oneloop_core import Vocabulary
 
 if TYPE_CHECKING:
@@ -62,8 +61,9 @@ class Tokenizer:
 async def served(serve: Any, step_s: float = 0.0, **settings: Any) -> AsyncIterator[Any]:
     """A server over the real engine, whose sequences "sample" TEXT from places of their own."""
     info = ModelInfo(vocab_size=257, max_model_len=8192, num_blocks=4096, block_size=16)
-    executor = NullExecutor(np.frombuffer(TEXT.encode(), np.uint8).astype(np.int32), info, step_s)
-    config = EngineConfig.from_flat({"model": "null", "max_num_seqs": 64})
+    config = EngineConfig.from_flat({"executor": "null", "max_num_seqs": 64})
+    draw = tokens_of_text(list(TEXT.encode()))
+    executor = NullExecutor(config, info=info, draw=draw, pace=Pace(step_s=step_s))
     async with AsyncEngine(config, executor=executor, tokenizer=Tokenizer()) as engine:  # type: ignore[arg-type]
         engine.paused = asyncio.Event()  # as the double's, which `serving` lets go at its end
         async with serve(engine, **settings) as server:
@@ -104,7 +104,7 @@ async def test_a_stream_says_what_the_whole_reply_says(serve: Any, path: str) ->
             usage = json.loads(events[-2])["usage"]
             chunks = [json.loads(event) for event in events[:-2]]
             assert all(("usage" in chunk) for chunk in chunks)
-            # What a sequence says depends on its row, so it is checked by itself, not against another request.
+            # What a sequence says depends on its seed, so it is checked by itself, not against another request.
             for choice in range(body.get("n", 1)):
                 parts = [part for chunk in chunks for part in chunk["choices"] if part["index"] == choice]
                 text = "".join(
@@ -167,7 +167,9 @@ async def test_a_slow_reader_gets_everything_in_order(serve: Any, monkeypatch: p
     async with served(serve, 0.0005) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=4096)
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        writer.write(request({"max_tokens": 4000}))
+        writer.write(
+            request({"max_tokens": 4000, "seed": 0})
+        )  # from the start: no character is cut at its end
         received = b""
         while not received.endswith(b"\r\n0\r\n\r\n"):
             received += await asyncio.wait_for(reader.read(3000), 10)

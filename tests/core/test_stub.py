@@ -26,6 +26,7 @@ def test_error_classes_share_a_base() -> None:
         oneloop_core.SlabError,
         oneloop_core.AuditError,
         oneloop_core.CorePoisonedError,
+        oneloop_core.TraceError,
     ]
     assert all(issubclass(error, oneloop_core.CoreError) for error in errors)
     assert not issubclass(oneloop_core.CoreError, ValueError)

@@ -31,6 +31,19 @@ def test_order_and_clearing(waiting):
     assert not readable(waiting)
 
 
+@pytest.mark.parametrize("use_pipe", [False, True], ids=["eventfd", "pipe"])
+def test_one_at_a_time(use_pipe):
+    waiting = CompletionQueue(use_pipe=use_pipe, one_at_a_time=True)
+    for index in range(3):
+        waiting.put(Completion(index, None))
+    for index in range(3):
+        assert readable(waiting)
+        assert waiting.take() == [Completion(index, None)]
+    assert not readable(waiting)
+    assert waiting.take() == []
+    waiting.close()
+
+
 def test_a_full_pipe_is_no_trouble(waiting):
     for _ in range(70_000):
         waiting.put(Completion(0, None))

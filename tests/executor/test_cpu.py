@@ -10,7 +10,8 @@ import pytest
 from oneloop import AsyncEngine, SamplingParams
 from oneloop.config import EngineConfig
 from oneloop.errors import ConfigError, ModelError
-from oneloop.executor.cpu import SLAB_ALIGNMENT, CpuExecutor, aligned_buffer
+from oneloop.executor.cpu import CpuExecutor
+from oneloop.worker.inputs import SLAB_ALIGNMENT, aligned_buffer
 from oneloop_core import Core, CoreConfig
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)

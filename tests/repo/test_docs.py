@@ -108,3 +108,12 @@ def test_the_readmes_requests_are_those_that_the_small_model_answers() -> None:
     request = json.loads(body)
     assert request["temperature"] == 0
     assert "capital of France" in request["messages"][0]["content"]
+
+
+def test_columns_of_the_schedule_trace_are_the_documented_ones() -> None:
+    source = (ROOT / "rust_core/crates/core/src/trace/columns.rs").read_text()
+    columns = re.findall(r'^    \w+ = "(\w+)" counted by', source, re.MULTILINE)
+    text = (ROOT / "docs/schedule-trace.md").read_text()
+    listed = text.split("header counts: `", 1)[1].split("`", 1)[0]
+    assert columns == re.split(r",\s+", listed)
+    assert set(columns) <= {field.name for field in layout().fields}

@@ -20,9 +20,9 @@ from oneloop import LLM, SamplingParams
 from oneloop.config import EngineConfig
 from oneloop.engine.async_engine import AsyncEngine
 from oneloop.executor.base import ModelInfo
+from oneloop.executor.null import NullExecutor, Pace, tokens_of_text
 from oneloop_bench.load.prompts import named_tokenizer
 from oneloop_bench.micro.core import TEXT
-from oneloop_bench.null_executor import NullExecutor
 from oneloop_bench.report import print_result
 
 if TYPE_CHECKING:
@@ -57,9 +57,7 @@ class Clock:
 
 def make_engine(
     tokenizer: Tokenizer,
-    step_s: float = 0.0,
-    token_s: float = 0.0,
-    row_s: float = 0.0,
+    pace: Pace | None = None,
     *,
     max_num_batched_tokens: int = 8192,
     text: str = TEXT,
@@ -67,8 +65,7 @@ def make_engine(
 ) -> AsyncEngine:
     """An engine over steps that cost nothing, with room for 512 sequences of the workload.
 
-    step_s, token_s, row_s: what a step takes, and what it takes more for each of its tokens and rows. text: what
-    the sequences "sample", each from a place of its own.
+    pace: what a step takes; None: nothing. text: what the sequences "sample", each from a place of its own.
     """
     info = ModelInfo(
         vocab_size=tokenizer.vocab_size,
@@ -77,13 +74,13 @@ def make_engine(
         block_size=BLOCK_SIZE,
     )
     settings = {
-        "model": "null",
+        "executor": "null",
         "max_num_seqs": MAX_NUM_SEQS,
         "max_num_batched_tokens": max_num_batched_tokens,
     }
-    ids = np.array(tokenizer.encode(text), np.int32)
-    executor = NullExecutor(ids, info, step_s, token_s, row_s)
     config = EngineConfig.from_flat(settings)
+    draw = tokens_of_text(tokenizer.encode(text))
+    executor = NullExecutor(config, info=info, draw=draw, pace=pace)
     return AsyncEngine(config, executor=executor, tokenizer=tokenizer, loop_times=loop_times)
 
 

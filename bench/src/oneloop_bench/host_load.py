@@ -26,6 +26,7 @@ import psutil
 from oneloop.engine.event_loop import turn_loop
 from oneloop.engine.interpreter import settle_interpreter
 from oneloop.engine.loop_times import LoopTimes
+from oneloop.executor.null import Pace
 from oneloop_bench.load.closed_loop import closed_loop
 from oneloop_bench.load.datasets import RandomLengths
 from oneloop_bench.load.metrics import Latencies
@@ -133,9 +134,7 @@ def _short(name: str) -> str:
     return re.sub(r'engine="0",?|model_name="[^"]*",?|oneloop:|event_loop_', "", name).replace("{}", "")
 
 
-async def serve(
-    tokenizer: Tokenizer, step_ms: float, token_us: float, row_us: float, times: LoopTimes
-) -> None:
+async def serve(tokenizer: Tokenizer, pace: Pace, times: LoopTimes) -> None:
     """The server, until SIGTERM; prints its port."""
     from oneloop.api.server import run_server
     from oneloop.config import ServerConfig
@@ -147,10 +146,7 @@ async def serve(
     sock.setblocking(False)
     # Each token a chunk: no character is cut.
     text = TEXT.encode("ascii", "ignore").decode()
-    engine = make_engine(
-        tokenizer, step_ms / 1e3, token_us / 1e6, row_us / 1e6,
-        max_num_batched_tokens=2048, text=text, loop_times=times,
-    )  # fmt: skip
+    engine = make_engine(tokenizer, pace, max_num_batched_tokens=2048, text=text, loop_times=times)
     async with engine:
         settle_interpreter()
         print(sock.getsockname()[1], flush=True)
@@ -181,8 +177,10 @@ def main() -> None:
     if options.serve:
         times = LoopTimes()
         with asyncio.Runner(loop_factory=turn_loop(times)) as runner, times.watching_gc():
-            tokenizer = _tokenizer(options)
-            runner.run(serve(tokenizer, options.step_ms, options.token_us, options.row_us, times))
+            pace = Pace(
+                step_s=options.step_ms / 1e3, token_s=options.token_us / 1e6, row_s=options.row_us / 1e6
+            )
+            runner.run(serve(_tokenizer(options), pace, times))
         return
     result = measure(options)
     for name, value in result.items():

@@ -21,18 +21,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from oneloop_bench.null_executor import Slab
 from oneloop_bench.report import print_result
+from oneloop_bench.slab import Slab
 from oneloop_core import Core, CoreConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from oneloop.worker.inputs import SlabViews
 
 NUM_SLABS: Final = 3
 BLOCK_SIZE: Final = 16
 MAX_NUM_SEQS: Final = 512
 STEP_TOKENS: Final = 2048
 MAX_MODEL_LEN: Final = 8192
+TOKEN: Final = 20
+"""What every sequence samples."""
 NETWORK_S: Final = 0.0005
 """Between the host and a client, one way."""
 LAUNCH_S: Final = 0.0004
@@ -59,18 +63,19 @@ class Device:
     overhead_ms: float
     """Per step that holds prompts."""
 
-    def step_s(self, slab: StepSlab) -> float:
+    def step_s(self, views: SlabViews) -> float:
         """Seconds of the step that the slab describes."""
-        num_single = slab.header("num_single")
-        num_scheduled = slab.column("row_num_scheduled", slab.header("num_rows"))
-        num_computed = slab.column("row_num_computed", slab.header("num_rows"))
+        header = views.header()
+        num_single = header.num_single
+        num_scheduled = views.row_num_scheduled[: header.num_rows].astype(np.int64)
+        num_computed = views.row_num_computed[: header.num_rows].astype(np.int64)
         contexts = num_computed[:num_single] + 1
         num_read = int(contexts.sum())
         queries, before = num_scheduled[num_single:], num_computed[num_single:]
         num_pairs = float((queries * (before + queries / 2)).sum())
         fixed_ms = self.overhead_ms if len(queries) else 0.0
         seconds: float = (
-            (self.products_ms(slab.header("num_tokens")) + fixed_ms) / 1e3
+            (self.products_ms(header.num_tokens) + fixed_ms) / 1e3
             + num_read * self.kv_bytes / self.bytes_per_s
             + num_pairs * self.attention_flops / self.flops_per_s
         )
@@ -116,14 +121,6 @@ QWEN_06B: Final = Device(
     flops_per_s=200e12,
     overhead_ms=0.4,
 )
-
-
-class StepSlab(Slab):
-    """A slab whose input part is read too."""
-
-    def column(self, name: str, count: int) -> np.ndarray[Any, Any]:
-        """The first `count` elements of a field, as int64."""
-        return self.view(name)[:count].astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,10 +195,12 @@ class Simulation:
             "hash_key": bytes(16),
         }
         self.core = Core(CoreConfig(**(sizes | dict(settings))))
-        self._slabs = [StepSlab(self.core.layout) for _ in range(NUM_SLABS)]
+        self._slabs = [Slab(self.core.layout) for _ in range(NUM_SLABS)]
+        for slab in self._slabs:
+            slab.views.output_token[:] = TOKEN
         self._host = workload.host or Host(intake_s=0.0, delivery_s=0.0)
         self._turn = 0
-        self._in_flight: deque[tuple[int, StepSlab]] = deque()
+        self._in_flight: deque[tuple[int, Slab]] = deque()
         self._device_free = 0.0
         self._host_free = 0.0
         self._arrivals: list[float] = []
@@ -264,16 +263,15 @@ class Simulation:
                 return
             self._turn = (self._turn + 1) % NUM_SLABS
             self._host_free += LAUNCH_S
-            seconds = self.workload.device.step_s(slab)
+            seconds = self.workload.device.step_s(slab.views)
             begin = max(self._host_free, self._device_free)
             self._device_free = begin + seconds
             self._in_flight.append((step_id, slab))
             self._completions.append(self._device_free)
-            self.steps.append((seconds, slab.header("num_tokens")))
+            self.steps.append((seconds, slab.views.header().num_tokens))
 
     def _complete(self) -> None:
         step_id, slab = self._in_flight.popleft()
-        slab.execute(np.full(1, 20, np.int32))
         deltas = self.core.commit(step_id, slab.buffer)
         self._launch()
         for delta in deltas:

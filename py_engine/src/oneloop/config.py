@@ -21,6 +21,8 @@ DtypeName = Literal["float32", "bfloat16", "float16"]
 DtypeSetting = Literal["auto", DtypeName]
 DEFAULT_MODEL = "smollm2"
 """Name of the embedded chat model (SmolLM2-135M-Instruct), fetched once into the cache folder."""
+NULL_MODEL = "null"
+"""What the null executor serves where no model is named: no files, bytes are tokens."""
 
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
@@ -48,7 +50,7 @@ def setting(default: Any, help_text: str, **extra: Any) -> Any:
     """A dataclass field with the metadata that the command line and the checks are made from.
 
     extra: minimum and maximum (of a number), flags (more names on the command line), environment (a variable that gives
-    it where the command line does not), parse ("bytes": sizes like 512M, as text too).
+    it where the command line does not), parse ("bytes": sizes like 512M, as text too), hidden (not in the help).
     """
     return field(default=default, metadata={"help": help_text, **extra})
 
@@ -153,6 +155,10 @@ class SchedulerConfig(_Settings):
     max_num_queued_reqs: int = setting(
         4096, "waiting sequences beyond which new requests get 503 with Retry-After", minimum=1
     )
+    record_trace: str | None = setting(
+        None,
+        "file for a schedule trace, to be run again with `oneloop replay`; it holds no text; an older one is replaced",
+    )
     step_timeout_s: float = setting(
         300.0, "seconds after which a step that does not complete ends the engine", minimum=0.001
     )
@@ -166,6 +172,12 @@ class WorkerConfig(_Settings):
         "auto", "where the model runs; auto: a GPU where there is one"
     )
     enforce_eager: bool = setting(False, "launch every kernel by itself instead of replaying CUDA graphs")
+    executor: Literal["auto", "null"] = setting(
+        "auto", "what runs the steps; null: pseudo-random tokens, no model", hidden=True
+    )
+    null_step_ms: float = setting(
+        0.0, "what a step of the null executor takes", minimum=0, maximum=20, hidden=True
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +196,9 @@ class ServerConfig(_Settings):
     max_sequences_per_request: int = setting(128, "prompts x n that one request may ask for", minimum=1)
     write_timeout_s: float = setting(
         60.0, "a client that reads nothing for so long is cut off", minimum=0.001
+    )
+    enable_debug_endpoints: bool = setting(
+        False, "serve /debug/scheduler (live view: JSON, or a page for browsers) and /debug/stacks"
     )
     shutdown_timeout: float = setting(5.0, "seconds that running requests get after SIGTERM", minimum=0)
 
@@ -230,7 +245,12 @@ class EngineConfig:
 
     @classmethod
     def from_flat(cls, values: Mapping[str, Any]) -> EngineConfig:
-        """Sort flat names into the groups. ConfigError for a name that no group has, and for bad values."""
+        """Sort flat names into the groups. ConfigError for a name that no group has, and for bad values.
+
+        The null executor serves no model unless one is named.
+        """
+        if values.get("executor") == "null":
+            values = {"model": NULL_MODEL, **values}
         groups: dict[str, dict[str, Any]] = {group: {} for group in _GROUPS}
         homes = {f.name: group for group, kind in _GROUPS.items() for f in fields(kind)}
         for name, value in values.items():

@@ -25,6 +25,10 @@ class ModelError(OneloopError):
         self.item = item
 
 
+class TraceFileError(OneloopError):
+    """A schedule trace that cannot be replayed: names the file and why."""
+
+
 class RequestError(OneloopError, ValueError):
     """A request that is refused (HTTP 400). `field` is the request field's name."""
 

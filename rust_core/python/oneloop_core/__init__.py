@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from oneloop_core import snapshot
 from oneloop_core._core import (
     BUILD_PROFILE,
     MAX_LOGPROBS,
@@ -21,6 +22,10 @@ from oneloop_core._core import (
     Stats,
     StreamDecoder,
     StreamRelay,
+    TraceDifference,
+    TraceError,
+    TraceReplay,
+    TraceWriter,
     Vocabulary,
     __version__,
 )
@@ -48,6 +53,11 @@ __all__ = [
     "Stats",
     "StreamDecoder",
     "StreamRelay",
+    "TraceDifference",
+    "TraceError",
+    "TraceReplay",
+    "TraceWriter",
     "Vocabulary",
     "__version__",
+    "snapshot",
 ]

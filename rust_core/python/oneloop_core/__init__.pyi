@@ -1,9 +1,13 @@
 """The scheduler, block pool and detokenizer of oneloop, written in Rust (see docs/architecture.md)."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final, Literal, final
 
 from typing_extensions import Buffer
+
+from oneloop_core import snapshot as snapshot
+from oneloop_core.snapshot import Snapshot
 
 __all__ = [
     "BUILD_PROFILE",
@@ -25,8 +29,13 @@ __all__ = [
     "Stats",
     "StreamDecoder",
     "StreamRelay",
+    "TraceDifference",
+    "TraceError",
+    "TraceReplay",
+    "TraceWriter",
     "Vocabulary",
     "__version__",
+    "snapshot",
 ]
 
 __version__: Final[str]
@@ -56,6 +65,10 @@ class ConfigError(CoreError):
 @final
 class SlabError(CoreError):
     """A slab buffer of the wrong size or alignment, or a step out of order."""
+
+@final
+class TraceError(CoreError):
+    """A schedule trace that cannot be read: no trace, of another version, cut off or damaged."""
 
 @final
 class AuditError(CoreError):
@@ -331,10 +344,84 @@ class Core:
     def has_work(self) -> bool:
         """Whether anything is queued, waiting, running or in flight."""
     def stats(self) -> Stats: ...
+    def snapshot(self, max_sequences: int = 100, max_letters: int = 1024) -> Snapshot:
+        """What runs, what waits and why, the last steps and the blocks, for a person to look at.
+
+        At most max_sequences running and as many waiting sequences, and max_letters letters of the map: the time it
+        takes is bounded by these and the length of the queue.
+        """
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks. False (and nothing done) while blocks are referenced."""
+    def record_trace(self, path: str | Path) -> TraceWriter:
+        """Record everything from here on (docs/schedule-trace.md); a thread that runs the writer puts it into the file.
+
+        An older file is replaced; only its owner may read the new one. Recording never waits for the writer: when more
+        than 64 MiB of events wait for it, the trace ends. OSError when the file cannot be made, ConfigError when
+        something happened in the core before.
+        """
+    def close_trace(self) -> None:
+        """End the trace, if one is recorded: the writer writes the rest and returns. Idempotent."""
     def audit(self) -> None:
         """Check every conservation law; AuditError names the one that broke. O(state): for tests."""
+
+@final
+class TraceWriter:
+    """Writes what a core records."""
+
+    def run(self) -> tuple[int, int, str | None]:
+        """Write until the trace ends; blocks without the GIL, so give it a thread. Once only.
+
+        (steps, bytes, what went wrong or None). Whatever it was, the file holds a sound trace up to there.
+        """
+
+@final
+class TraceDifference:
+    """Where a replay first decided otherwise than the recorded core."""
+
+    step_id: int
+    """The step that was being decided, or whose results were taken."""
+    field: str
+    """What differs: a field of the slab with its index, or what else is compared."""
+    expected: str
+    """As recorded."""
+    got: str
+    """As replayed."""
+
+@final
+class TraceReplay:
+    """A trace's file, run through a core of its own: each decision is compared with the recorded one.
+
+    Its counts are those of what was replayed so far. TraceError for a file that is no trace (OSError when there is
+    none); the same from `run` and `advance` where it is cut off or damaged, after all that comes before was replayed.
+    """
+
+    def __new__(cls, path: str | Path) -> TraceReplay: ...
+    def run(self, until: int | None = None) -> None:
+        """Replay until so many steps were scheduled, or to the end, or to the first difference. Without the GIL."""
+    def advance(self) -> str | None:
+        """Replay the next event and describe it in a line; None at the end of the trace and after a difference."""
+    @property
+    def release(self) -> str:
+        """Version of the core that wrote the trace."""
+    @property
+    def num_events(self) -> int: ...
+    @property
+    def num_requests(self) -> int: ...
+    @property
+    def num_steps(self) -> int: ...
+    @property
+    def num_tokens(self) -> int:
+        """Computed by the steps."""
+    @property
+    def num_preemptions(self) -> int: ...
+    @property
+    def end(self) -> str | None:
+        """Why the trace ends; None before its end, and where it has no end mark: the process was killed."""
+    @property
+    def poisoned_during(self) -> str | None:
+        """In which call the recorded core panicked."""
+    @property
+    def difference(self) -> TraceDifference | None: ...
 
 @final
 class CompletionWatcher:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from oneloop.executor.null import NullSampler, tokens_of_text
 from oneloop.formats.gguf import read_gguf
 from oneloop.loader.embedded import embedded_path
 from oneloop.tokenize.gguf import gguf_tokenizer
-from oneloop_bench.null_executor import Slab
 from oneloop_bench.report import print_result
+from oneloop_bench.slab import Slab
 from oneloop_core import BUILD_PROFILE, Core, CoreConfig
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class StepTimes:
 
 def measure_steps(tokenizer: Tokenizer, batch: int) -> StepTimes:
     """`batch` decodes with two steps in flight: what one turn of the loop spends in the core."""
-    text = np.array(tokenizer.encode(TEXT), np.int32)
+    device = NullSampler(batch, tokens_of_text(tokenizer.encode(TEXT)))
     num_tokens = NUM_WARM_UP_STEPS + NUM_STEPS + STEPS_IN_FLIGHT
     config = CoreConfig(
         num_blocks=batch * (-(-(PROMPT_TOKENS + num_tokens) // BLOCK_SIZE) + 1),
@@ -79,7 +80,7 @@ def measure_steps(tokenizer: Tokenizer, batch: int) -> StepTimes:
     times = []
     for turn in range(NUM_WARM_UP_STEPS + NUM_STEPS):
         current, following = ring[turn % len(ring)], ring[(turn + 1) % len(ring)]
-        current.execute(text)
+        device.sample(current.views)
         assert pending is not None
         start = time.perf_counter_ns()
         launched = core.schedule(following.buffer)
@@ -103,9 +104,7 @@ def fill_cache(core: Core, slab: Slab, rng: np.random.Generator) -> None:
     for _ in range(-(-config.num_blocks * config.block_size // length)):
         prompt = rng.integers(0, config.vocab_size, length, dtype=np.int32)
         core.submit(prompt.data, max_tokens=1)
-    text = np.zeros(1, np.int32)
     while (step := core.schedule(slab.buffer)) is not None:
-        slab.execute(text)
         core.commit(step, slab.buffer)
     stats = core.stats()
     assert stats.num_cached_blocks == stats.num_total_blocks
@@ -133,7 +132,6 @@ def measure_admission(tokenizer: Tokenizer) -> float:
     core = Core(config, tokenizer.vocabulary)
     slab = Slab(core.layout)
     prompt = np.random.default_rng(0).integers(0, tokenizer.vocab_size, CACHED_PROMPT_TOKENS, dtype=np.int32)
-    text = prompt[:64]
     times = []
     for turn in range(NUM_ADMISSIONS + 1):
         start = time.perf_counter_ns()
@@ -141,7 +139,6 @@ def measure_admission(tokenizer: Tokenizer) -> float:
         step = core.schedule(slab.buffer)
         elapsed = time.perf_counter_ns() - start
         assert step is not None
-        slab.execute(text)
         (delta,) = core.commit(step, slab.buffer)
         if turn > 0:
             assert delta.num_cached_tokens >= CACHED_PROMPT_TOKENS - BLOCK_SIZE

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import socket
 from time import perf_counter, thread_time_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from oneloop.engine.metrics import SHORT_S
-from oneloop_bench.null_executor import Slab
 from oneloop_bench.scheduler.workload import VALUES_PER_ROW, Mix, Steps, place
+from oneloop_bench.slab import Slab
 from oneloop_core import Core, CoreConfig, StreamRelay
 
 if TYPE_CHECKING:
@@ -116,19 +116,23 @@ class RequestSlab:
 
     def sample(self, text: NDArray[np.int32]) -> None:
         """Write what the step's rows sample."""
-        view, header = self._slab.view, self._slab.header
-        admitted = slice(header("num_admitted"))
-        self._request[view("admitted_slot")[admitted]] = view("admitted_seed")[admitted]
-        samples = slice(header("num_samples"))
-        requests = self._request[view("sample_slot")[samples]]
-        view("output_token")[samples] = text[place(requests, view("sample_output_index")[samples], len(text))]
+        views, header = self._slab.views, self._slab.views.header()
+        admitted, samples = slice(header.num_admitted), slice(header.num_samples)
+        self._request[views.admitted_slot[admitted]] = views.admitted_seed[admitted]
+        requests = self._request[views.sample_slot[samples]]
+        views.output_token[samples] = text[place(requests, views.sample_output_index[samples], len(text))]
 
     def read_rows(self, out: NDArray[np.int64]) -> int:
         """Write the step's rows into `out`, as in Steps.rows; the number of values."""
-        view, rows = self._slab.view, slice(self._slab.header("num_rows"))
-        requests = self._request[view("row_slot")[rows]]
+        views = self._slab.views
+        rows = slice(views.header().num_rows)
+        requests = self._request[views.row_slot[rows]]
         order = np.argsort(requests)
-        columns = (requests, view("row_num_computed")[rows], view("row_num_scheduled")[rows])
+        columns: tuple[NDArray[Any], ...] = (
+            requests,
+            views.row_num_computed[rows],
+            views.row_num_scheduled[rows],
+        )
         num_values = VALUES_PER_ROW * len(requests)
         for place_in_row, column in enumerate(columns):
             out[place_in_row:num_values:VALUES_PER_ROW] = column[order]

@@ -13,6 +13,7 @@ from oneloop.api.errors import SERVER_NAME, bad_request, error_response, told
 from oneloop.api.framing import framing_fault
 from oneloop.api.handlers.chat import chat_completions
 from oneloop.api.handlers.completions import completions
+from oneloop.api.handlers.debug import scheduler, stacks
 from oneloop.api.handlers.health import health
 from oneloop.api.handlers.metrics import metrics
 from oneloop.api.handlers.models import list_models, show_model
@@ -27,6 +28,8 @@ from oneloop.api.replies import new_request_id
 from oneloop.api.state import REQUEST_ID, STATE, ApiState
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from aiohttp.typedefs import Handler, Middleware
 
     from oneloop.config import ServerConfig
@@ -46,6 +49,11 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/tokenize", tokenize),
     ("POST", "/detokenize", detokenize),
 )
+DEBUG_ROUTES: tuple[tuple[str, str, Handler], ...] = (
+    ("GET", "/debug/scheduler", scheduler),
+    ("GET", "/debug/stacks", stacks),
+)
+"""Only with --enable-debug-endpoints; else there are no such routes."""
 OPEN_HANDLERS: frozenset[Handler] = frozenset({health})
 """What answers without the key; everything else, unknown paths included, asks for it."""
 
@@ -53,9 +61,10 @@ OPEN_HANDLERS: frozenset[Handler] = frozenset({health})
 def create_app(engine: AsyncEngine, config: ServerConfig) -> web.Application:
     """The application over a started engine."""
     app = web.Application(middlewares=[_gate(KeyCheck(config.api_key))])
-    app[STATE] = _make_state(engine, config)
+    routes = (*ROUTES, *DEBUG_ROUTES) if config.enable_debug_endpoints else ROUTES
+    app[STATE] = _make_state(engine, config, [path for _, path, _ in routes])
     app.on_response_prepare.append(_mark)
-    for method, path, handler in ROUTES:
+    for method, path, handler in routes:
         if method == "GET":
             app.router.add_get(path, handler)
         else:
@@ -63,7 +72,7 @@ def create_app(engine: AsyncEngine, config: ServerConfig) -> web.Application:
     return app
 
 
-def _make_state(engine: AsyncEngine, config: ServerConfig) -> ApiState:
+def _make_state(engine: AsyncEngine, config: ServerConfig, paths: Iterable[str]) -> ApiState:
     tokenizer = engine.tokenizer
     scheduler = engine.config.scheduler
     longest_piece = max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
@@ -81,7 +90,7 @@ def _make_state(engine: AsyncEngine, config: ServerConfig) -> ApiState:
         config=config,
         limits=limits,
         bodies=BodyReader(limits),
-        metrics=HttpMetrics(dict.fromkeys(path for _, path, _ in ROUTES)),
+        metrics=HttpMetrics(dict.fromkeys(paths)),
         token_texts=TokenTexts(tokenizer),
         outbox=Outbox(engine.metrics.loop),
         started=int(time.time()),

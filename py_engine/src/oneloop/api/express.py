@@ -137,7 +137,7 @@ class ExpressReply:
         state = self._state
         try:
             job = await _ROUTES[self._route](state, members, self._request_id, self._rename)
-            await submit_all(state, self._streams, job)
+            await submit_all(state, self._streams, job, self._request_id)
             self._task = None
             self._begin(job)
         except Exception as error:

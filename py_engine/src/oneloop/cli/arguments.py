@@ -140,7 +140,7 @@ def _add_group(parser: argparse.ArgumentParser, title: str, kind: type) -> None:
             *names,
             dest=item.name,
             default=argparse.SUPPRESS,
-            help=help_text,
+            help=argparse.SUPPRESS if item.metadata.get("hidden") else help_text,
             **_shape(hints[item.name], item.metadata),
         )
 

@@ -49,6 +49,12 @@ def make_parser() -> argparse.ArgumentParser:
     add_engine_options(chat, model_positional=True)
     chat.set_defaults(usage=chat)
 
+    replay = commands.add_parser("replay", help="run a schedule trace again, without a model, and compare")
+    replay.add_argument("file", metavar="FILE", help="what `oneloop serve --record-trace FILE` wrote")
+    replay.add_argument("--until", type=int, metavar="STEP", help="stop when so many steps were scheduled")
+    replay.add_argument("--print", action="store_true", help="a line for each event")
+    replay.set_defaults(usage=replay)
+
     generate = commands.add_parser(
         "generate", help="complete one prompt and print it as it comes", usage="%(prog)s [PROMPT] [options]"
     )
@@ -83,6 +89,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 from oneloop.cli.chat import chat
 
                 return chat(options)
+            case "replay":
+                from oneloop.cli.replay import replay
+
+                return replay(options)
             case _:
                 from oneloop.cli.generate import generate
 

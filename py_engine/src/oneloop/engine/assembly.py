@@ -14,6 +14,7 @@ from oneloop.engine.intake import Intake
 from oneloop.engine.loop import MAX_STEPS_IN_FLIGHT, NUM_SLABS
 from oneloop.engine.params import SamplingDefaults
 from oneloop.engine.threads import in_daemon_thread
+from oneloop.engine.trace import TraceRecording
 from oneloop.errors import ConfigError
 from oneloop.formats.generation import FILE_NAME, GenerationDefaults, hf_generation_defaults
 from oneloop.tokenize.load import load_tokenizer
@@ -46,6 +47,7 @@ class Assembly:
     core: Core
     slabs: Sequence[memoryview]
     intake: Intake
+    trace: TraceRecording | None
 
     def submit(self, accepted: Accepted, *, final_only: bool = False) -> int:
         """Queue a request in the core; returns its handle. Raises the core's RequestError.
@@ -111,6 +113,10 @@ async def assemble(
     )
     _check_vocabulary(config.model, len(text.vocabulary), info.vocab_size)
     core = _make_core(config, info, text.vocabulary)
+    trace = None
+    if config.scheduler.record_trace is not None:
+        record = partial(TraceRecording, core, config.scheduler.record_trace)
+        trace = await in_daemon_thread(record, "oneloop-trace-open")
     attach = partial(executor.attach, core.layout, NUM_SLABS, max_num_seqs=config.resolved.max_num_seqs)
     with times.part("attach"):
         slabs = await in_daemon_thread(attach, "oneloop-attach")
@@ -123,7 +129,7 @@ async def assemble(
     )
     # A tokenizer may know ids that the model has no row for.
     end_ids = tuple(token_id for token_id in text.end_ids if token_id < info.vocab_size)
-    return Assembly(info, text.tokenizer, text.vocabulary, text.defaults, end_ids, core, slabs, intake)
+    return Assembly(info, text.tokenizer, text.vocabulary, text.defaults, end_ids, core, slabs, intake, trace)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from oneloop.config import DEFAULT_MODEL, EngineConfig
 from oneloop.engine.assembly import Assembly, assemble
+from oneloop.engine.debug_view import scheduler_view
 from oneloop.engine.loop import StepLoop
 from oneloop.engine.metrics import EngineMetrics
 from oneloop.engine.outputs import OutputBuilder, RequestOutput
@@ -141,6 +142,8 @@ class AsyncEngine:
             await asyncio.wait([self._task])
         if self._assembly is not None:
             self._assembly.intake.close()
+            if self._assembly.trace is not None:
+                await in_daemon_thread(self._assembly.trace.close, "oneloop-trace-close")
         await in_daemon_thread(self._executor.shutdown, "oneloop-shutdown")
 
     async def __aenter__(self) -> Self:
@@ -186,6 +189,10 @@ class AsyncEngine:
     def stats(self) -> Stats:
         """The core's gauges and counters. EngineDeadError before start() is through."""
         return self._loaded().core.stats()
+
+    def scheduler_view(self) -> dict[str, Any]:
+        """What runs, what waits and why, for a person to look at. EngineDeadError before start() is through."""
+        return scheduler_view(self._loaded().core, self._streams)
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix. False, and nothing is forgotten, while requests hold blocks.

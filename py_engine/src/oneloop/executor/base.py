@@ -1,6 +1,6 @@
 """The executor protocol: where steps run. The engine loop knows nothing else of the worker.
 
-Imports no torch. Implementations: `cpu` (one step thread), `cuda` (one stream).
+Imports no torch. Implementations: `cpu` (one step thread), `cuda` (one stream), `null` (no model).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ LoadProgress: TypeAlias = "Callable[[str, int, int], None]"
 class ModelFiles:
     """A model's files on this machine, with what their headers say outside the weights."""
 
-    path: Path
-    """The GGUF file, or the folder with config.json."""
+    path: Path | None
+    """The GGUF file, or the folder with config.json. None: there is no model (`null` executor)."""
     generation: GenerationDefaults
     """The model's own sampling defaults and end tokens."""
     gguf: GgufFile | None = None

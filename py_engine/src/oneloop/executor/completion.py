@@ -18,15 +18,20 @@ if TYPE_CHECKING:
 class CompletionQueue:
     """`put` from any thread, `take` from the loop's. The descriptor is readable while something waits."""
 
-    def __init__(self, *, use_pipe: bool = not hasattr(os, "eventfd")) -> None:
-        """use_pipe: a pipe instead of an eventfd (systems other than Linux)."""
+    def __init__(self, *, use_pipe: bool = not hasattr(os, "eventfd"), one_at_a_time: bool = False) -> None:
+        """use_pipe: a pipe instead of an eventfd (systems other than Linux).
+
+        one_at_a_time: `take` gives at most one.
+        """
         # A deque's append and popleft are atomic; the descriptor is written after the append and cleared before
         # the pops, so a completion is at worst announced once too often, never missed.
         self._waiting: deque[Completion] = deque()
         self._close_lock = threading.Lock()
         self._is_eventfd = not use_pipe
+        self._one_at_a_time = one_at_a_time
         if self._is_eventfd:
-            self._read_fd = self._write_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            counting = os.EFD_SEMAPHORE if one_at_a_time else 0
+            self._read_fd = self._write_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC | counting)
         else:
             self._read_fd, self._write_fd = os.pipe()
             os.set_blocking(self._read_fd, False)
@@ -51,10 +56,11 @@ class CompletionQueue:
                 os.write(self._write_fd, b"\0")
 
     def take(self) -> list[Completion]:
-        """Everything that waits, in order; clears the descriptor. Never blocks."""
+        """Everything that waits (or the first of it), in order; clears what announced it. Never blocks."""
         with contextlib.suppress(BlockingIOError):
-            os.read(self._read_fd, 8 if self._is_eventfd else 4096)
-        return [self._waiting.popleft() for _ in range(len(self._waiting))]
+            os.read(self._read_fd, 8 if self._is_eventfd else 1 if self._one_at_a_time else 4096)
+        count = len(self._waiting)
+        return [self._waiting.popleft() for _ in range(min(count, 1) if self._one_at_a_time else count)]
 
     def close(self) -> None:
         """Free the descriptors. Idempotent."""

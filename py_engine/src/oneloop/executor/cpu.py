@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 
 SHUTDOWN_LIMIT_S = 10.0
 """How long shutdown() waits for the step in flight; the thread is left behind then (it holds up nothing)."""
-SLAB_ALIGNMENT = 64
 
 
 class CpuExecutor:
@@ -63,7 +62,7 @@ class CpuExecutor:
 
     def attach(self, layout: SlabLayout, num_slabs: int, *, max_num_seqs: int) -> Sequence[memoryview]:
         """As base.Executor. Also starts the step thread."""
-        from oneloop.worker.inputs import SlabViews
+        from oneloop.worker.inputs import SlabViews, aligned_buffer
         from oneloop.worker.runner import ModelRunner
 
         assert self._loaded is not None, "start() comes first"
@@ -128,12 +127,3 @@ def _let_waiting_threads_sleep() -> None:
     if "OMP_WAIT_POLICY" not in os.environ and "GOMP_SPINCOUNT" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "ACTIVE"
         os.environ["GOMP_SPINCOUNT"] = "1000"
-
-
-def aligned_buffer(num_bytes: int) -> memoryview:
-    """Zeroed, writable memory that starts at a multiple of SLAB_ALIGNMENT."""
-    import numpy as np
-
-    room = np.zeros(num_bytes + SLAB_ALIGNMENT, dtype=np.uint8)
-    start = -room.ctypes.data % SLAB_ALIGNMENT
-    return memoryview(room[start : start + num_bytes])  # type: ignore[arg-type]  # arrays are buffers

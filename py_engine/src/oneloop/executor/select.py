@@ -13,10 +13,12 @@ if TYPE_CHECKING:
 _EXECUTORS: dict[str, tuple[str, str]] = {
     "cpu": ("oneloop.executor.cpu", "CpuExecutor"),
     "cuda": ("oneloop.executor.cuda", "CudaExecutor"),
+    "null": ("oneloop.executor.null", "NullExecutor"),
 }
 
 
 def create_executor(config: EngineConfig, start_times: StartTimes) -> Executor:
-    """The executor of the configuration's device, not started yet. It adds its parts to start_times."""
-    module, kind = _EXECUTORS[config.resolved.device]
+    """The configuration's executor, or that of its device, not started yet. It adds its parts to start_times."""
+    wanted = config.worker.executor
+    module, kind = _EXECUTORS[config.resolved.device if wanted == "auto" else wanted]
     return cast("Executor", getattr(import_module(module), kind)(config, start_times))

@@ -22,6 +22,7 @@ _DTYPES: Final[Mapping[str, type[np.generic]]] = {"i32": np.int32, "i64": np.int
 
 LOGPROB_COLUMNS: Final = 21
 """Columns of the output's log-probabilities: the sampled id, then the top 20."""
+SLAB_ALIGNMENT: Final = 64
 
 
 class StepFlag(IntFlag):
@@ -132,3 +133,10 @@ class SlabViews:
         """The header of the step now in the slab."""
         values = self._header.tolist()
         return StepHeader(*[values[index] for index in self._header_indices])
+
+
+def aligned_buffer(num_bytes: int) -> memoryview:
+    """Zeroed, writable memory for a slab: it starts at a multiple of SLAB_ALIGNMENT."""
+    room = np.zeros(num_bytes + SLAB_ALIGNMENT, dtype=np.uint8)
+    start = -room.ctypes.data % SLAB_ALIGNMENT
+    return memoryview(room[start : start + num_bytes])  # type: ignore[arg-type]  # arrays are buffers

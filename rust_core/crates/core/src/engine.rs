@@ -9,8 +9,9 @@ use crate::error::Error;
 use crate::inbox::{Inbox, Posted};
 use crate::kv::{PrefixHasher, random_key};
 use crate::request::SubmitRequest;
-use crate::sched::Scheduler;
+use crate::sched::{Scheduler, Snapshot};
 use crate::text::Vocabulary;
+use crate::trace::{Call, Recorder, TraceQueue};
 
 /// A snapshot. Gauges first, then counters since the core was made. Sequences are counted, not requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -44,6 +45,7 @@ pub struct Core {
     scheduler: Scheduler,
     posted: Posted,
     poisoned: Option<String>,
+    recorder: Option<Recorder>,
 }
 
 impl Core {
@@ -63,6 +65,7 @@ impl Core {
             config,
             posted: Posted::default(),
             poisoned: None,
+            recorder: None,
         })
     }
 
@@ -93,8 +96,7 @@ impl Core {
 
     /// Takes up what was posted, without scheduling.
     pub fn drain(&mut self) -> Result<(), Error> {
-        self.check_poison()?;
-        self.take_posted();
+        self.enter(Call::Drain)?;
         Ok(())
     }
 
@@ -102,27 +104,35 @@ impl Core {
     ///
     /// Returns the step's id. The slab must have the layout's size and alignment; only its input part is written.
     pub fn schedule(&mut self, slab: &mut [u8]) -> Result<Option<u64>, Error> {
-        self.check_poison()?;
-        self.take_posted();
-        self.scheduler.schedule(slab)
+        self.enter(Call::Schedule)?;
+        let step_id = self.scheduler.schedule(slab)?;
+        let scheduler = &self.scheduler;
+        let written = step_id.is_some().then_some(&*slab);
+        record(&mut self.recorder, |recorder| {
+            recorder.scheduled(scheduler, written);
+        });
+        Ok(step_id)
     }
 
     /// Takes the results of the oldest step in flight: tokens, stops, text.
     ///
     /// Fails, and changes nothing, when another step is the oldest or the slab is not one.
     pub fn commit(&mut self, step_id: u64, slab: &[u8]) -> Result<Deltas, Error> {
-        self.check_poison()?;
-        self.take_posted();
+        self.enter(Call::Commit)?;
         let deltas = self.scheduler.commit(step_id, slab)?;
+        let scheduler = &mut self.scheduler;
+        record(&mut self.recorder, |recorder| {
+            recorder.committed(step_id, scheduler);
+        });
         self.report_ended();
         Ok(deltas)
     }
 
     /// The oldest step in flight failed: its requests end with this message, what it was to compute is forgotten.
     pub fn fail(&mut self, step_id: u64, message: &str) -> Result<Deltas, Error> {
-        self.check_poison()?;
-        self.take_posted();
+        self.enter(Call::Fail)?;
         let deltas = self.scheduler.fail(step_id, message)?;
+        record(&mut self.recorder, |recorder| recorder.failed(step_id));
         self.report_ended();
         Ok(deltas)
     }
@@ -133,6 +143,7 @@ impl Core {
     pub fn poison(&mut self, message: &str) -> Deltas {
         self.inbox.close(message);
         self.poisoned.get_or_insert_with(|| message.to_owned());
+        record(&mut self.recorder, Recorder::poisoned);
         self.take_posted();
         let deltas = self.scheduler.fail_all(message);
         self.report_ended();
@@ -172,6 +183,13 @@ impl Core {
         }
     }
 
+    /// What runs, what waits and why, the last steps and the blocks; `stats` has the totals.
+    ///
+    /// At most `max_sequences` running and as many waiting sequences, and about `max_letters` letters of the map.
+    pub fn snapshot(&self, max_sequences: usize, max_letters: u32) -> Snapshot {
+        self.scheduler.snapshot(max_sequences, max_letters)
+    }
+
     /// Waiting sequences that wait for a prefix which a running one is about to compute.
     pub fn num_deferred(&self) -> usize {
         self.scheduler.num_deferred()
@@ -179,7 +197,41 @@ impl Core {
 
     /// Forgets all cached blocks. False (and nothing done) while blocks are referenced.
     pub fn reset_prefix_cache(&mut self) -> bool {
-        self.scheduler.reset_prefix_cache()
+        let was_done = self.scheduler.reset_prefix_cache();
+        record(&mut self.recorder, |recorder| {
+            recorder.enter(Call::ResetCache);
+            recorder.cache_reset(was_done);
+        });
+        was_done
+    }
+
+    /// Records all that happens from now on, to be written by whoever takes it from the queue (see
+    /// [`TraceEncoder`](crate::TraceEncoder)).
+    ///
+    /// Fails when something happened before, or is recorded already.
+    pub fn record_trace(&mut self) -> Result<Arc<TraceQueue>, Error> {
+        if self.recorder.is_some() || self.stats() != Self::new_stats(&self.config) {
+            return Err(Error::config(
+                "record_trace",
+                "a trace begins with the core: start it once, before the first request",
+            ));
+        }
+        self.scheduler.note_outcomes();
+        let recorder = self.recorder.insert(Recorder::new(&self.scheduler));
+        Ok(Arc::clone(recorder.queue()))
+    }
+
+    /// Ends the trace, if one is recorded.
+    pub fn close_trace(&mut self) {
+        record(&mut self.recorder, Recorder::close);
+    }
+
+    fn new_stats(config: &CoreConfig) -> Stats {
+        Stats {
+            num_total_blocks: config.num_blocks.into(),
+            num_free_blocks: config.num_blocks.into(),
+            ..Stats::default()
+        }
     }
 
     /// Checks every conservation law; [`Error::Audit`] names the one that broke. O(state).
@@ -210,12 +262,22 @@ impl Core {
         }
     }
 
+    /// The begin of a call: what was posted is taken up.
+    fn enter(&mut self, call: Call) -> Result<(), Error> {
+        self.check_poison()?;
+        record(&mut self.recorder, |recorder| recorder.enter(call));
+        self.take_posted();
+        Ok(())
+    }
+
     fn take_posted(&mut self) {
         self.inbox.take(&mut self.posted);
         for spec in self.posted.submits.drain(..) {
+            record(&mut self.recorder, |recorder| recorder.submitted(&spec));
             self.scheduler.add(spec);
         }
         for handle in self.posted.aborts.drain(..) {
+            record(&mut self.recorder, |recorder| recorder.aborted(handle));
             self.scheduler.abort(handle);
         }
         self.report_ended();
@@ -223,7 +285,18 @@ impl Core {
 
     fn report_ended(&mut self) {
         if self.scheduler.has_ended() {
+            let ended = self.scheduler.ended();
+            record(&mut self.recorder, |recorder| recorder.ended(ended));
             self.inbox.forget(self.scheduler.take_ended());
         }
+    }
+}
+
+/// Notes something in the trace, where one is recorded.
+#[inline]
+fn record(recorder: &mut Option<Recorder>, note: impl FnOnce(&mut Recorder)) {
+    if let Some(recorder) = recorder.as_mut().filter(|recorder| recorder.is_open()) {
+        note(recorder);
+        recorder.hand_over();
     }
 }

@@ -30,6 +30,9 @@ pub enum Error {
     /// [`Core::poison`](crate::Core::poison) was called: every request has ended and no more are accepted.
     #[error("the scheduler core stopped after an internal error ({0}); restart the engine")]
     Poisoned(String),
+    /// A panic while a snapshot was taken: the core goes on.
+    #[error("the scheduler cannot be shown because of an internal error ({0})")]
+    Snapshot(String),
     /// A panic while a request was checked: nothing else is touched by it.
     #[error("the request could not be checked because of an internal error ({0})")]
     Internal(String),

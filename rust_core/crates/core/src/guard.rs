@@ -7,6 +7,7 @@ use crate::engine::Core;
 use crate::error::Error;
 use crate::inbox::Inbox;
 use crate::request::SubmitRequest;
+use crate::sched::Snapshot;
 
 impl Core {
     /// Runs `call`. Should it panic, the core is poisoned and the panic's message comes back as [`Error::Poisoned`].
@@ -25,6 +26,17 @@ impl Core {
     }
 }
 
+impl Core {
+    /// [`Self::snapshot`], where a panic is an error of this call alone: it changes nothing.
+    pub fn snapshot_guarded(
+        &self,
+        max_sequences: usize,
+        max_letters: u32,
+    ) -> Result<Snapshot, Error> {
+        caught(|| self.snapshot(max_sequences, max_letters)).map_err(Error::Snapshot)
+    }
+}
+
 impl Inbox {
     /// [`Self::submit`], where a panic is an error of this request alone: nothing is posted before it is checked.
     pub fn submit_guarded(&self, request: SubmitRequest) -> Result<u64, Error> {
@@ -33,7 +45,7 @@ impl Inbox {
 }
 
 /// The result of `call`, or the message of its panic.
-fn caught<T>(call: impl FnOnce() -> T) -> Result<T, String> {
+pub(crate) fn caught<T>(call: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(call)).map_err(|payload| message(payload.as_ref()))
 }
 

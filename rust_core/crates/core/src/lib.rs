@@ -11,6 +11,7 @@ mod kv;
 mod request;
 mod sched;
 pub mod text;
+mod trace;
 mod validate;
 
 pub use batch::{DType, Field, HEADER_NAMES, NUM_LOGPROB_COLUMNS, SLAB_ALIGNMENT, SlabLayout};
@@ -23,3 +24,8 @@ pub use engine::{Core, Stats};
 pub use error::Error;
 pub use inbox::Inbox;
 pub use request::SubmitRequest;
+pub use sched::{RunningSequence, Snapshot, StepSummary, WaitingSequence, WaitsFor};
+pub use trace::{
+    Admission, Batch, Difference, Event, Outcome, Replay, ReplaySummary, Step, Submission,
+    TraceEncoder, TraceEnd, TraceError, TraceQueue,
+};

@@ -1,8 +1,9 @@
 //! `Core`: the scheduler behind a lock that one thread holds at a time, and its inbox, which needs no lock.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use oneloop_core::{Error, Inbox, SubmitRequest};
+use oneloop_core::{Error, Inbox, SubmitRequest, TraceEncoder};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
@@ -11,7 +12,9 @@ use crate::config::CoreConfig;
 use crate::deltas::Deltas;
 use crate::error::{refuse, to_py};
 use crate::slab::{SlabBuffer, SlabLayout};
+use crate::snapshot::Snapshot;
 use crate::token_ids::token_ids;
+use crate::trace::TraceWriter;
 use crate::vocab::Vocabulary;
 
 /// Owns requests, block tables and batch rows.
@@ -204,9 +207,38 @@ impl Core {
         self.with_core(py, |core| Ok(core.stats().into()))
     }
 
+    /// What runs, what waits and why, the last steps and the blocks.
+    #[pyo3(signature = (max_sequences = 100, max_letters = 1024))]
+    fn snapshot(
+        &self,
+        py: Python<'_>,
+        max_sequences: usize,
+        max_letters: u32,
+    ) -> PyResult<Snapshot> {
+        let snapshot = py.detach(|| self.lock().snapshot_guarded(max_sequences, max_letters));
+        Ok(snapshot.map_err(to_py)?.into())
+    }
+
     /// Forget all cached blocks. False (and nothing done) while blocks are referenced.
     fn reset_prefix_cache(&self, py: Python<'_>) -> PyResult<bool> {
         self.with_core(py, |core| Ok(core.reset_prefix_cache()))
+    }
+
+    /// Record everything from here on; a thread that runs the writer puts it into the file.
+    #[allow(clippy::needless_pass_by_value)] // a Python argument
+    fn record_trace(&self, py: Python<'_>, path: PathBuf) -> PyResult<TraceWriter> {
+        TraceWriter::create(&path, || {
+            let queue = self.with_core(py, oneloop_core::Core::record_trace)?;
+            Ok((queue, TraceEncoder::new(&self.config.get().inner)))
+        })
+    }
+
+    /// End the trace, if one is recorded.
+    fn close_trace(&self, py: Python<'_>) -> PyResult<()> {
+        self.with_core(py, |core| {
+            core.close_trace();
+            Ok(())
+        })
     }
 
     /// Check every conservation law.

@@ -42,6 +42,18 @@ create_exception!(
     "A panic was caught; every request has ended with an error and the core accepts no more."
 );
 
+create_exception!(
+    oneloop_core,
+    TraceError,
+    CoreError,
+    "A schedule trace that cannot be read: no trace, of another version, cut off or damaged."
+);
+
+/// The exception for a trace that cannot be read.
+pub(crate) fn trace_error(error: &oneloop_core::TraceError) -> PyErr {
+    TraceError::new_err(error.to_string())
+}
+
 /// The exception for an error of the core.
 #[allow(clippy::needless_pass_by_value)] // made for map_err
 pub(crate) fn to_py(error: Error) -> PyErr {
@@ -52,7 +64,7 @@ pub(crate) fn to_py(error: Error) -> PyErr {
         Error::Slab(_) => SlabError::new_err(message),
         Error::Audit(_) => AuditError::new_err(message),
         Error::Poisoned(_) => CorePoisonedError::new_err(message),
-        Error::Internal(_) => CoreError::new_err(message),
+        Error::Internal(_) | Error::Snapshot(_) => CoreError::new_err(message),
     }
 }
 

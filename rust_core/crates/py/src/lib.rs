@@ -8,7 +8,9 @@ mod descriptor;
 mod error;
 mod relay;
 mod slab;
+mod snapshot;
 mod token_ids;
+mod trace;
 mod vocab;
 mod watcher;
 
@@ -22,12 +24,14 @@ mod _core {
     use crate::deltas::{Delta, Deltas};
     #[pymodule_export]
     use crate::error::{
-        AuditError, ConfigError, CoreError, CorePoisonedError, RequestError, SlabError,
+        AuditError, ConfigError, CoreError, CorePoisonedError, RequestError, SlabError, TraceError,
     };
     #[pymodule_export]
     use crate::relay::StreamRelay;
     #[pymodule_export]
     use crate::slab::{Field, SlabLayout};
+    #[pymodule_export]
+    use crate::trace::{TraceDifference, TraceReplay, TraceWriter};
     #[pymodule_export]
     use crate::vocab::{StreamDecoder, Vocabulary};
     #[pymodule_export]

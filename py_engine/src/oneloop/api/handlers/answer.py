@@ -29,7 +29,7 @@ async def answer(request: web.Request, prepare: Prepare) -> web.StreamResponse:
     del members  # an answer may take long, and a conversation may be megabytes
     streams: list[RequestStream] = []
     try:
-        await submit_all(state, streams, job)
+        await submit_all(state, streams, job, request[REQUEST_ID])
         if job.stream.stream:
             return await stream_reply(request, streams, job)
         choices = await collect(state, streams, job)

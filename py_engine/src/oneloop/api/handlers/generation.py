@@ -57,12 +57,19 @@ class Prepare(Protocol):
         """
 
 
-async def submit_all(state: ApiState, streams: list[RequestStream], job: Job) -> None:
-    """Queue the prompts; `streams` gets theirs as they come, and is the caller's to end with `abort_all`."""
+async def submit_all(state: ApiState, streams: list[RequestStream], job: Job, request_id: str) -> None:
+    """Queue the prompts; `streams` gets theirs as they come, and is the caller's to end with `abort_all`.
+
+    request_id: by which the live view names them.
+    """
     scheduling = job.scheduling
     for token_ids, params in job.prompts:
         stream = await state.engine.submit(
-            token_ids, params, priority=scheduling.priority, cache_salt=scheduling.cache_salt
+            token_ids,
+            params,
+            request_id=request_id,
+            priority=scheduling.priority,
+            cache_salt=scheduling.cache_salt,
         )
         streams.append(stream)
 

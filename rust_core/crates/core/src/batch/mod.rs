@@ -8,4 +8,4 @@ mod write;
 pub(crate) use layout::LIST_CAPACITY;
 pub use layout::{DType, Field, HEADER_NAMES, NUM_LOGPROB_COLUMNS, SLAB_ALIGNMENT, SlabLayout};
 pub(crate) use view::OutputView;
-pub(crate) use write::{Admitted, StepWriter, sample_flags};
+pub(crate) use write::{Admitted, StepCounts, StepWriter, sample_flags};

@@ -41,6 +41,18 @@ pub(crate) struct Admitted<'a> {
     pub(crate) num_prompt: u32,
 }
 
+/// How much a step holds.
+#[derive(Debug, Clone, Copy)]
+#[expect(clippy::struct_field_names, reason = "the header's names")]
+pub(crate) struct StepCounts {
+    pub(crate) num_rows: u32,
+    /// Rows of one token.
+    pub(crate) num_single: u32,
+    pub(crate) num_tokens: u32,
+    pub(crate) num_samples: u32,
+    pub(crate) num_admitted: u32,
+}
+
 impl<'a> StepWriter<'a> {
     pub(crate) fn new(layout: &SlabLayout, slab: &'a mut [u8]) -> Result<Self, Error> {
         let view = SlabView::new(layout, slab)?;
@@ -182,6 +194,16 @@ impl<'a> StepWriter<'a> {
         self.num_samples += 1;
         self.flags |= flags;
         self.max_logprobs = self.max_logprobs.max(num_logprobs);
+    }
+
+    pub(crate) fn counts(&self) -> StepCounts {
+        StepCounts {
+            num_rows: self.num_rows as u32,
+            num_single: self.num_single as u32,
+            num_tokens: self.num_tokens as u32,
+            num_samples: self.num_samples as u32,
+            num_admitted: self.num_admitted as u32,
+        }
     }
 
     /// Writes the header.

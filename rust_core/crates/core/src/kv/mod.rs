@@ -3,6 +3,7 @@
 mod block;
 mod hash;
 mod index;
+mod map;
 mod pool;
 
 pub(crate) use hash::{BlockKey, BuildKeyBits, PrefixHasher};

@@ -182,6 +182,16 @@ impl BlockPool {
         self.by_key.insert(&mut self.blocks, held.id);
     }
 
+    /// 0 free, 1 cached, 2 used, 3 used by several.
+    pub(super) fn kind(&self, id: u32) -> usize {
+        let block = &self.blocks[id as usize];
+        match block.ref_count {
+            0 => usize::from(block.findable),
+            1 => 2,
+            _ => 3,
+        }
+    }
+
     #[inline]
     pub(crate) fn is_held(&self, id: u32) -> bool {
         self.blocks[id as usize].ref_count > 0

@@ -6,6 +6,7 @@ use super::state::{LaunchedRow, LaunchedSample, LaunchedStep, Scheduler};
 use crate::batch::{NUM_LOGPROB_COLUMNS, OutputView};
 use crate::delta::{Delta, Deltas, FinishReason, LogprobEntry, Mark, StopReason};
 use crate::error::Error;
+use crate::trace::Outcome;
 
 /// What the executor returns for a row whose logits hold NaN or +∞.
 const NO_TOKEN: i32 = -1;
@@ -28,6 +29,9 @@ impl Scheduler {
 
     fn land_step(&mut self, step_id: u64, outputs: &OutputView<'_>) -> Result<Deltas, Error> {
         let mut step = self.take_oldest(step_id)?;
+        if let Some(outcomes) = &mut self.outcomes {
+            outcomes.clear();
+        }
         for row in step.rows.drain(..) {
             self.land_row(row);
         }
@@ -51,6 +55,7 @@ impl Scheduler {
             _ => self
                 .in_flight
                 .pop_front()
+                .inspect(|step| self.recent.end(step.step_id))
                 .ok_or_else(|| Error::Slab(format!("step {step_id} is not in flight"))),
         }
     }
@@ -76,6 +81,7 @@ impl Scheduler {
         let id = sample.sequence;
         let sequence = &mut self.sequences[id as usize];
         if sequence.life != sample.life {
+            self.note_outcome(Outcome::Dropped);
             return;
         }
         sequence.num_pending -= 1;
@@ -89,6 +95,7 @@ impl Scheduler {
                     "the model returned token id {token}, outside its vocabulary of {vocab_size}"
                 )
             };
+            self.note_outcome(Outcome::Failed);
             self.end_with_error(id, &Arc::from(message), deltas);
             return;
         }
@@ -126,11 +133,22 @@ impl Scheduler {
         told: &mut Deltas,
     ) -> Option<Ending> {
         let ending = self.test_stops(id, token, &mut told.text);
+        self.note_outcome(match ending {
+            None | Some(Ending::Length) => Outcome::Token(token),
+            Some(_) => Outcome::Stopped,
+        });
         told.token_ids.push(token);
         if let Ok(num_top) = usize::try_from(self.sequences[id as usize].num_logprobs) {
             read_logprobs(position, num_top, outputs, told);
         }
         ending
+    }
+
+    #[inline]
+    fn note_outcome(&mut self, outcome: Outcome) {
+        if let Some(outcomes) = &mut self.outcomes {
+            outcomes.push(outcome);
+        }
     }
 
     /// Appends the token's text and tells whether the sequence ends with it.

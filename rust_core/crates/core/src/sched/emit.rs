@@ -17,6 +17,12 @@ impl Scheduler {
         }
         self.slots.drain_released(|slot| step.push_freed(slot));
         let since = std::mem::take(&mut self.since_last_step);
+        self.recent.push(
+            step_id,
+            step.counts(),
+            since.num_preempted,
+            since.num_finished,
+        );
         step.finish(
             &self.layout,
             step_id,

@@ -2,6 +2,7 @@
 //!
 //! [`Scheduler`] holds all state. Its methods are spread by what they do: `schedule` and `admit` plan a step and
 //! `emit` writes it, `front` lets sequences wait for a prefix under way, `commit` and `fail` take its outcome,
+//! `snapshot` shows it all,
 //! `lifecycle` moves sequences between queue, slots and the end, `audit` checks the laws.
 
 mod admit;
@@ -17,8 +18,10 @@ mod schedule;
 mod sequence;
 mod share;
 mod slots;
+mod snapshot;
 mod state;
 mod waiters;
 
-pub(crate) use request::{RequestSpec, Sampling, Stopping};
+pub(crate) use request::{RequestSpec, Sampling, Stopping, mix};
+pub use snapshot::{RunningSequence, Snapshot, StepSummary, WaitingSequence, WaitsFor};
 pub(crate) use state::Scheduler;

@@ -8,11 +8,13 @@ use super::request::Request;
 use super::sequence::{Rank, Sequence};
 use super::share::Candidate;
 use super::slots::Slots;
+use super::snapshot::RecentSteps;
 use super::waiters::Waiters;
 use crate::batch::SlabLayout;
 use crate::config::CoreConfig;
 use crate::kv::{BlockKey, BlockPool, BuildKeyBits, PrefixHasher};
 use crate::text::Vocabulary;
+use crate::trace::Outcome;
 
 /// A running sequence under its importance.
 #[derive(Debug, Clone, Copy)]
@@ -125,6 +127,9 @@ pub(crate) struct Scheduler {
     pub(super) counters: Counters,
     pub(super) since_last_step: SinceLastStep,
     pub(super) scratch: Scratch,
+    pub(super) recent: RecentSteps,
+    /// What became of the samples of the last commit, where somebody wants to know.
+    pub(super) outcomes: Option<Vec<Outcome>>,
 }
 
 impl Scheduler {
@@ -164,6 +169,8 @@ impl Scheduler {
                 block: vec![0; config.block_size as usize],
                 ..Scratch::default()
             },
+            recent: RecentSteps::default(),
+            outcomes: None,
             config,
         }
     }
@@ -223,6 +230,32 @@ impl Scheduler {
 
     pub(crate) fn reset_prefix_cache(&mut self) -> bool {
         self.pool.reset()
+    }
+
+    /// From now on each commit leaves the outcomes of its samples to be taken.
+    pub(crate) fn note_outcomes(&mut self) {
+        self.outcomes = Some(Vec::new());
+    }
+
+    /// Outcomes of the samples of the last commit, in their order.
+    pub(crate) fn take_outcomes(&mut self) -> Vec<Outcome> {
+        self.outcomes
+            .as_mut()
+            .map(std::mem::take)
+            .unwrap_or_default()
+    }
+
+    /// Request and index of the sequence that holds a slot.
+    pub(crate) fn sequence_in(&self, slot: i32) -> (u64, u32) {
+        self.slots.owner(slot as u32).map_or((0, 0), |id| {
+            let rank = self.sequences[id as usize].rank;
+            (rank.arrival, rank.index)
+        })
+    }
+
+    /// Handles of requests that ended and were not taken.
+    pub(crate) fn ended(&self) -> &[u64] {
+        &self.ended
     }
 
     /// Handles of the requests that ended since the last call.

@@ -44,6 +44,12 @@ impl Waiters {
         self.len
     }
 
+    /// All that wait, in no particular order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+        let num_nodes = if self.len == 0 { 0 } else { self.nodes.len() };
+        (0..num_nodes as u32).filter(|&id| self.nodes[id as usize].awaited != NONE)
+    }
+
     pub(crate) fn is_awaited(&self, sequence: u32) -> bool {
         self.nodes
             .get(sequence as usize)
@@ -189,6 +195,9 @@ mod tests {
                 }
                 prop_assert!(waiters.is_sound());
                 prop_assert_eq!(waiters.len(), model.len());
+                let mut expected: Vec<u32> = model.iter().map(|entry| entry.0).collect();
+                expected.sort_unstable();
+                prop_assert_eq!(waiters.iter().collect::<Vec<_>>(), expected);
                 for awaited in 0..3 {
                     prop_assert_eq!(
                         waiters.is_awaited(awaited),

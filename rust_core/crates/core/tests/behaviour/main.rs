@@ -12,9 +12,11 @@ mod prefix;
 mod property;
 mod requests;
 mod shared;
+mod snapshot;
 mod starvation;
 mod stops;
 mod support;
+mod trace;
 
 use oneloop_core::{CoreConfig, SubmitRequest};
 

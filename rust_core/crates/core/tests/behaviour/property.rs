@@ -107,12 +107,17 @@ fn run(seed: u64, num_operations: u64, operation: &mut u64, coverage: &mut Cover
 
 /// What differs from bench to bench.
 #[derive(Debug, Clone, Copy)]
-struct Habits {
-    max_live: usize,
-    steps_per_failure: u64,
+pub(crate) struct Habits {
+    pub(crate) max_live: usize,
+    pub(crate) steps_per_failure: u64,
 }
 
-fn random_operation(rng: &mut Rng, bench: &mut Bench, config: &CoreConfig, habits: Habits) {
+pub(crate) fn random_operation(
+    rng: &mut Rng,
+    bench: &mut Bench,
+    config: &CoreConfig,
+    habits: Habits,
+) {
     bench.known.retain(|_, known| {
         !known.aborted
             && known
