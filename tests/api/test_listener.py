@@ -101,7 +101,9 @@ async def test_one_broken_connection_holds_up_no_other(caplog: pytest.LogCapture
     await asyncio.sleep(0.01)
 
 
-async def test_closed_while_it_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closed_while_it_pauses(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(listener_module, "_PAUSE_S", 0.02)
     sock = Exhausted(socket.create_server(("127.0.0.1", 0)), errno.EMFILE)
     listener = Listener(sock, lambda: Counter([]))  # type: ignore[arg-type]
@@ -111,6 +113,35 @@ async def test_closed_while_it_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     client.close()
     await asyncio.sleep(0.05)
     assert sock.num_failed == 1
+    assert "asyncio" not in {record.name for record in caplog.records}, "its timer has ended with it"
+
+
+async def test_a_connection_that_nobody_can_take_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    made: list[Any] = []
+    kept: list[socket.socket] = []
+
+    class Listening(socket.socket):
+        def accept(self) -> Any:
+            connection, address = super().accept()
+            kept.append(connection)  # so that no collection closes it
+            return connection, address
+
+    def protocol() -> Counter:
+        if len(kept) == 1:
+            raise MemoryError
+        return Counter(made)
+
+    sock = Listening(fileno=socket.create_server(("127.0.0.1", 0)).detach())
+    clients = [socket.create_connection(sock.getsockname()) for _ in range(2)]
+    listener = Listener(sock, protocol)
+    await until(lambda: made)
+    assert "could not be taken over" in caplog.text
+    assert kept[0].fileno() == -1
+    listener.close()
+    made[0].close()
+    for client in clients:
+        client.close()
+    await asyncio.sleep(0.01)
 
 
 async def test_who_has_connected_when_it_closes_is_not_cut() -> None:

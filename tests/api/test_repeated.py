@@ -85,8 +85,11 @@ def test_what_is_long_or_deep_is_read_anew(members: Any) -> None:
 
 def test_what_is_remembered_is_bounded() -> None:
     reader = Reader()
-    for seed in range(2 * MAX_REMEMBERED):
+    num_read = 2 * MAX_REMEMBERED + 1
+    for seed in range(num_read):
         reader.read({"seed": seed})
     assert len(reader.repeated._known) == MAX_REMEMBERED
-    reader.read({"seed": 2 * MAX_REMEMBERED - 1})
-    assert reader.count == 2 * MAX_REMEMBERED
+    reader.read({"seed": num_read - MAX_REMEMBERED})
+    assert reader.count == num_read, "the oldest goes, the others stay"
+    reader.read({"seed": num_read - MAX_REMEMBERED - 1})
+    assert reader.count == num_read + 1

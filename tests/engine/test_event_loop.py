@@ -59,6 +59,31 @@ def test_more_per_turn_while_turns_are_short(selector, pairs):
     assert count == EVENTS_PER_TURN
 
 
+def test_a_burst_after_quiet_begins_with_a_few(selector, pairs):
+    """Short turns that bring nothing tell nothing about those that bring much."""
+    for _ in range(10):
+        assert selector.select(0) == []
+    for ours, theirs in pairs:
+        selector.register(ours, selectors.EVENT_READ)
+        theirs.send(b"x")
+    assert len(selector.select(0)) == EVENTS_PER_TURN
+
+
+def test_after_any_long_turn_there_are_fewer(selector, pairs):
+    for ours, theirs in pairs:
+        selector.register(ours, selectors.EVENT_READ)
+        theirs.send(b"x")
+    assert max(len(selector.select(0)) for _ in range(6)) > EVENTS_PER_TURN
+    for ours, _ in pairs[1:]:
+        ours.recv(1)
+    while len(selector.select(0)) > 1:
+        """Until one turn brings what is left."""
+    time.sleep(0.002)
+    for _, theirs in pairs[1:]:
+        theirs.send(b"x")
+    assert len(selector.select(0)) == EVENTS_PER_TURN
+
+
 def test_what_is_urgent_comes_in_every_turn_and_first(selector, times, pairs):
     fd = os.eventfd(1)
     times.urgent.add(fd)

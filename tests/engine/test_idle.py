@@ -119,6 +119,18 @@ async def test_shutdown_ends_it(kit):
     count = len(executor.prepared)
     await asyncio.sleep(3 * idle.PAUSE_S)
     assert len(executor.prepared) == count
+    timers = [timer for timer in asyncio.get_running_loop()._scheduled if not timer.cancelled()]
+    assert "IdleWork" not in str(timers), "nothing of it stays on the event loop"
+
+
+async def test_none_between_a_submission_and_its_step(kit):
+    executor = kit.FakeExecutor(to_prepare=10_000)
+    async with kit.running_engine(executor) as engine:
+        await until(lambda: executor.prepared)
+        count = len(executor.prepared)
+        engine._step_loop.wake()
+        engine._step_loop._idle._turn()
+        assert len(executor.prepared) == count
 
 
 class Clock:

@@ -68,8 +68,19 @@ def test_as_accurate_as_plain_torch():
     assert_as_accurate(expected.bfloat16(), plain, expected)
     with pytest.raises(AssertionError, match="root mean square of errors is 1"):
         assert_as_accurate((expected + 1.3 * (plain.float() - expected)).bfloat16(), plain, expected)
-    for bad in (0.5, float("nan")):
+    for bad, measure in ((0.1, "largest error"), (-0.1, "largest error"), (float("nan"), "root mean square")):
         one_off = plain.clone()
         one_off[3, 5] += bad
-        with pytest.raises(AssertionError, match=r"is \S+ times that of plain torch"):
+        with pytest.raises(AssertionError, match=rf"the {measure}.* is \S+ times that of plain torch"):
             assert_as_accurate(one_off, plain, expected)
+
+
+def test_what_is_compared_for_accuracy_is_comparable():
+    values = torch.rand(4, 4, generator=torch.Generator().manual_seed(7))
+    plain = values.bfloat16()
+    for bad in ((plain, plain[:1], values), (plain[0], plain, values), (plain, plain, values[:1])):
+        with pytest.raises(AssertionError):
+            assert_as_accurate(*bad)
+    for bad in ((plain.float(), plain, values), (plain, plain, plain), (values, values, values)):
+        with pytest.raises(AssertionError):
+            assert_as_accurate(*bad)

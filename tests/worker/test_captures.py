@@ -5,8 +5,17 @@ from __future__ import annotations
 import pytest
 
 from oneloop.engine.loop import NUM_SLABS
-from oneloop.worker.buckets import bucket_of, token_bucket
-from oneloop.worker.gpu.captures import ROWS_AT_START, Border, Captures, Forward, GraphSizes, Sample
+from oneloop.worker.buckets import MAX_CAPTURED_TOKENS, bucket_of, token_bucket
+from oneloop.worker.gpu.captures import (
+    MIN_SHARERS,
+    ROWS_AT_START,
+    Border,
+    Captures,
+    Forward,
+    GraphSizes,
+    Sample,
+)
+from oneloop.worker.inputs import SlabViews
 from oneloop.worker.memory import gpu as plan
 from oneloop_kernels.ops.sampling.device import SampleVariant
 
@@ -34,6 +43,7 @@ def test_every_step_that_can_be_captured_has_a_key_in_idle_moments(sizes):
             assert {Sample(rows, one, slab_index) for one in (*PLAIN, *OTHERS)} < keys
     for count in range(1, sizes.tokens[-1] + 1, 3):
         assert {Forward(token_bucket(count), True, share) for share in (False, True)} < keys
+    assert sizes.tokens[-1] <= MAX_CAPTURED_TOKENS, "larger steps are launched kernel by kernel"
 
 
 def test_no_key_comes_twice_or_is_equal_to_one_of_another_kind(sizes):
@@ -127,6 +137,25 @@ class TestCaptures:
         assert num_forward == sum(isinstance(key, Forward) for key in taken) > 0
         assert num_sample == sum(isinstance(key, Sample) for key in taken) > 0
         assert captures.left(lambda key: key not in have) == (0, 0)
+
+    def test_what_is_used_is_not_counted_twice(self, captures):
+        before = captures.left(lambda _key: True)
+        captures.use(PLAIN[0])
+        captures.use(OTHERS[0])
+        assert captures.left(lambda _key: True) == before
+        captures.use(variant(edits=True))
+        assert captures.left(lambda _key: True) == (before[0], before[1] + 3 * NUM_SLABS)
+
+
+@pytest.mark.parametrize("num_sequences", [MIN_SHARERS - 1, MIN_SHARERS])
+def test_from_so_many_sharers_on_the_core_counts_a_block(core_factory, buffer_factory, num_sequences):
+    core = core_factory()
+    buffer = buffer_factory(core.layout.num_bytes)
+    for own in range(num_sequences):
+        core.submit([*range(5), 50 + own], max_tokens=2)
+    assert core.schedule(buffer) is not None
+    is_counted = SlabViews.over(buffer, core.layout).header().num_widely_shared > 0
+    assert is_counted == (num_sequences == MIN_SHARERS)
 
 
 def test_the_memory_plan_counts_them_all(sizes):

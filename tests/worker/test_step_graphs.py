@@ -220,3 +220,12 @@ def test_nothing_is_collected_while_a_graph_is_recorded(graphs, device, monkeypa
     launch(graphs, lambda: seen.append(module.gc.isenabled()), 2)
     assert seen == [True, False]
     assert module.gc.isenabled()
+
+
+def test_who_collects_nothing_does_not_after_a_graph_either(graphs, body):
+    module.gc.disable()
+    try:
+        launch(graphs, body, 2)
+        assert not module.gc.isenabled()
+    finally:
+        module.gc.enable()

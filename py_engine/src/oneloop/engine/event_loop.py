@@ -29,7 +29,7 @@ which running streams have half for their tokens in a burst (the slices of relay
 MAX_EVENTS_PER_TURN = 16
 """While they take less: looking costs some µs a turn, and the engine's descriptor is looked at in every one."""
 _SHORT_TURN_S, _LONG_TURN_S = 0.0003, 0.001
-"""After a full turn below the first twice as many are taken, after one above the second half as many."""
+"""After a full turn below the first twice as many are taken, after any turn above the second half as many."""
 
 
 def turn_loop(times: LoopTimes) -> Callable[[], asyncio.AbstractEventLoop]:
