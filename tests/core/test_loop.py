@@ -88,6 +88,9 @@ def test_a_repeated_prompt_comes_from_the_cache(make_harness) -> None:
         handle = harness.core.submit(prompt, max_tokens=3, **GREEDY)
         harness.run()
         assert harness.outputs[handle, 0].last.num_cached_tokens == expected
+    siblings = harness.core.submit(prompt, n=3, max_tokens=3, **GREEDY)
+    harness.run()
+    assert [harness.outputs[siblings, index].last.num_cached_tokens for index in range(3)] == [96] * 3
     salted = harness.core.submit(prompt, max_tokens=3, cache_salt=b"other", **GREEDY)
     harness.run()
     assert harness.outputs[salted, 0].last.num_cached_tokens == 0
