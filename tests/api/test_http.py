@@ -37,6 +37,10 @@ def get(
     return b"GET %b HTTP/%b\r\n%b\r\n" % (target, version, headers)
 
 
+STREAM = post(body=b'{"prompt":"a","max_tokens":30,"stream":true}').replace(b"Connection: close\r\n", b"")
+"""A request that is answered on the express lane."""
+
+
 def replies(data: bytes) -> list[int]:
     """Status of every reply in a byte stream."""
     found = []
@@ -128,6 +132,34 @@ async def test_malformed(server: Any, monkeypatch: pytest.MonkeyPatch, name: str
         assert answer["error"]["code"] == replies(reply)[0]
         assert b".py" not in reply
     assert (await server.get("/version"))[0] == 200
+
+
+CHUNK = b"%x\r\n%b\r\n" % (len(BODY), BODY)
+LATE_FAULTS = {
+    "size": b"zz\r\n",
+    "end of a chunk": b"1\r\nabc",
+    "folded trailer": CHUNK + b"0\r\n a\r\n\r\n",
+    "long trailer": CHUNK + b"0\r\nX: " + b"a" * 9000 + b"\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("behind", [b"", get(headers=b"Host: x\r\n"), STREAM])
+@pytest.mark.parametrize("name", LATE_FAULTS)
+async def test_a_body_that_breaks_off_later_is_refused_at_once(
+    server: Any, caplog: pytest.LogCaptureFixture, name: str, behind: bytes
+) -> None:
+    """Its head is being answered already, or waits for another reply: neither waits for the rest until it is late."""
+    head = chunked(b"").partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(behind + head)
+    await asyncio.sleep(0.05)
+    writer.write(LATE_FAULTS[name])
+    reply = await asyncio.wait_for(reader.read(), 3)
+    writer.close()
+    assert replies(reply) == [200, 400][not behind :]
+    assert b"wrongly chunked" in reply
+    assert b"Connection: close" in reply
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("coding", ODD_TRANSFER_ENCODINGS)

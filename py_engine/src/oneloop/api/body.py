@@ -58,7 +58,9 @@ class BodyReader:
                 ErrorKind.TIMEOUT, f"The body did not arrive within {BODY_TIMEOUT_S:g} seconds."
             ) from None
         except (web.RequestPayloadError, http_exceptions.HttpProcessingError):
-            raise bad_request(None, "The body is cut or wrongly chunked.") from None
+            raise ApiError(
+                ErrorKind.BAD_REQUEST, "The body is cut or wrongly chunked.", ends_connection=True
+            ) from None
         finally:
             self._num_held -= _counted(len(body))
 

@@ -112,9 +112,18 @@ class Connection(web.RequestHandler):
         super().data_received(data)
         self._waiter = waiter
         if self._messages:
+            self._end_cut_body()
             self._owed = self._messages[-1]
             if not self._is_answering:
                 self._answer_next()
+
+    def _end_cut_body(self) -> None:
+        """What arrived last is no HTTP: a body that was still to come never ends, which aiohttp does not tell it."""
+        if self._owed is None or isinstance(self._messages[-1][0], RawRequestMessage):
+            return
+        body = self._owed[1]
+        if not body.is_eof() and body.exception() is None:
+            body.set_exception(web.RequestPayloadError())
 
     @property
     def _is_answering(self) -> bool:
@@ -186,6 +195,8 @@ class Connection(web.RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         """As aiohttp's: the end of a reply. A connection that brings no more requests ends with its last one."""
         finished = await super().finish_response(request, resp, start_time)
+        if request.content.exception() is not None:
+            request.content.feed_eof()  # aiohttp would read on, and log what it finds
         self._all_answered()
         return finished
 

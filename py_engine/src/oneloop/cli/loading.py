@@ -24,7 +24,15 @@ _LINGERING_S = 2.0
 @asynccontextmanager
 async def answering_while_loading(listening: socket.socket) -> AsyncIterator[None]:
     """Answer on the listening socket, which stays open and is not taken over."""
-    server = await asyncio.start_server(_refuse, sock=listening.dup(), limit=_READ_LIMIT)
+    asking: set[asyncio.Task[None]] = set()
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # No coroutine: the end of a task that asyncio makes for one is told as an error when it was cancelled.
+        task = asyncio.create_task(_refuse(reader, writer))
+        asking.add(task)
+        task.add_done_callback(asking.discard)
+
+    server = await asyncio.start_server(connected, sock=listening.dup(), limit=_READ_LIMIT)
     try:
         yield
     finally:
@@ -41,7 +49,7 @@ async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
         async with asyncio.timeout(_LINGERING_S):
             while await reader.read(_READ_LIMIT):
                 pass
-    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError, ConnectionError):
+    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
         pass  # no request, or a client that is gone: nobody to tell
     finally:
         writer.close()
