@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from oneloop.config import EngineConfig
+from oneloop.engine.loop import NUM_SLABS
 from oneloop.executor.cuda import CudaExecutor
 from oneloop.start_times import StartTimes
 from oneloop_bench.gap_picture import Trace, gap_picture
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
     from oneloop_bench.gaps import Event
 
-NUM_SLABS = 3
 _WARM_STEPS = 12
 """Enough that the graphs of all slabs are captured, at their second use at the latest."""
 _SETTLING_STEPS = 7

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from oneloop.config import EngineConfig
+from oneloop.engine.loop import NUM_SLABS
 from oneloop.executor.loading import ModelLoading
 from oneloop.start_times import StartTimes
 from oneloop.worker.gpu.runner import GpuModelRunner
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 KV_BYTES = 1 << 30
-NUM_SLABS = 3
 
 
 def nvml_free() -> int:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from oneloop.engine.loop import NUM_SLABS
 from oneloop_bench.report import print_result
 from oneloop_bench.slab import Slab
 from oneloop_core import Core, CoreConfig
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     from oneloop.worker.inputs import SlabViews
 
-NUM_SLABS: Final = 3
 BLOCK_SIZE: Final = 16
 MAX_NUM_SEQS: Final = 512
 STEP_TOKENS: Final = 2048

@@ -34,7 +34,10 @@ _GRAPH_LAYER_BYTES: Final = 34 * 1024
 NUM_SLABS: Final = 3
 """Of the engine's ring."""
 _NUM_VARIANTS: Final = 4
-"""Of sampling that are captured whatever requests ask for: greedy or not, with log-probabilities or without."""
+"""Of sampling that are captured whatever requests ask for: greedy or not, with log-probabilities or without.
+
+Those with edits or penalties, eight more, come with requests that ask for them; with 512 sequences about 3 MiB each.
+"""
 
 _MAX_PROGRAMS: Final = 160 * 5
 """Programs of split decode attention: multiprocessors (more than any card of today has) times programs on each."""
@@ -81,7 +84,7 @@ def logits_bytes(spec: ModelSpec, item_bytes: int, num_seqs: int) -> int:
 
 
 def graph_bytes(spec: ModelSpec, item_bytes: int, num_tokens: int, num_seqs: int) -> int:
-    """Their pool and the driver's part, once all are captured."""
+    """Their pool and the driver's part, once all are captured that no request needs to ask for."""
     captured = min(num_tokens, MAX_CAPTURED_TOKENS)
     sizes = GraphSizes.of(captured, num_seqs, NUM_SLABS)
     driver = graph_driver_bytes(spec, sizes.num_forward, sizes.num_sample(_NUM_VARIANTS))
