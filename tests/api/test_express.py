@@ -119,6 +119,8 @@ NOT_TAKEN = {
     "expectation": message(stream(), headers="Expect: 100-continue\r\n"),
     "bad host": message(stream()).replace(b"Host: x", b"Host: a b"),
     "the end of the connection": message(stream(), headers="Connection: close\r\n"),
+    "another protocol": message(stream(), headers="Connection: upgrade\r\nUpgrade: websocket\r\n"),
+    "compression": message(stream(), headers="Content-Encoding: gzip\r\n"),
     "chunks": (
         message(b"", headers="Transfer-Encoding: chunked\r\n").replace(b"Content-Length: 0\r\n", b"")
         + b"%x\r\n%b\r\n0\r\n\r\n" % (len(json.dumps(stream())), json.dumps(stream()).encode())

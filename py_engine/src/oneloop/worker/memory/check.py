@@ -21,8 +21,8 @@ def check_peak(plan: MemoryPlan, free_after: int, later: int = 0) -> int:
 
     free_after: free bytes of the device once the KV cache is allocated and the largest step has run (the allocator
     keeps what it took, so that this is the peak). later: bytes of what is planned and comes when nobody waits. Logs a
-    warning when more is taken than planned. ConfigError, with the utilization to set, when less is left free than
-    gpu_memory_utilization leaves to others.
+    warning when that is not about what was planned. ConfigError, with the utilization to set, when it is more, and less
+    is left free than gpu_memory_utilization leaves to others.
     """
     ledger = plan.ledger
     taken = ledger.memory.free - free_after + later
