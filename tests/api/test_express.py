@@ -146,6 +146,14 @@ async def test_the_key_is_asked_for(serve: Any, taken: list[Any]) -> None:
         assert len(taken) == 1
 
 
+async def test_bodies_are_bounded_here_too(serve: Any, taken: list[Any]) -> None:
+    async with serve(max_body_bytes=200) as server:
+        assert b" 200 " in await ask(server, message(stream()))
+        assert len(taken) == 1
+        assert b" 413 " in await ask(server, message(stream(user="x" * 200)))
+        assert len(taken) == 1
+
+
 async def test_the_clients_own_ids_are_repeated(server: Any) -> None:
     reply = await ask(server, message(stream(), headers="X-Request-Id: from-head\r\n"))
     assert b"X-Request-Id: from-head\r\n" in reply
