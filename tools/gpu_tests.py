@@ -59,7 +59,10 @@ def parts_of(name: str, *paths: str, shares: int = 1) -> list[Part]:
 TOGETHER: Final = [  # the longest first
     *parts_of("smollm2_parity", "tests/gpu/test_smollm2_parity.py", shares=3),
     *parts_of("mixed_run", "tests/gpu/test_mixed_run.py", shares=5),
-    *parts_of("linear", "tests/kernels/test_linear.py", "tests/kernels/test_linear_on_hopper.py", shares=4),
+    *parts_of(
+        "linear", "tests/kernels/test_linear.py", "tests/kernels/test_linear_on_hopper.py",
+        "tests/kernels/test_heads.py", shares=4,
+    ),
     *parts_of(
         "attention", "tests/kernels/test_paged_attention_triton.py", "tests/kernels/test_paged_attention_ahead.py",
         shares=4,
