@@ -258,15 +258,13 @@ class RecordedGraphs:
     def __init__(self):
         self.bodies = {}
         self.replayed = set()
-        self.can_capture = True
 
     def wants(self, key):
         return key not in self.bodies
 
     def try_capture(self, key, body):
-        if self.can_capture:
-            self.bodies[key] = body
-        return self.can_capture
+        self.bodies[key] = body
+        return True
 
     def launch(self, key, body, *, capturable=True):
         if capturable and key in self.bodies:
@@ -356,15 +354,19 @@ def test_all_graphs_of_idle_moments_give_the_same(in_waves):
     assert runner.graphs._attempts == {}
 
 
-def test_a_failure_in_idle_moments_ends_them_and_nothing_else(in_waves, monkeypatch, caplog):
+@pytest.mark.parametrize("where", ["rehearsal", "capture"])
+def test_a_failure_in_idle_moments_ends_them_and_nothing_else(in_waves, monkeypatch, caplog, where):
     """Short of memory in the rehearsal, or in the capture: no more are captured ahead, and steps go on."""
     prepared = []
 
     def prepare(runner):
         if not prepared:
             with monkeypatch.context() as patch:
-                patch.setattr(runner, "_launch_forward", short_of_memory)
-                patch.setattr(runner, "_launch_sample", short_of_memory)
+                if where == "rehearsal":
+                    patch.setattr(runner, "_launch_forward", short_of_memory)
+                    patch.setattr(runner, "_launch_sample", short_of_memory)
+                else:
+                    patch.setattr(type(runner.graphs), "try_capture", lambda *_arguments: False)
                 prepared.append(runner.prepare_in_idle())
         prepared.append(runner.prepare_in_idle())
 
