@@ -195,6 +195,57 @@ async def test_no_turn_parses_much(server: Any, monkeypatch: pytest.MonkeyPatch)
     assert max(sizes) <= 32 << 10
 
 
+def fat(num_bytes: int, path: bytes = b"/version") -> bytes:
+    """A request with a head of about so many bytes, none of its headers large."""
+    headers = b"".join(b"X-%d: %b\r\n" % (number, b"a" * 1000) for number in range(num_bytes // 1000))
+    return get(path, b"Host: x\r\n" + headers)
+
+
+async def test_a_head_is_bounded_as_a_whole(server: Any) -> None:
+    assert replies(await server.raw(fat(60_000) + get())) == [200, 200]
+    reply = await server.raw(fat(120_000))
+    assert replies(reply) in ([400], [])
+    reply = await server.raw(fat(60_000) + STREAM + fat(60_000) + get())
+    assert replies(reply) == [200, 200, 200, 200]
+
+
+async def test_blank_lines_before_a_request_are_bounded(server: Any) -> None:
+    assert replies(await server.raw(b"\r\n" * 1000 + get())) == [200]
+    assert replies(await server.raw(b"\r\n" * 100_000 + get())) in ([400], [])
+
+
+async def test_a_refused_body_is_no_head(server: Any) -> None:
+    """What is thrown away behind a refusal does not count, so the connection stays."""
+    body = b" " * 500_000
+    head = b"POST /nope HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    assert replies(await server.raw(head + body + get())) == [404, 200]
+
+
+async def test_what_waits_behind_a_reply_is_bounded(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large heads are read a few at a time, and all of them are answered."""
+    num_read = 0
+    original = Connection.data_received
+
+    def data_received(self: Connection, data: bytes) -> None:
+        nonlocal num_read
+        num_read += len(data)
+        original(self, data)
+
+    monkeypatch.setattr(Connection, "data_received", data_received)
+    server.engine.paused.clear()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(STREAM + fat(60_000) * 40 + get())
+    before = -1
+    while before != num_read:
+        before = num_read
+        await asyncio.sleep(0.1)
+    assert num_read < 600_000
+    server.engine.paused.set()
+    reply = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    assert replies(reply) == [200] * 42
+
+
 async def test_bare_line_feeds_smuggle_nothing(server: Any) -> None:
     data = b"GET /version HTTP/1.1\nHost: x\nConnection: close\n\n"
     assert replies(await server.raw(data)) in ([200], [400], [])

@@ -13,12 +13,17 @@ from typing import TYPE_CHECKING, cast
 
 from aiohttp import HttpVersion11, web
 from aiohttp.http import RawRequestMessage
+from aiohttp.http_exceptions import LineTooLong
+from aiohttp.streams import EMPTY_PAYLOAD
+from aiohttp.web_protocol import _ErrInfo
 
 from oneloop.api.errors import INTERNAL_MESSAGE, ApiError, ErrorKind, bad_request, error_response
+from oneloop.api.limits import MAX_HEAD_BYTES, MAX_WAITING_REQUESTS
 
 if TYPE_CHECKING:
     from typing import Any
 
+    from aiohttp.streams import StreamReader
     from aiohttp.web_request import BaseRequest
 
     from oneloop.api.express import ExpressLane, ExpressReply
@@ -60,7 +65,9 @@ def watch_peers(listening: socket.socket, write_timeout_s: float) -> None:
 class Connection(web.RequestHandler):
     """aiohttp's connection with our error body. A peer that vanished is noticed, one that is only quiet is answered."""
 
-    __slots__ = ("_express", "_lane", "_looking", "_num_probes", "_owed")
+    __slots__ = (
+        "_body", "_express", "_is_deaf", "_lane", "_looking", "_num_head_bytes", "_num_heads", "_num_probes", "_owed",
+    )  # fmt: skip
 
     def __init__(self, manager: web.Server, *, lane: ExpressLane, **options: Any) -> None:
         """options: aiohttp's."""
@@ -68,6 +75,16 @@ class Connection(web.RequestHandler):
         self._lane = lane
         self._express: ExpressReply | None = None
         """The reply that is on its way without aiohttp's task, which waits meanwhile."""
+        self._max_msg_queue_size = MAX_WAITING_REQUESTS
+        self._msg_queue_resume_size = MAX_WAITING_REQUESTS // 2
+        self._num_heads = 0
+        """How many have ended."""
+        self._num_head_bytes = 0
+        """Of the one that arrives."""
+        self._body: StreamReader = EMPTY_PAYLOAD
+        """Of the last head that has ended, while it arrives."""
+        self._is_deaf = False
+        """Whether the rest is of no interest: the client has sent too much."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """As aiohttp's, but its task begins with the first request that needs it."""
@@ -108,22 +125,41 @@ class Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """As aiohttp's, which queues whole heads; whose turn it is is decided here."""
+        if self._is_deaf:
+            return
         waiter, self._waiter = self._waiter, None
         super().data_received(data)
         self._waiter = waiter
+        if self._request_count != self._num_heads:
+            self._head_ended()
+        elif self._body.is_eof():
+            self._num_head_bytes += len(data)
+            if self._num_head_bytes > MAX_HEAD_BYTES:
+                self._refuse_head()
         if self._messages:
-            self._end_cut_body()
             self._owed = self._messages[-1]
             if not self._is_answering:
                 self._answer_next()
 
-    def _end_cut_body(self) -> None:
-        """What arrived last is no HTTP: a body that was still to come never ends, which aiohttp does not tell it."""
-        if self._owed is None or isinstance(self._messages[-1][0], RawRequestMessage):
+    def _head_ended(self) -> None:
+        """One or several have been queued; what arrives now is the last one's body, or the next head."""
+        self._num_heads, self._num_head_bytes = self._request_count, 0
+        before, self._body = self._body, EMPTY_PAYLOAD
+        if not self._messages:
             return
-        body = self._owed[1]
-        if not body.is_eof() and body.exception() is None:
-            body.set_exception(web.RequestPayloadError())
+        message, body = self._messages[-1]
+        if not isinstance(message, RawRequestMessage):
+            # No HTTP. A body that was still to come never ends, which aiohttp does not tell it.
+            if not before.is_eof() and before.exception() is None:
+                before.set_exception(web.RequestPayloadError())
+        elif not body.is_eof():
+            self._body = body
+
+    def _refuse_head(self) -> None:
+        """As what the parser refuses."""
+        self._is_deaf = True
+        error = LineTooLong(b"", MAX_HEAD_BYTES)
+        self._messages.append((_ErrInfo(status=error.code, exc=error, message=error.message), EMPTY_PAYLOAD))
 
     @property
     def _is_answering(self) -> bool:

@@ -14,6 +14,11 @@ MAX_TEMPLATE_ARGUMENT_BYTES = 16 << 10
 MAX_NAME_LEN = 256
 """Characters of a model name, a function name, a tool call id."""
 
+MAX_HEAD_BYTES = 64 << 10
+"""A request's line and headers, give or take what is read at once. (Each header has a bound of its own.)"""
+MAX_WAITING_REQUESTS = 4
+"""Behind one another on a connection, beyond which no more of it is read; those of one reading may be more."""
+
 BODY_TIMEOUT_S = 60.0
 """A request body must have arrived within this time."""
 HEADER_TIMEOUT_S = 30.0
