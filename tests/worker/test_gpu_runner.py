@@ -325,6 +325,27 @@ def test_idle_moments_change_nothing(in_waves):
         assert runner.graphs.replayed, "what was captured is used"
 
 
+def test_an_idle_moment_repeats_nothing_of_the_last_step(in_waves):
+    """Whose row would be written with the token that came after it, in a block that is found again."""
+    options = {"max_tokens": 3, "ignore_eos": True, **GREEDY}
+    first = (list(range(BLOCK_SIZE - 2)), options)
+    alone, _, _ = in_waves([[first]], lambda _runner: None)
+    (tokens,) = alone[0]
+    assert tokens[1] != tokens[2]
+    again = ([*first[0], *tokens[:2], 7], options)
+    cpu, gpu, _ = in_waves([[first], [again]], lambda runner: runner.prepare_in_idle())
+    assert gpu == cpu
+
+
+def test_idle_moments_bring_the_variants_that_steps_have_used(in_waves):
+    left = []
+    requests = [some_requests(1, 3, 4, **GREEDY), some_requests(1, 3, 4, logit_bias=[(3, 1.0)], **GREEDY)]
+    in_waves(requests, lambda runner: left.append(runner.graphs_left()))
+    (num_forward, num_sample), (num_forward_after, num_sample_after) = left
+    assert num_forward_after <= num_forward
+    assert num_sample_after > num_sample
+
+
 @pytest.mark.gpu
 def test_all_graphs_of_idle_moments_give_the_same(in_waves):
     """Also those of variants that requests have asked for: no step captures what an idle moment could have."""
