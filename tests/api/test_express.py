@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 import time
 from typing import Any
 
 import pytest
 
+from oneloop.api.connection import Connection
 from oneloop.api.express import ExpressReply
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -236,3 +238,35 @@ async def test_a_bug_in_preparing_is_a_status(server: Any, monkeypatch: pytest.M
     reply = await ask(server, message(stream()))
     assert reply.startswith(b"HTTP/1.1 500 ")
     assert b"ZeroDivision" not in reply
+
+
+async def test_what_waits_behind_a_stalled_reader_is_not_begun(
+    serve: Any, fake_engine_type: Any, taken: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Connection.connection_made
+
+    def connection_made(self: Any, transport: Any) -> None:
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        original(self, transport)
+
+    monkeypatch.setattr(Connection, "connection_made", connection_made)
+    async with serve(fake_engine_type(max_model_len=50_000), write_timeout_s=0.2) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        writer.write(message(stream(max_tokens=40_000, ignore_eos=True, n=8)) + message(stream()))
+        await reader.readuntil(b"data: ")
+        await server.settled()
+        await asyncio.sleep(0.02)
+        assert len(taken) == 1
+        writer.close()
+
+
+async def test_its_time_is_counted(server: Any) -> None:
+    server.engine.step_s = 0.02
+    await ask(server, message(stream(max_tokens=5, ignore_eos=True)))
+    await server.settled()
+    metrics = (await server.get("/metrics"))[1]
+    (seconds,) = re.findall(
+        rf'http_request_duration_seconds_sum{{handler="{COMPLETIONS}"[^}}]*}} (\S+)', metrics
+    )
+    assert 0.08 < float(seconds) < 5

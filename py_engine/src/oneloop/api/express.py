@@ -231,8 +231,8 @@ class ExpressReply:
 
     def _leave(self) -> None:
         """Nobody is there to be told."""
+        self._connection.force_close()  # first, so that nothing which waits behind it is begun
         self._over(CLIENT_GONE)
-        self._connection.force_close()
 
     def _over(self, status: int) -> None:
         if self._is_over:
