@@ -214,6 +214,19 @@ async def test_blank_lines_before_a_request_are_bounded(server: Any) -> None:
     assert replies(await server.raw(b"\r\n" * 100_000 + get())) in ([400], [])
 
 
+@pytest.mark.parametrize(
+    "framing",
+    [
+        b"0\r\n" + b"".join(b"X-%d: %b\r\n" % (number, b"a" * 2000) for number in range(110)),
+        b"1;" + b"x" * 200_000,
+    ],
+    ids=["trailers", "extension"],
+)
+async def test_what_frames_a_body_is_bounded(server: Any, framing: bytes) -> None:
+    """Its end is not waited for."""
+    assert replies(await server.raw(chunked(CHUNK + framing))) in ([400], [])
+
+
 async def test_a_refused_body_is_no_head(server: Any) -> None:
     """What is thrown away behind a refusal does not count, so the connection stays."""
     body = b" " * 500_000

@@ -66,7 +66,8 @@ class Connection(web.RequestHandler):
     """aiohttp's connection with our error body. A peer that vanished is noticed, one that is only quiet is answered."""
 
     __slots__ = (
-        "_body", "_express", "_is_deaf", "_lane", "_looking", "_num_head_bytes", "_num_heads", "_num_probes", "_owed",
+        "_body", "_express", "_is_deaf", "_lane", "_looking", "_num_body_bytes", "_num_framing_bytes", "_num_heads",
+        "_num_probes", "_owed",
     )  # fmt: skip
 
     def __init__(self, manager: web.Server, *, lane: ExpressLane, **options: Any) -> None:
@@ -79,10 +80,12 @@ class Connection(web.RequestHandler):
         self._msg_queue_resume_size = MAX_WAITING_REQUESTS // 2
         self._num_heads = 0
         """How many have ended."""
-        self._num_head_bytes = 0
-        """Of the one that arrives."""
         self._body: StreamReader = EMPTY_PAYLOAD
         """Of the last head that has ended, while it arrives."""
+        self._num_body_bytes = 0
+        """Of it."""
+        self._num_framing_bytes = 0
+        """Since the last that were a body's: of the next head, of a chunk's extensions, of trailers."""
         self._is_deaf = False
         """Whether the rest is of no interest: the client has sent too much."""
 
@@ -132,10 +135,12 @@ class Connection(web.RequestHandler):
         self._waiter = waiter
         if self._request_count != self._num_heads:
             self._head_ended()
-        elif self._body.is_eof():
-            self._num_head_bytes += len(data)
-            if self._num_head_bytes > MAX_HEAD_BYTES:
-                self._refuse_head()
+        elif self._body.total_bytes != self._num_body_bytes:
+            self._num_body_bytes, self._num_framing_bytes = self._body.total_bytes, 0
+        else:
+            self._num_framing_bytes += len(data)
+            if self._num_framing_bytes > MAX_HEAD_BYTES:
+                self._refuse_framing()
         if self._messages:
             self._owed = self._messages[-1]
             if not self._is_answering:
@@ -143,21 +148,20 @@ class Connection(web.RequestHandler):
 
     def _head_ended(self) -> None:
         """One or several have been queued; what arrives now is the last one's body, or the next head."""
-        self._num_heads, self._num_head_bytes = self._request_count, 0
+        self._num_heads, self._num_framing_bytes = self._request_count, 0
         before, self._body = self._body, EMPTY_PAYLOAD
-        if not self._messages:
-            return
-        message, body = self._messages[-1]
-        if not isinstance(message, RawRequestMessage):
-            # No HTTP. A body that was still to come never ends, which aiohttp does not tell it.
-            if not before.is_eof() and before.exception() is None:
-                before.set_exception(web.RequestPayloadError())
-        elif not body.is_eof():
-            self._body = body
+        if self._messages:
+            message, body = self._messages[-1]
+            if not isinstance(message, RawRequestMessage):
+                _cut(before)
+            elif not body.is_eof():
+                self._body = body
+        self._num_body_bytes = self._body.total_bytes
 
-    def _refuse_head(self) -> None:
+    def _refuse_framing(self) -> None:
         """As what the parser refuses."""
         self._is_deaf = True
+        _cut(self._body)
         error = LineTooLong(b"", MAX_HEAD_BYTES)
         self._messages.append((_ErrInfo(status=error.code, exc=error, message=error.message), EMPTY_PAYLOAD))
 
@@ -280,3 +284,9 @@ class Connection(web.RequestHandler):
             return not self._express.has_begun
         request = self._current_request
         return request is not None and request.writer.output_size == 0
+
+
+def _cut(body: StreamReader) -> None:
+    """What follows is no HTTP, so a body that was still to come never ends. aiohttp does not tell who reads it."""
+    if not body.is_eof() and body.exception() is None:
+        body.set_exception(web.RequestPayloadError())

@@ -15,7 +15,8 @@ MAX_NAME_LEN = 256
 """Characters of a model name, a function name, a tool call id."""
 
 MAX_HEAD_BYTES = 64 << 10
-"""A request's line and headers, give or take what is read at once. (Each header has a bound of its own.)"""
+"""A request's line and headers, or what frames its body between two of its bytes, give or take what is read at once.
+(Each header has a bound of its own.)"""
 MAX_WAITING_REQUESTS = 4
 """Behind one another on a connection, beyond which no more of it is read; those of one reading may be more."""
 
