@@ -164,6 +164,34 @@ async def test_slow_and_back(server: Any, lane: str, monkeypatch: pytest.MonkeyP
     writer.close()
 
 
+@pytest.mark.parametrize("lane", LANES)
+async def test_who_does_not_read_the_end_is_cut(
+    serve: Any, lane: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All is written, but not taken: the connection would stay for as long as its reader does."""
+    connections: list[Connection] = []
+    original = Connection.connection_made
+
+    def connection_made(self: Connection, transport: Any) -> None:
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        connections.append(self)
+        original(self, transport)
+
+    monkeypatch.setattr(Connection, "connection_made", connection_made)
+    async with serve(write_timeout_s=0.3) as server:
+        reader, writer, stream = await open_held(server, {"prompt": "a", "max_tokens": 100}, lane)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stream.push(delta("start"), 0.0)
+        await reader.readuntil(b"\n\n\r\n")
+        writer.transport.pause_reading()
+        stream.push(delta("x" * 5_000_000, "length"), 0.0)
+        await asyncio.sleep(0.1)
+        (connection,) = connections
+        assert connection.transport is not None
+        await until(lambda: connection.transport is None, 2)
+        writer.close()
+
+
 def body_of(received: bytes) -> bytes:
     """The body of a chunked reply; every chunk must be whole."""
     head, _, rest = received.partition(b"\r\n\r\n")

@@ -122,6 +122,34 @@ async def test_a_stalled_reader_does_not_hold_up_the_end(serve: Any, fake_engine
         writer.close()
 
 
+@pytest.mark.parametrize("media_type", ["application/json", "Application/JSON"], ids=["express", "aiohttp"])
+async def test_a_slow_reader_is_told_all_the_same(
+    serve: Any, fake_engine_type: Any, monkeypatch: pytest.MonkeyPatch, media_type: str
+) -> None:
+    """Who reads on is waited for, and nobody any longer once it has its last events."""
+    monkeypatch.setattr("oneloop.api.server.LAST_WORDS_S", 3.0)
+    engine = fake_engine_type(max_model_len=10**6)
+    async with serve(engine, shutdown_timeout=0.1, write_timeout_s=60.0) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
+        data = json.dumps({"prompt": "a", "max_tokens": 900_000, "ignore_eos": True, "stream": True, "n": 16})
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: {media_type}\r\n"
+        writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n{data}".encode())
+        async with asyncio.timeout(20):
+            while sum(len(d.text) for s in engine.live.values() for d in s._pending.values()) < 10_000:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        server.stop.set()
+        await asyncio.sleep(0.4)
+        received = b""
+        async with asyncio.timeout(2):
+            while not received.endswith(b"\r\n0\r\n\r\n"):
+                received += await reader.read(1 << 20)
+        assert b"ServiceUnavailableError" in received.rpartition(b"data: ")[2]
+        begin = time.monotonic()
+        await server.task
+        assert time.monotonic() - begin < 1.0
+        writer.close()
+
+
 def test_who_has_asked_already_is_answered(serve: Any) -> None:
     """On the product's event loop, which looks at a few connections in a turn: none of the others is taken for idle."""
 
