@@ -70,6 +70,8 @@ def test_what_is_noted_of_a_stream():
     assert find_problems(reply.seen, Expected(prompt_len=4, max_tokens=5)) == ["usage"]
     assert find_problems(reply.seen, Expected(prompt_len=3, max_tokens=6)) == ["usage"]
     assert find_problems(reply.seen, Expected(num_choices=2)) == ["choices"]
+    reply.seen.choices[1] = reply.seen.choices.pop(0)
+    assert find_problems(reply.seen, Expected()) == ["choices"], "one, but another than was asked for"
 
 
 def test_an_end_without_text_is_no_token():
