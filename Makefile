@@ -92,6 +92,8 @@ bench-host: install model ## The host per token, with steps that take no time: o
 	@$(PY) -m oneloop_bench.host
 bench-serve-null: install ## Token events per second over HTTP with steps that take no time, and their pace at 5 ms a step
 	@$(PY) -m oneloop_bench.serve_null $(ARGS)
+bench-idle: install ## Memory of idle connections, and what 10,000 of them do to 100 active ones
+	@$(PY) -m oneloop_bench.idle_connections $(ARGS)
 bench-cpu: install model ## SmolLM2 on the CPU beside transformers (and llama.cpp where installed)
 	@$(PY) -m oneloop_bench.cpu
 bench-memory: install model ## Memory of a server with a 512 MB KV cache, all of it touched

@@ -9,25 +9,17 @@ in time. A token event is a `data:` event with one token; several come in one wr
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import subprocess
 import sys
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import psutil
 
 from oneloop.cli.serve import allow_many_descriptors
 from oneloop_bench.report import print_result
-from oneloop_bench.serve_null.client import Counts, count_streams, request_bytes
-from oneloop_bench.server import running_server
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oneloop_bench.server import Server
+from oneloop_bench.serve_null.client import count_streams, make_requests
+from oneloop_bench.serve_null.machine import Cpus, Shares, choose_cpus, null_server, on_cpu, undisturbed
 
 TOKENS_PER_STREAM = 512
 ROUNDS = 2
@@ -42,84 +34,6 @@ IN_TIME = 0.97
 ALONE = 0.99
 """Of the events that are read one by one."""
 GOALS = {"tok_s_256": 100_000, "tok_s_1024": 100_000, "itl_p99_over_step_256": 1.5}
-
-
-class Cpus(NamedTuple):
-    """One for each side; the same where there is only one."""
-
-    server: int
-    client: int
-
-
-def choose_cpus() -> Cpus:
-    """The first two that this process may use."""
-    usable = sorted(os.sched_getaffinity(0))
-    return Cpus(usable[0], usable[-1] if len(usable) < 2 else usable[1])
-
-
-@contextmanager
-def on_cpu(cpu: int) -> Iterator[None]:
-    """Run on this CPU meanwhile, and so does whatever process begins meanwhile, for good."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {cpu})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-@contextmanager
-def undisturbed() -> Iterator[bool]:
-    """Before all other processes meanwhile, and so is what begins meanwhile, for good. False where that is not allowed.
-
-    Else what is measured on a busy machine is its other processes' time slices, which are as long as a step.
-    """
-    policy, priority = os.sched_getscheduler(0), os.sched_getparam(0)
-    try:
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-    except PermissionError:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        os.sched_setscheduler(0, policy, priority)
-
-
-@contextmanager
-def null_server(cpus: Cpus, num_streams: int, num_tokens: int, step_ms: float) -> Iterator[Server]:
-    """A ready server with room for the streams; this process is on the client's CPU meanwhile."""
-    num_blocks = num_streams * ((num_tokens + 64) // 16 + 4)
-    options = ["--executor", "null", "--null-step-ms", str(step_ms), "--max-num-seqs", str(num_streams)]
-    options += ["--max-model-len", str(num_tokens + 64), "--num-gpu-blocks-override", str(num_blocks)]
-    with on_cpu(cpus.server), running_server(*options, model="null") as server, on_cpu(cpus.client):
-        server.wait_ready()
-        yield server
-
-
-def make_requests(count: int, num_tokens: int) -> list[bytes]:
-    """Prompts of 32 tokens, each its own."""
-    return [request_bytes({"prompt": f"{number:032d}", "max_tokens": num_tokens}) for number in range(count)]
-
-
-class Shares:
-    """CPU time of the server and of this process since it was made."""
-
-    def __init__(self, pid: int) -> None:
-        self._processes = (psutil.Process(pid), psutil.Process())
-        self._before = self._now()
-
-    def _now(self) -> list[float]:
-        return [sum(process.cpu_times()[:2]) for process in self._processes]
-
-    def us_per_event(self, counts: Counts) -> dict[str, float]:
-        """Of both, in µs."""
-        spent = [after - before for after, before in zip(self._now(), self._before, strict=True)]
-        names = ("server_us_per_event", "client_us_per_event")
-        return {
-            name: round(seconds / counts.num_events * 1e6, 2)
-            for name, seconds in zip(names, spent, strict=True)
-        }
 
 
 def measure_throughput(cpus: Cpus, num_streams: int, repeats: int) -> dict[str, Any]:
@@ -140,7 +54,7 @@ def measure_throughput(cpus: Cpus, num_streams: int, repeats: int) -> dict[str, 
             runs.append(run)
     return {
         name: round(float(statistics.median(run[name] for run in runs)), 3) for name in runs[0]
-    } | {"runs_tok_s": [run["tok_s"] for run in runs], "writes_s": measure_ceiling(cpus, num_streams)}
+    } | {"runs_tok_s": [run["tok_s"] for run in runs], "writes_s": max(measure_ceiling(cpus, num_streams) for _ in range(repeats))}
 
 
 def measure_ceiling(cpus: Cpus, num_streams: int) -> int:

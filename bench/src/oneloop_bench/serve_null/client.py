@@ -79,6 +79,11 @@ def request_bytes(body: dict[str, Any]) -> bytes:
     return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
 
+def make_requests(count: int, num_tokens: int) -> list[bytes]:
+    """Prompts of 32 tokens, each its own."""
+    return [request_bytes({"prompt": f"{number:032d}", "max_tokens": num_tokens}) for number in range(count)]
+
+
 def count_streams(
     port: int, requests: Sequence[bytes], num_streams: int, num_tokens: int, *, lead_in: int | None = None
 ) -> Counts:
