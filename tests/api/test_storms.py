@@ -1,4 +1,4 @@
-"""Storms of clients that leave (B-04, B-05), over the null executor: whoever stays gets each token once, and nothing is left.
+"""Storms of clients that leave (B-04, B-05), over the null executor: who stays gets each token once, nothing is left.
 
 Engine, server and event loop are those of `oneloop serve`. Of a sequence that is cut what came is the beginning of what
 it gets alone; a pool that is too small for all makes it be preempted meanwhile.
@@ -37,7 +37,14 @@ SETTINGS = {
 }  # fmt: skip
 AT_ONCE = 200
 SETTLE_S = 5.0
-WAYS = ("half a request", "at once", "in the queue or the prefill", "at a token", "before the end mark", "stays")
+WAYS = (
+    "half a request",
+    "at once",
+    "in the queue or the prefill",
+    "at a token",
+    "before the end mark",
+    "stays",
+)
 GOLDEN = 200
 """Requests that are compared before and after."""
 
@@ -266,7 +273,12 @@ async def mass_cancel(times: LoopTimes, num_streams: int) -> None:
         writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         shown = (await reader.read(-1)).decode()
         writer.close()
-        for gauge in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "kv_blocks_used"):
+        for gauge in (
+            "num_requests_running",
+            "num_requests_waiting",
+            "kv_cache_usage_perc",
+            "kv_blocks_used",
+        ):
             assert f'oneloop:{gauge}{{engine="0",model_name="null"}} 0.0' in shown, gauge
 
 

@@ -1,9 +1,10 @@
 """Token events per second over HTTP, and their pace, with steps that cost nothing: what the host path can do.
 
 `make bench-serve-null`. The server (`oneloop serve --executor null`) has one CPU, a counting client another. At 0 ms a
-step, 256 and 1,024 streams; beside it what a process reaches that does nothing but write the same events. Then at 5 ms a
-step the times between events of 256 streams, and for 1,024 streams the step time from which each event comes alone and
-in time. A token event is a `data:` event with one token; several come in one write only when client or loop is behind.
+step, 256 and 1,024 streams; beside it what a process reaches that does nothing but write the same events. Then at 5 ms
+a step the times between events of 256 streams, and for 1,024 streams the step time from which each event comes alone
+and in time; there both sides go before the machine's other processes, where that is allowed. A token event is a `data:`
+event with one token; several come in one write only when client or loop is behind.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ ALONE = 0.99
 GOALS = {"tok_s_256": 100_000, "tok_s_1024": 100_000, "itl_p99_over_step_256": 1.5}
 
 
+def _medians(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {name: round(float(statistics.median(run[name] for run in runs)), 3) for name in runs[0]}
+
+
 def measure_throughput(cpus: Cpus, num_streams: int, repeats: int) -> dict[str, Any]:
     """Token events per second with steps that take no time: the median of the repeats, and all of them."""
     requests = make_requests(ROUNDS * num_streams, TOKENS_PER_STREAM)
@@ -53,13 +58,21 @@ def measure_throughput(cpus: Cpus, num_streams: int, repeats: int) -> dict[str, 
             }
             runs.append(run)
     return {
-        name: round(float(statistics.median(run[name] for run in runs)), 3) for name in runs[0]
-    } | {"runs_tok_s": [run["tok_s"] for run in runs], "writes_s": max(measure_ceiling(cpus, num_streams) for _ in range(repeats))}
+        **_medians(runs),
+        "runs_tok_s": [run["tok_s"] for run in runs],
+        "writes_s": max(measure_ceiling(cpus, num_streams) for _ in range(repeats)),
+    }
 
 
 def measure_ceiling(cpus: Cpus, num_streams: int) -> int:
     """Events per second of a process that only writes them, one by one."""
-    command = [sys.executable, "-m", "oneloop_bench.serve_null.ceiling", str(num_streams), str(TOKENS_PER_STREAM)]
+    command = [
+        sys.executable,
+        "-m",
+        "oneloop_bench.serve_null.ceiling",
+        str(num_streams),
+        str(TOKENS_PER_STREAM),
+    ]
     with on_cpu(cpus.server), subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         port = int(process.stdout.readline())
@@ -91,7 +104,7 @@ def measure_pace(cpus: Cpus, num_streams: int, step_ms: float, repeats: int) -> 
                 **shares.us_per_event(counts),
             }
             runs.append(run)
-    return {name: round(float(statistics.median(run[name] for run in runs)), 3) for name in runs[0]}
+    return _medians(runs)
 
 
 def find_step_time(cpus: Cpus, num_streams: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import select
 import socket
 import time
 from array import array
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -93,10 +94,11 @@ def count_streams(
     never. RuntimeError when a stream ends early, without its end mark, or with another number of tokens.
     """
     counts, waiting = Counts(), list(reversed(requests))
-    with select.epoll() as poll:
+    with select.epoll() as poll, ExitStack() as stack:
         streams: dict[int, _Stream] = {}
         for _ in range(min(num_streams, len(requests))):
             stream = _Stream(port)
+            stack.enter_context(stream.sock)
             streams[stream.sock.fileno()] = stream
             poll.register(stream.sock.fileno(), select.EPOLLIN)
         counts.began = time.perf_counter()
@@ -114,7 +116,7 @@ def count_streams(
                 if waiting:
                     stream.ask(waiting.pop())
                 else:
-                    stream.sock.close()
+                    poll.unregister(fd)
                     del streams[fd]
         counts.ended = time.perf_counter()
     return counts
