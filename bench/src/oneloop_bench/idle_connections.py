@@ -20,7 +20,7 @@ import psutil
 
 from oneloop.api.limits import HEADER_TIMEOUT_S
 from oneloop.cli.serve import allow_many_descriptors
-from oneloop_bench.report import print_result
+from oneloop_bench.report import BenchError, print_result, run_bench
 from oneloop_bench.serve_null.client import count_streams, make_requests, request_bytes
 from oneloop_bench.serve_null.machine import Cpus, Shares, choose_cpus, null_server, undisturbed
 
@@ -173,7 +173,7 @@ def main() -> None:
     options = parser.parse_args()
     limit = allow_many_descriptors()
     if limit < options.idle + 1000:
-        raise SystemExit(f"{options.idle} connections need more descriptors than {limit}: raise `ulimit -Hn`")
+        raise BenchError(f"{options.idle} connections need more descriptors than {limit}: raise `ulimit -Hn`")
     cpus = choose_cpus()
     with undisturbed() as is_undisturbed:
         memory = measure_memory(cpus, options.idle // 2)
@@ -195,4 +195,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from oneloop.cli.serve import allow_many_descriptors
-from oneloop_bench.report import print_result
+from oneloop_bench.report import print_result, run_bench
 from oneloop_bench.serve_null.client import count_streams, make_requests, request_bytes
 from oneloop_bench.server import running_server
 
@@ -178,13 +178,13 @@ def measure(repeats: int, names: Sequence[str] = tuple(WINDOWS)) -> dict[str, An
     return found
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Print the figures; the last line is one JSON object."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repeats", type=int, default=3)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     allow_many_descriptors()
     found = measure(options.repeats)
     worst = {name: max(window[name] for window in found.values()) for name in ("lag_p999_ms", "lag_max_ms")}
@@ -192,4 +192,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from oneloop.cli.serve import allow_many_descriptors
-from oneloop_bench.report import print_result
+from oneloop_bench.report import BenchError, print_result, run_bench
 from oneloop_bench.serve_null.client import count_streams, make_requests
 from oneloop_bench.serve_null.machine import Cpus, Shares, choose_cpus, null_server, on_cpu, undisturbed
 
@@ -34,6 +34,8 @@ IN_TIME = 0.97
 """Of the events that a step time promises."""
 ALONE = 0.99
 """Of the events that are read one by one."""
+NUM_DESCRIPTORS = 2_200
+"""Of the server: two per stream."""
 GOALS = {"tok_s_256": 100_000, "tok_s_1024": 100_000, "itl_p99_over_step_256": 1.5}
 
 
@@ -124,7 +126,11 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    allow_many_descriptors()
+    limit = allow_many_descriptors()
+    if limit < NUM_DESCRIPTORS:
+        raise BenchError(
+            f"1,024 streams take {NUM_DESCRIPTORS} descriptors, and {limit} are allowed: raise `ulimit -Hn`"
+        )
     cpus, result = choose_cpus(), dict[str, Any]()
     for num_streams in (256, 1024):
         found = measure_throughput(cpus, num_streams, options.repeats)
@@ -143,4 +149,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)
