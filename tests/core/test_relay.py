@@ -246,7 +246,7 @@ def test_much_that_waits_goes_in_several_writes(
             assert text_of(events_of(drain(others_peer))) == "C"
     chunks = chunks_of(wire)
     assert len(chunks) == num_calls - 1 > 2
-    assert max(map(len, chunks)) < (32 << 10) + 1024
+    assert max(map(len, chunks)) < (16 << 10) + 1024
     assert text_of(events_of(wire)) == texts + "B"
     assert len(events_of(wire)) == 2001
 

@@ -5,8 +5,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use oneloop_core::text::push_json_string;
 
-/// Bytes of events that are enough for one write.
-const LARGE_WRITE: usize = 32 << 10;
+/// Bytes of events that are enough for one write: an ordinary connection's buffer takes them at once.
+const LARGE_WRITE: usize = 16 << 10;
 
 /// The constant bytes of a reply's text events.
 pub(super) struct Frame {
