@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from oneloop.cli.serve import allow_many_descriptors
+from oneloop.cli.serve import MAX_DESCRIPTORS, allow_many_descriptors, warn_of_few_descriptors
 
 LONG = {
     "model": "tiny",
@@ -155,12 +155,22 @@ def test_the_limit_of_descriptors_is_raised(monkeypatch):
     """To what the process may have, and never lowered."""
     limits, hard = [], 5000
     monkeypatch.setattr(resource, "setrlimit", lambda kind, pair: limits.append((kind, pair)))
-    for soft, expected in (
-        (1024, [(resource.RLIMIT_NOFILE, (5000, 5000))]),
-        (5000, []),
-        (resource.RLIM_INFINITY, []),
+    for soft, expected, reached in (
+        (1024, [(resource.RLIMIT_NOFILE, (5000, 5000))], 5000),
+        (5000, [], 5000),
+        (resource.RLIM_INFINITY, [], MAX_DESCRIPTORS),
     ):
         limits.clear()
         monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, hard))
-        allow_many_descriptors()
+        assert allow_many_descriptors() == reached
         assert limits == expected
+
+
+def test_too_few_descriptors_are_told(caplog):
+    """Streams take two each; the message says what to raise."""
+    warn_of_few_descriptors(2 * 256 + 100, 256)
+    assert not caplog.messages
+    warn_of_few_descriptors(300, 256)
+    (message,) = caplog.messages
+    assert "300 descriptors" in message
+    assert "ulimit -Hn" in message

@@ -69,18 +69,26 @@ def attach(relay: StreamRelay, handle: int, sock: socket.socket, *, chunked: boo
 
 
 def events_of(data: bytes, *, chunked: bool = True) -> list[bytes]:
-    """The events on the wire; in chunks each is one."""
+    """The events on the wire; a chunk holds one or several."""
     if not chunked:
         return [event + b"\n\n" for event in data.split(b"\n\n")[:-1]]
     events = []
+    for chunk in chunks_of(data):
+        assert chunk.endswith(b"\n\n")
+        events += events_of(chunk, chunked=False)
+    return events
+
+
+def chunks_of(data: bytes) -> list[bytes]:
+    chunks = []
     while data:
         size, _, rest = data.partition(b"\r\n")
         length = int(size, 16)
         assert size == b"%x" % length, "as Python writes it"
-        events.append(rest[:length])
+        chunks.append(rest[:length])
         assert rest[length : length + 2] == b"\r\n"
         data = rest[length + 2 :]
-    return events
+    return chunks
 
 
 def text_of(events: list[bytes]) -> str:
@@ -111,10 +119,14 @@ def drain(sock: socket.socket) -> bytes:
 def test_bytes_are_the_python_encoders(
     make_batch: Callable[..., Batch], relay: StreamRelay, pairs: Any, chunked: bool
 ) -> None:
-    """Random tokens: quotes, control characters, characters cut into bytes, bytes that are no character."""
+    """Random tokens: quotes, control characters, characters cut into bytes, bytes that are no character.
+
+    Each step's text is an event of its own, however many go in one write.
+    """
     draw, count = random.Random(3), len(pairs)
     batch = make_batch(count)
     texts, told, wires = [""] * count, [0] * count, [b""] * count
+    num_texts = [0] * count
     for number, handle in enumerate(batch.handles):
         attach(relay, handle, pairs[number][0], chunked=chunked)
     for step in range(400):
@@ -122,9 +134,10 @@ def test_bytes_are_the_python_encoders(
         deltas = batch.step(*tokens)
         for number, one in enumerate(deltas):
             texts[number] += one.text
+            num_texts[number] += bool(one.text)
             told[number] += len(one.token_ids)
         assert relay.deliver(deltas, 1.0) == []
-        if step % draw.randint(1, 4) == 0:  # else several steps are merged
+        if step % draw.randint(1, 4) == 0:  # else several steps go in one write
             assert relay.send(10.0) == ([], False)
         if step % 20 == 0:
             for number, (_, theirs) in enumerate(pairs):
@@ -132,7 +145,9 @@ def test_bytes_are_the_python_encoders(
     for number, handle in enumerate(batch.handles):
         unsent, num_tokens, last_token_at = relay.detach(handle) or (b"", 0, 0.0)
         wire = wires[number] + drain(pairs[number][1]) + unsent
-        assert text_of(events_of(wire, chunked=chunked)) == texts[number]
+        events = events_of(wire, chunked=chunked)
+        assert text_of(events) == texts[number]
+        assert len(events) == num_texts[number]
         assert (num_tokens, last_token_at) == (told[number], 1.0)
 
 
@@ -191,7 +206,7 @@ def test_times_between_tokens_are_counted(
 
 
 def test_a_slice_ends_in_time(make_batch: Callable[..., Batch], relay: StreamRelay, pairs: Any) -> None:
-    """At least one event per call; the rest keeps its order, and what comes meanwhile is merged or goes behind."""
+    """At least one write per call; the rest keeps its order, and what comes meanwhile goes along or behind."""
     batch = make_batch(len(pairs))
     for handle, (ours, _) in zip(batch.handles, pairs, strict=True):
         attach(relay, handle, ours)
@@ -201,8 +216,51 @@ def test_a_slice_ends_in_time(make_batch: Callable[..., Batch], relay: StreamRel
         assert [bool(drain(theirs)) for _, theirs in pairs].index(True) == number
     relay.deliver(batch.step(*[66] * len(pairs)), 2.0)
     assert relay.send(10.0) == ([], False)
-    assert [text_of(events_of(drain(theirs))) for _, theirs in pairs] == ["B"] * 5 + ["AB"] * (len(pairs) - 5)
+    wires = [drain(theirs) for _, theirs in pairs]
+    assert [text_of(events_of(wire)) for wire in wires] == ["B"] * 5 + ["AB"] * (len(pairs) - 5)
+    assert [len(events_of(wire)) for wire in wires] == [1] * 5 + [2] * (len(pairs) - 5)
+    assert all(len(chunks_of(wire)) == 1 for wire in wires)
     assert relay.send(0.0) == ([], False)
+
+
+def test_much_that_waits_goes_in_several_writes(
+    make_batch: Callable[..., Batch], relay: StreamRelay, pairs: Any
+) -> None:
+    """One lane's pile holds up no other's turn, and keeps its order."""
+    (ours, theirs), (others, others_peer), *_ = pairs
+    batch, texts, wire = make_batch(2), "", b""
+    attach(relay, batch.handles[0], ours)
+    for number in range(2000):
+        letter = 65 + number % 26
+        texts += chr(letter)
+        relay.deliver(batch.step(letter, letter), 1.0)
+    attach(relay, batch.handles[1], others)
+    relay.deliver(batch.step(66, 67), 1.0)
+    num_calls, more = 0, True
+    while more:
+        stalled, more = relay.send(0.0)
+        assert not stalled
+        num_calls += 1
+        wire += drain(theirs)
+        if num_calls == 2:
+            assert text_of(events_of(drain(others_peer))) == "C"
+    chunks = chunks_of(wire)
+    assert len(chunks) == num_calls - 1 > 2
+    assert max(map(len, chunks)) < (16 << 10) + 1024
+    assert text_of(events_of(wire)) == texts + "B"
+    assert len(events_of(wire)) == 2001
+
+
+def test_what_waits_at_the_end_keeps_its_events(
+    make_batch: Callable[..., Batch], relay: StreamRelay, pairs: Any
+) -> None:
+    batch = make_batch(1)
+    attach(relay, batch.handles[0], pairs[0][0])
+    for _ in range(1000):
+        relay.deliver(batch.step(65), 1.0)
+    unsent, num_tokens, _ = relay.detach(batch.handles[0]) or (b"", 0, 0.0)
+    assert len(events_of(unsent)) == num_tokens == 1000
+    assert len(chunks_of(unsent)) > 1
 
 
 def test_a_socket_that_takes_no_more(

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_DESCRIPTORS = 1 << 16
+_OTHER_DESCRIPTORS = 64
+"""Of the model's files, the device, the event loop."""
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -51,7 +53,7 @@ def serve(options: argparse.Namespace) -> int:
     server_config = ServerConfig(**server_values(options))
     level = server_config.log_level.upper()
     with bind(server_config.host, server_config.port) as listening, logging_to_stderr(level):
-        allow_many_descriptors()
+        warn_of_few_descriptors(allow_many_descriptors(), engine_config.resolved.max_num_seqs)
         collect_rarely()
         start_times = StartTimes(process_age_s())
         loop_times = LoopTimes()
@@ -77,12 +79,28 @@ def bind(host: str, port: int) -> socket.socket:
         raise ConfigError("port", f"{fault}; choose another with --port") from None
 
 
-def allow_many_descriptors() -> None:
-    """Raise this process's limit to what it may be: a streamed reply takes two descriptors, and 1,024 are soon gone."""
+def allow_many_descriptors() -> int:
+    """Raise this process's limit to what it may be: a streamed reply takes two descriptors, and 1,024 are soon gone.
+
+    Returns the limit.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    if soft == resource.RLIM_INFINITY:
+        return MAX_DESCRIPTORS
+    if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return max(soft, wanted)
+
+
+def warn_of_few_descriptors(limit: int, max_num_seqs: int) -> None:
+    """Say so where the batch cannot be full of streams. limit: what allow_many_descriptors() has reached."""
+    needed = 2 * max_num_seqs + _OTHER_DESCRIPTORS
+    if limit < needed:
+        log.warning(
+            "this process may open %d descriptors, and %d streams at once take %d: connections will have to wait; "
+            "raise the limit (`ulimit -Hn`, LimitNOFILE) or lower --max-num-seqs", limit, max_num_seqs, needed,
+        )  # fmt: skip
 
 
 class _Serving:

@@ -1,7 +1,8 @@
 """Streamed text's way from a commit to the sockets: encoded and sent by the core, on the loop's thread, in slices.
 
 Sending is what a token costs most: some µs each in the kernel. A slice is short, so that 500 of them hold up neither
-the next step nor the first tokens of new requests; what is still waiting when the next step comes is merged with it.
+the next step nor the first tokens of new requests; what is still waiting when the next step comes goes along with it,
+each step's text as an event of its own.
 """
 
 from __future__ import annotations

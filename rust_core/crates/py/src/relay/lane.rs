@@ -5,6 +5,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use oneloop_core::text::push_json_string;
 
+/// Bytes of events that are enough for one write: an ordinary connection's buffer takes them at once.
+const LARGE_WRITE: usize = 16 << 10;
+
 /// The constant bytes of a reply's text events.
 pub(super) struct Frame {
     /// Before the text's JSON string.
@@ -16,8 +19,10 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    /// Appends an event with this text.
-    fn push(&self, out: &mut Vec<u8>, text: &str) {
+    /// Appends one event per text, all of them in one chunk; stops once `LARGE_WRITE` bytes are there.
+    ///
+    /// Returns how many texts went in, at least one.
+    fn push<'a>(&self, out: &mut Vec<u8>, texts: impl Iterator<Item = &'a str>) -> usize {
         // Room for the chunk's length, which is known only afterwards: sixteen digits and a line end.
         const HEAD: usize = 18;
         let start = out.len();
@@ -25,9 +30,16 @@ impl Frame {
             out.extend_from_slice(&[0; HEAD]);
         }
         let body = out.len();
-        out.extend_from_slice(&self.before);
-        push_json_string(out, text);
-        out.extend_from_slice(&self.after);
+        let mut count = 0;
+        for text in texts {
+            out.extend_from_slice(&self.before);
+            push_json_string(out, text);
+            out.extend_from_slice(&self.after);
+            count += 1;
+            if out.len() - body >= LARGE_WRITE {
+                break;
+            }
+        }
         if self.is_chunked {
             let head = format!("{:x}\r\n", out.len() - body);
             let unused = HEAD - head.len();
@@ -35,7 +47,60 @@ impl Frame {
             out.drain(start..start + unused);
             out.extend_from_slice(b"\r\n");
         }
+        count
     }
+}
+
+/// Texts of several steps, in one piece.
+#[derive(Default)]
+struct Texts {
+    joined: String,
+    /// Where each ends.
+    ends: Vec<u32>,
+}
+
+impl Texts {
+    fn push(&mut self, text: &str) {
+        if !text.is_empty() {
+            self.joined.push_str(text);
+            self.ends.push(self.joined.len() as u32);
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &str> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        starts
+            .zip(&self.ends)
+            .map(|(start, &end)| &self.joined[start as usize..end as usize])
+    }
+
+    /// Forgets the first `count`.
+    fn pop_front(&mut self, count: usize) {
+        if count == self.ends.len() {
+            self.joined.clear();
+            self.ends.clear();
+            return;
+        }
+        let gone = self.ends[count - 1];
+        self.joined.drain(..gone as usize);
+        self.ends.drain(..count);
+        self.ends.iter_mut().for_each(|end| *end -= gone);
+    }
+}
+
+/// What came of a lane's turn to send.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sent {
+    /// All that waited.
+    All,
+    /// A part: it must be queued again.
+    Part,
+    /// Not all: the socket has just stalled.
+    Stalled,
 }
 
 /// An attached reply: what waits to be sent, where to, and what was counted of its tokens.
@@ -43,8 +108,8 @@ pub(super) struct Lane {
     frame: Frame,
     /// A descriptor of our own: the number of another's may mean another connection from one moment to the next.
     socket: OwnedFd,
-    /// Text that is not sent yet: one step's, or several merged.
-    waiting: String,
+    /// Text that is not sent yet, by steps.
+    waiting: Texts,
     /// Whether it stands in the queue.
     is_queued: bool,
     /// What the socket did not take.
@@ -60,7 +125,7 @@ impl Lane {
         Self {
             frame,
             socket,
-            waiting: String::new(),
+            waiting: Texts::default(),
             is_queued: false,
             unsent: Vec::new(),
             is_stalled: false,
@@ -69,33 +134,47 @@ impl Lane {
         }
     }
 
-    /// Adds text to what waits. True when it must be queued.
+    /// Adds a step's text to what waits. True when the lane must be queued.
     pub(super) fn add(&mut self, text: &str) -> bool {
-        self.waiting.push_str(text);
+        self.waiting.push(text);
         !text.is_empty() && !std::mem::replace(&mut self.is_queued, true)
     }
 
-    /// Sends what waits, as one event in one write. False when the socket has just stalled.
+    /// Sends what waits, an event per step, in one write.
     ///
-    /// bytes: a buffer to build the event in.
-    pub(super) fn send(&mut self, bytes: &mut Vec<u8>) -> bool {
+    /// bytes: a buffer to build the events in.
+    pub(super) fn send(&mut self, bytes: &mut Vec<u8>) -> Sent {
         self.is_queued = false;
         if self.is_stalled || self.waiting.is_empty() {
-            return true;
+            return Sent::All;
         }
         bytes.clear();
-        self.frame.push(bytes, &self.waiting);
-        self.waiting.clear();
+        let count = self.frame.push(bytes, self.waiting.iter());
+        self.waiting.pop_front(count);
         let num_sent = send_now(&self.socket, bytes);
-        self.unsent.extend_from_slice(&bytes[num_sent..]);
-        self.is_stalled = num_sent < bytes.len();
-        !self.is_stalled
+        if num_sent < bytes.len() {
+            self.unsent.extend_from_slice(&bytes[num_sent..]);
+            self.is_stalled = true;
+            return Sent::Stalled;
+        }
+        self.is_queued = !self.waiting.is_empty();
+        if self.is_queued {
+            Sent::Part
+        } else {
+            Sent::All
+        }
     }
 
-    /// What was not sent, as it goes on the wire.
+    /// What was not sent, as it goes on the wire. Of a client that is behind it is one event, however many steps.
     pub(super) fn into_unsent(mut self) -> Vec<u8> {
-        if !self.waiting.is_empty() {
-            self.frame.push(&mut self.unsent, &self.waiting);
+        if self.is_stalled && !self.waiting.is_empty() {
+            let whole = std::iter::once(self.waiting.joined.as_str());
+            self.frame.push(&mut self.unsent, whole);
+            return self.unsent;
+        }
+        while !self.waiting.is_empty() {
+            let count = self.frame.push(&mut self.unsent, self.waiting.iter());
+            self.waiting.pop_front(count);
         }
         self.unsent
     }

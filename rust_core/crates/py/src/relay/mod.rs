@@ -16,7 +16,7 @@ use pyo3::types::PyBytes;
 
 use crate::deltas::{Delta, Deltas};
 use crate::descriptor::duplicate;
-use lane::{Frame, Lane};
+use lane::{Frame, Lane, Sent};
 
 /// The lanes, and what the event loop wants to know of their tokens.
 #[pyclass(module = "oneloop_core", frozen)]
@@ -80,10 +80,12 @@ impl State {
     fn send(&mut self, until: Instant) -> Vec<u64> {
         let mut stalled = Vec::new();
         while let Some(request) = self.queue.pop_front() {
-            if let Some(lane) = self.lanes.get_mut(&request)
-                && !lane.send(&mut self.bytes)
-            {
-                stalled.push(request);
+            if let Some(lane) = self.lanes.get_mut(&request) {
+                match lane.send(&mut self.bytes) {
+                    Sent::All => {}
+                    Sent::Part => self.queue.push_back(request),
+                    Sent::Stalled => stalled.push(request),
+                }
             }
             if Instant::now() >= until {
                 break;
