@@ -142,7 +142,9 @@ async def test_a_slow_reader_is_told_all_the_same(
         received = b""
         async with asyncio.timeout(2):
             while not received.endswith(b"\r\n0\r\n\r\n"):
-                received += await reader.read(1 << 20)
+                piece = await reader.read(1 << 20)
+                assert piece, "the connection ended before the reply"
+                received += piece
         assert b"ServiceUnavailableError" in received.rpartition(b"data: ")[2]
         begin = time.monotonic()
         await server.task
