@@ -115,8 +115,32 @@ def test_peaks():
     records = [record(0, 0.0, [1.0]), record(1, 0.5, [1.0]), record(2, 1.0, [1.0]), record(3, 5.0, [1.0])]
     assert peak_concurrency(records) == 2, "who begins when another ends was not beside it"
     assert peak_concurrency([]) == 0
+    assert peak_concurrency([record(0, 0.0, [])]) == 0, "what was never sent was not under way"
     assert peak_rate(records, BEGIN) == 2.0
     assert peak_rate([], BEGIN) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("client", "duration", "said"),
+    [
+        ({}, 9.0, ""),
+        ({"cpu_share": [0.3, 0.85]}, 9.0, "busy for 85%"),
+        ({"cpu_share": [0.85]}, 0.4, ""),
+        ({"p99_send_delay_ms": 25.0}, 9.0, "up to 25 ms late"),
+        ({"p99_send_delay_ms": None}, 9.0, ""),
+    ],
+)
+def test_what_is_said_of_the_client(client, duration, said):
+    remarks = result._remarks(
+        {
+            "checks": {"failed": 0, "checked": 0, "problems": {}},
+            "client": {"processes": 1, "cpu_share": [0.7], "p99_send_delay_ms": 15.0, **client},
+            "error_messages": {},
+            "duration": duration,
+        }
+    )
+    assert len(remarks) == bool(said)
+    assert said in "".join(remarks)
 
 
 def test_nothing_came():

@@ -74,6 +74,14 @@ def test_what_is_noted_of_a_stream():
     assert find_problems(reply.seen, Expected()) == ["choices"], "one, but another than was asked for"
 
 
+def test_counts_that_cannot_be():
+    """Fewer tokens than events with text, or more than were asked for."""
+    events = [completion(" a"), completion(" b"), completion(" c", "stop")]
+    for told, problems in ((2, ["usage"]), (3, []), (4, []), (5, ["usage"])):
+        reply, _ = read([*map(event, [*events, usage(1, told)]), event("[DONE]")])
+        assert find_problems(reply.seen, Expected(max_tokens=4)) == problems
+
+
 def test_an_end_without_text_is_no_token():
     reply, times = read(
         [event(completion(" a")), event(completion("", "stop")), event(usage(1, 2)), event("[DONE]")]
