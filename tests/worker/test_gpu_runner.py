@@ -278,7 +278,9 @@ def in_waves(models, core_factory, buffer_factory, monkeypatch):
     """Run waves of requests on one core and one runner each: (texts on the CPU's, on the GPU's, the GPU's runner).
 
     between: called with the GPU's runner after each of its waves. Blocks count as widely shared from few tokens on.
+    Starts capture no more than they must, so that idle moments have something left.
     """
+    monkeypatch.setattr("oneloop.worker.gpu.runner.START_LIMIT_S", 0.0)
     if not ON_GPU:
         monkeypatch.setattr("oneloop.worker.gpu.runner.MAX_CAPTURED_TOKENS", 16)
     monkeypatch.setattr("oneloop.worker.gpu.runner.MIN_SHARED_TOKENS", 16)

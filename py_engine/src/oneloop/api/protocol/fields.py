@@ -69,7 +69,9 @@ class Fields:
         if type(value) is float and value.is_integer() and abs(value) < _EXACT_FLOAT:
             return int(value)
         if type(value) is float and value.is_integer():
-            raise self.refuse(key, f"must be an integer of at most 64 bits, without exponent; got {shown(value)}")
+            raise self.refuse(
+                key, f"must be an integer of at most 64 bits, without exponent; got {shown(value)}"
+            )
         if value is not None and type(value) is not int:
             raise self.refuse(key, f"must be an integer, got {shown(value)}")
         return value

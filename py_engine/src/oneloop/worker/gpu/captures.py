@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ROWS_AT_START: Final = 8
 """Batches up to this size are captured at the start."""
-START_LIMIT_S: Final = 1.0
+START_LIMIT_S: Final = 2.0
 """A start captures no more once its captures have taken this long."""
 MIN_SHARERS: Final = 8
 """Sequences that must hold a block before the header counts it as widely shared."""

@@ -229,6 +229,9 @@ class GpuModelRunner:
             with times.part("graphs"):
                 self._capture_first()
         self._counter.zero_()
+        if self._model.device.type == "cuda":
+            # What was launched here counts steps too, on the host's flag: it must be through before that is set back.
+            torch.cuda.synchronize(self._model.device)
         self.flag.zero_()
 
     def _capture_first(self) -> None:
