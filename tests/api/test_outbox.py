@@ -307,3 +307,34 @@ async def test_several_prompts_make_one_chunk_per_step(server: Any, lane: str) -
     writer.close()
     streams[0].push(delta("for nobody"), 0.0)  # what tells that it has left, and does not only send no more
     await server.settled()
+
+
+@pytest.mark.parametrize("lane", LANES)
+async def test_who_reads_the_end_slowly_gets_all(
+    serve: Any, lane: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer than the write timeout in all, but never that long without taking anything."""
+    original = Connection.connection_made
+
+    def connection_made(self: Connection, transport: Any) -> None:
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+        original(self, transport)
+
+    monkeypatch.setattr(Connection, "connection_made", connection_made)
+    async with serve(write_timeout_s=0.6) as server:
+        reader, writer, stream = await open_held(server, {"prompt": "a", "max_tokens": 100}, lane)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        stream.push(delta("start"), 0.0)
+        await reader.readuntil(b"\n\n\r\n")
+        stream.push(delta("x" * 5_000_000, "length"), 0.0)
+        received = b""
+        for _ in range(12):
+            await asyncio.sleep(0.1)
+            received += await reader.read(100_000)
+        assert len(received) < 5_000_000, "nothing was slow about it"
+        async with asyncio.timeout(10):
+            while not received.endswith(b"\r\n0\r\n\r\n"):
+                part = await reader.read(1 << 20)
+                assert part, "cut while it was read"
+                received += part
+        writer.close()

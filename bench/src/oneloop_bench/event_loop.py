@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import time
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -66,19 +67,23 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     streams = [int(number) for number in options.streams.split(",")]
     source = prompt_source(named_tokenizer(options.tokenizer or options.model), as_ids=False)
     lengths = RandomLengths(options.prompt_tokens, options.output_tokens)
-    sessions = lengths.sessions(REQUESTS_PER_STREAM * max(streams), source, np.random.default_rng(0))
+    num_sessions = sum(streams) * (1 + REQUESTS_PER_STREAM)
+    fresh = iter(
+        lengths.sessions(num_sessions, source, np.random.default_rng(0))
+    )  # none is cached when it comes
     loads = []
     settings = (*SERVE, *shlex.split(options.serve_options))
     with running_server(*settings, model=options.model, quiet=not options.log) as server:
         server.wait_ready()
         for number in streams:
-            closed_loop(server.port, "m", sessions[:number], number)
+            closed_loop(server.port, "m", list(islice(fresh, number)), number)
+            load = list(islice(fresh, REQUESTS_PER_STREAM * number))
             before, begin = loop_metrics(server.port), time.perf_counter()
-            closed_loop(server.port, "m", sessions[: REQUESTS_PER_STREAM * number], number)
+            closed_loop(server.port, "m", load, number)
             wall_s = time.perf_counter() - begin
-            load = per_step(before, loop_metrics(server.port), wall_s)
+            found = per_step(before, loop_metrics(server.port), wall_s)
             num_tokens = REQUESTS_PER_STREAM * number * options.output_tokens
-            loads.append({"streams": number, "tok_s": round(num_tokens / wall_s), **load})
+            loads.append({"streams": number, "tok_s": round(num_tokens / wall_s), **found})
             print(loads[-1], flush=True)
     return loads
 

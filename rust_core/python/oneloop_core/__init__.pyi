@@ -454,10 +454,10 @@ class CompletionWatcher:
 class StreamRelay:
     """Encodes the text of streamed replies and sends it to their sockets, many per call and without the GIL.
 
-    A lane is a request's only sequence and a socket. What a `deliver` adds to it is one server-sent event (`before`, the
-    text as a JSON string, `after`); `send` sends those that wait in one write, or some 16 KB of them. A lane whose socket
-    takes no more sends nothing from then on, until whoever opened it detaches it and goes on by itself; what has come
-    meanwhile is merged into one event.
+    A lane is a request's only sequence and a socket. What a `deliver` adds to it is one server-sent event (`before`,
+    the text as a JSON string, `after`); `send` sends those that wait in one write, or some 16 KB of them. A lane whose
+    socket takes no more sends nothing from then on, until whoever opened it detaches it and goes on by itself; what has
+    come meanwhile is merged into one event.
 
     Whoever attaches a socket that a transport writes to sees to it that the transport's buffer is empty then, and that
     nobody writes there while it is attached; else bytes overtake each other.

@@ -28,12 +28,14 @@ NOT_SENT = "not sent: an earlier turn failed"
 @contextmanager
 def without_collector() -> Iterator[None]:
     """No garbage collection in the block: a client's pause would be told as the server's latency."""
+    was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()
 
 
 @dataclass(frozen=True, slots=True)

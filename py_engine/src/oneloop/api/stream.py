@@ -155,15 +155,12 @@ class SseWriter(EventWriter):
         return await self._end(event(error_body(error)))
 
     async def _end(self, events: bytes) -> web.StreamResponse:
-        if self._is_surely_taken(len(events)):
-            await self._response.write_eof(events)  # one write, and one of its end
-            return self._response
-        await self.wait_writable()
-        try:
-            async with asyncio.timeout(self._write_timeout_s):
-                await self._response.write_eof(events)
-        except TimeoutError:
-            raise self._cut() from None
+        if not self._is_surely_taken(len(events)):
+            await self.send(
+                events
+            )  # for as long as the reader gets on; the end mark of the body then has room
+            events = b""
+        await self._response.write_eof(events)
         return self._response
 
 
