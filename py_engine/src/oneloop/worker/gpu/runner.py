@@ -258,6 +258,7 @@ class GpuModelRunner:
         key = self._captures.next(self.graphs.wants) if self.graphs.enabled else None
         if key is None:
             return False
+        began = perf_counter()
         try:
             self._slab.storage.zero_()  # of an empty step; the next one brings all that it needs
             self._rehearse(key)
@@ -265,6 +266,7 @@ class GpuModelRunner:
         except Exception:  # nobody asked for it: what fails for good fails again in a step, which tells of it
             log.exception("a step could not be rehearsed")
             captured = False
+        log.debug("%s: %.0f ms", key, (perf_counter() - began) * 1e3)
         if not captured:
             log.warning("no more steps are captured ahead")
             self._captures.stop()
