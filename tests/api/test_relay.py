@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import random
+import re
 import socket
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -75,6 +76,56 @@ def texts_of(events: list[str]) -> str:
     parts = [part for chunk in chunks for part in chunk["choices"]]
     assert parts[-1]["finish_reason"] is not None
     return "".join(part["text"] if "text" in part else part["delta"].get("content", "") for part in parts)
+
+
+LOGPROBS = {
+    CHAT: [{"logprobs": True}, {"logprobs": True, "top_logprobs": 1}, {"logprobs": True, "top_logprobs": 20}],
+    COMPLETIONS: [{"logprobs": 0}, {"logprobs": 3}, {"logprobs": 20}],
+}
+
+
+@pytest.mark.parametrize("shown", [0, 1, 2])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("options", [{}, {"stop": ["naïve", "and so"]}, {"skip_special_tokens": False}])
+async def test_the_bytes_are_those_of_the_python_path(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, path: str, shown: int, options: dict[str, Any]
+) -> None:
+    """The same request with and without the relay: the same events, to the byte."""
+    async with served(serve, 0.001) as server:
+        prompt = {"prompt": "a"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "a"}]}
+        body = {
+            **prompt,
+            **options,
+            **LOGPROBS[path][shown],
+            "max_tokens": 120,
+            "ignore_eos": True,
+            "seed": 7,
+        }
+        body |= {"stream_options": {"include_usage": True}, "request_id": "same"}
+        num_pushed, in_python = 0, RequestStream.push
+
+        def push(self: RequestStream, delta: Any, now: float) -> None:
+            nonlocal num_pushed
+            num_pushed += 1
+            in_python(self, delta, now)
+
+        monkeypatch.setattr(RequestStream, "push", push)
+        found = [without_times(await server.stream(path, body))]
+        assert num_pushed <= 5, "the relay did not take it"
+
+        def attach(*_: Any, **__: Any) -> None:
+            raise OSError(24, "too many open files")
+
+        monkeypatch.setattr(server.engine._relay, "attach", attach)
+        for _ in range(30):  # until Python has kept up: the relay merges nothing
+            found.append(without_times(await server.stream(path, body)))
+            if len(found[-1]) == len(found[0]):
+                break
+        assert found[-1] == found[0]
+
+
+def without_times(events: list[str]) -> list[str]:
+    return [re.sub(r'"created":\d+', "", event) for event in events]
 
 
 async def until(condition: Any) -> None:

@@ -1,6 +1,6 @@
 """Deltas → SSE bytes. What never changes within a reply is encoded once per choice; a token costs one JSON string.
 
-The only place that knows the shape of a chunk, so that it can move into the core as it is.
+The only place that knows the shape of a chunk: the relay, which writes most of them, is given a `TextFrame`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 import orjson
 
 from oneloop.api.replies import SYSTEM_FINGERPRINT
+from oneloop.engine.relay import TextFrame
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from oneloop.api.logprobs import LogprobsEncoder
     from oneloop.api.protocol.sampling import StreamOptions
     from oneloop.api.replies import ReplyHead, Usage
     from oneloop.engine.outputs import Added
+    from oneloop_core import LogprobsEncoder
 
 DONE = b"data: [DONE]\n\n"
 
@@ -73,6 +74,7 @@ class _Shape:
 _CHAT = _Shape("chat.completion.chunk", b'"delta":{"content":', b"}", b'"delta":{}')
 _COMPLETION = _Shape("text_completion", b'"text":', b"", b'"text":""')
 _ROLE = b'"delta":{"role":"assistant","content":""}'
+_LOGPROBS = b',"logprobs":'
 _OPEN = b',"finish_reason":null}'
 
 
@@ -84,7 +86,7 @@ class ChunkEncoder:
         "_logprobs",
         "_openings",
         "_shape",
-        "_text_affixes",
+        "_text_frames",
         "continuous_usage",
         "num_choices",
     )
@@ -104,23 +106,24 @@ class ChunkEncoder:
         """Whether chunks show the usage, so that it must be right before each."""
         self._openings = list(openings)
         self._logprobs = logprobs
-        # Of an opened choice whose chunks differ in nothing but their text: what goes before the text and after it.
-        self._text_affixes: list[tuple[bytes, bytes] | None] = [None] * len(openings)
+        self._text_frames: list[TextFrame | None] = [None] * len(openings)
 
     def encode(self, choice: int, delta: Added) -> bytes:
         """The events of this delta: the opening, once; its text, empty while it is held back; the finish reason."""
-        affixes = self._text_affixes[choice]
-        if affixes is None or delta.finish_reason is not None:
+        frame = self._text_frames[choice]
+        if frame is None:
             return self._opening(choice) + self._chunk(choice, delta)
+        if frame.logprobs is not None or delta.finish_reason is not None:
+            return self._chunk(choice, delta)
         text = delta.text
-        return affixes[0] + orjson.dumps(text) + affixes[1] if text else b""
+        return frame.before + orjson.dumps(text) + frame.after if text else b""
 
-    def text_affixes(self, choice: int) -> tuple[bytes, bytes] | None:
-        """What goes before and after the text's JSON string in each of this choice's events but the last.
+    def text_frame(self, choice: int) -> TextFrame | None:
+        """What each of this choice's events but the last has around its text and log-probabilities.
 
-        None while they differ in something else: the opening is to come, or chunks show log-probabilities or the usage.
+        None while they differ in something else: the opening is to come, or chunks show the usage.
         """
-        return self._text_affixes[choice]
+        return self._text_frames[choice]
 
     def usage_event(self) -> bytes:
         """The chunk with the usage and no choices."""
@@ -129,12 +132,15 @@ class ChunkEncoder:
     def _opening(self, choice: int) -> bytes:
         opening, self._openings[choice] = self._openings[choice], b""
         start, end = self._frame.choice_starts[choice], self._frame.end()
-        if self._logprobs is None and not self._frame.continuous:
-            self._text_affixes[choice] = (
-                start + self._shape.text_start,
-                self._shape.text_end + _OPEN + end,
-            )
+        if not self._frame.continuous:
+            self._text_frames[choice] = self._text_frame(choice, start + self._shape.text_start, _OPEN + end)
         return start + opening + _OPEN + end if opening else b""
+
+    def _text_frame(self, choice: int, before: bytes, after: bytes) -> TextFrame:
+        text_end = self._shape.text_end
+        if self._logprobs is None:
+            return TextFrame(before, text_end + after)
+        return TextFrame(before, after, (text_end + _LOGPROBS, self._logprobs[choice]))
 
     def _chunk(self, choice: int, delta: Added) -> bytes:
         if self._logprobs is not None:
@@ -146,7 +152,7 @@ class ChunkEncoder:
         if text:
             payload = shape.text_start + orjson.dumps(text) + shape.text_end
         if self._logprobs is not None:
-            payload += b',"logprobs":' + self._logprobs[choice].take()
+            payload += _LOGPROBS + self._logprobs[choice].take()
         start = self._frame.choice_starts[choice]
         if finish_reason is None:
             return start + payload + _OPEN + self._frame.end()
