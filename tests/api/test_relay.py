@@ -78,30 +78,32 @@ def texts_of(events: list[str]) -> str:
     return "".join(part["text"] if "text" in part else part["delta"].get("content", "") for part in parts)
 
 
-LOGPROBS = {
-    CHAT: [{"logprobs": True}, {"logprobs": True, "top_logprobs": 1}, {"logprobs": True, "top_logprobs": 20}],
-    COMPLETIONS: [{"logprobs": 0}, {"logprobs": 3}, {"logprobs": 20}],
+CONTINUOUS = {"include_usage": True, "continuous_usage_stats": True}
+LOGPROBS: dict[str, list[dict[str, Any]]] = {
+    CHAT: [
+        {},
+        {"logprobs": True},
+        {"logprobs": True, "top_logprobs": 1},
+        {"logprobs": True, "top_logprobs": 20},
+    ],
+    COMPLETIONS: [{}, {"logprobs": 0}, {"logprobs": 3}, {"logprobs": 20}],
 }
 
 
-@pytest.mark.parametrize("shown", [0, 1, 2])
+@pytest.mark.parametrize("shown", [0, 1, 2, 3])
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-@pytest.mark.parametrize("options", [{}, {"stop": ["naïve", "and so"]}, {"skip_special_tokens": False}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"stop": ["naïve", "and so"]}, {"skip_special_tokens": False}, {"stream_options": CONTINUOUS}],
+)
 async def test_the_bytes_are_those_of_the_python_path(
     serve: Any, monkeypatch: pytest.MonkeyPatch, path: str, shown: int, options: dict[str, Any]
 ) -> None:
     """The same request with and without the relay: the same events, to the byte."""
     async with served(serve, 0.001) as server:
         prompt = {"prompt": "a"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "a"}]}
-        body = {
-            **prompt,
-            **options,
-            **LOGPROBS[path][shown],
-            "max_tokens": 120,
-            "ignore_eos": True,
-            "seed": 7,
-        }
-        body |= {"stream_options": {"include_usage": True}, "request_id": "same"}
+        body = {"stream_options": {"include_usage": True}, **prompt, **options, **LOGPROBS[path][shown]}
+        body |= {"max_tokens": 120, "ignore_eos": True, "seed": 7, "request_id": "same"}
         num_pushed, in_python = 0, RequestStream.push
 
         def push(self: RequestStream, delta: Any, now: float) -> None:

@@ -209,17 +209,24 @@ def drain(sock: socket.socket) -> bytes:
     return data
 
 
+def end(num_tokens: int) -> bytes:
+    """Of an event, behind a prompt of three tokens."""
+    return b',"total":%d,"output":%d}\n\n' % (3 + num_tokens, num_tokens)
+
+
 class Expected:
     """The events of one sequence, one per step that brought text, by the plain encoder."""
 
     def __init__(self, plain: Plain) -> None:
         self.plain = plain
+        self.num_tokens = 0
         self.wire = b""
 
     def add(self, text: str, tokens: Sequence[TokenLogprobs]) -> None:
         self.plain.add(tokens)
+        self.num_tokens += len(tokens)
         if text:
-            self.wire += BEFORE + orjson.dumps(text) + BETWEEN + self.plain.take() + AFTER
+            self.wire += BEFORE + orjson.dumps(text) + BETWEEN + self.plain.take() + end(self.num_tokens)
 
 
 @pytest.mark.parametrize("skip_special", [False, True])
@@ -229,7 +236,7 @@ def test_the_relay_writes_the_same(
     slab_type: Any, pairs: Any, form: Any, num_top: int, skip_special: bool
 ) -> None:
     """Lanes that come and go amid characters: what Python writes in between goes on where they have left off."""
-    count = len(pairs)
+    count, told = len(pairs), [0] * len(pairs)
     relay, draw = StreamRelay((1.0,)), random.Random(1)
     batch = Batch(slab_type, count, num_top, skip_special_tokens=skip_special)
     encoders = [
@@ -247,8 +254,9 @@ def test_the_relay_writes_the_same(
             lane, text = lanes[delta.request], delta.text
             assert lane not in attached
             encoders[lane].add(delta.logprobs or [])
+            told[lane] += len(delta.token_ids)
             if text:
-                wires[lane] += BEFORE + orjson.dumps(text) + BETWEEN + encoders[lane].take() + AFTER
+                wires[lane] += BEFORE + orjson.dumps(text) + BETWEEN + encoders[lane].take() + end(told[lane])
         if draw.random() < 0.5:  # else several steps go in one write
             more = True
             while more:
@@ -260,13 +268,21 @@ def test_the_relay_writes_the_same(
             if draw.random() < 0.9:
                 continue
             if lane in attached:
-                unsent, _, _ = relay.detach(handle) or (b"", 0, 0.0)
+                unsent, num_tokens, _ = relay.detach(handle) or (b"", 0, 0.0)
                 wires[lane] += drain(pairs[lane][1]) + unsent
+                told[lane] += num_tokens
                 attached.remove(lane)
             else:
-                shown = (BETWEEN, encoders[lane])
-                fd = pairs[lane][0].fileno()
-                relay.attach(handle, fd, BEFORE, AFTER, chunked=False, last_token_at=0.0, logprobs=shown)
+                relay.attach(
+                    handle,
+                    pairs[lane][0].fileno(),
+                    BEFORE,
+                    b',"total":',
+                    chunked=False,
+                    last_token_at=0.0,
+                    logprobs=(BETWEEN, encoders[lane]),
+                    usage=(b',"output":', b"}\n\n", 3, told[lane]),
+                )
                 attached.add(lane)
     for lane in attached:
         unsent, _, _ = relay.detach(batch.handles[lane]) or (b"", 0, 0.0)

@@ -482,10 +482,10 @@ class StreamRelay:
     """Encodes the text of streamed replies and sends it to their sockets, many per call and without the GIL.
 
     A lane is a request's only sequence and a socket. What a `deliver` adds to it is one server-sent event (`before`,
-    the text as a JSON string, log-probabilities where they are shown, `after`); tokens without text go with the next.
-    `send` sends those that wait in one write, or some 16 KB of them. A lane whose socket takes no more sends nothing
-    from then on, until whoever opened it detaches it and goes on by itself; what has come meanwhile is merged into one
-    event.
+    the text as a JSON string, log-probabilities where they are shown, `after`, the usage where it is shown); tokens
+    without text go with the next. `send` sends those that wait in one write, or some 16 KB of them. A lane whose
+    socket takes no more sends nothing from then on, until whoever opened it detaches it and goes on by itself; what
+    has come meanwhile is merged into one event.
 
     Whoever attaches a socket that a transport writes to sees to it that the transport's buffer is empty then, and that
     nobody writes there while it is attached; else bytes overtake each other.
@@ -505,14 +505,17 @@ class StreamRelay:
         chunked: bool,
         last_token_at: float,
         logprobs: tuple[bytes, LogprobsEncoder] | None = None,
+        usage: tuple[bytes, bytes, int, int] | None = None,
     ) -> None:
         """Open a lane.
 
         fd: the socket, which is duplicated: a number that comes to mean another connection misleads nothing, and the
         connection ends when both are closed. chunked: whether each event goes as a chunk of HTTP/1.1. last_token_at:
         when the sequence's last token came, on the clock of `deliver`'s now. logprobs: what goes before the JSON value
-        of the log-probabilities, and their encoder, which nobody else uses until the lane is closed. ValueError when
-        the request has a lane. OSError when there is no descriptor to be had.
+        of the log-probabilities, and their encoder, which nobody else uses until the lane is closed. usage: behind
+        `after` go the number of all tokens so far, the first of these, the number of output tokens so far, and the
+        second; then the tokens of the prompt, and those of the output before the lane. ValueError when the request has
+        a lane. OSError when there is no descriptor to be had.
         """
     def deliver(self, deltas: Deltas, now: float) -> list[Delta]:
         """Take the deltas of lanes; return the others, each sequence's last, and those with more than a lane shows."""

@@ -5,7 +5,7 @@ The only place that knows the shape of a chunk: the relay, which writes most of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import orjson
@@ -52,6 +52,13 @@ class _Frame:
             return self._terminal_end if terminal else self._end
         fingerprint = self._fingerprint if terminal else b""
         return b"]" + fingerprint + b',"usage":' + orjson.dumps(self._usage.wire()) + b"}\n\n"
+
+    def running_usage(self) -> tuple[bytes, tuple[bytes, bytes, int, int]]:
+        """The end of a chunk with the usage so far: what goes before its numbers that grow, and `TextFrame.usage`."""
+        usage, between = self._usage, b',"completion_tokens":'
+        grows = b"%d%b%d" % (usage.prompt_tokens + usage.completion_tokens, between, usage.completion_tokens)
+        before, _, behind = self.end().partition(grows)
+        return before, (between, behind, usage.prompt_tokens, usage.completion_tokens)
 
     def usage_event(self) -> bytes:
         """No choices, the final usage."""
@@ -113,7 +120,7 @@ class ChunkEncoder:
         frame = self._text_frames[choice]
         if frame is None:
             return self._opening(choice) + self._chunk(choice, delta)
-        if frame.logprobs is not None or delta.finish_reason is not None:
+        if frame.logprobs is not None or self.continuous_usage or delta.finish_reason is not None:
             return self._chunk(choice, delta)
         text = delta.text
         return frame.before + orjson.dumps(text) + frame.after if text else b""
@@ -121,9 +128,13 @@ class ChunkEncoder:
     def text_frame(self, choice: int) -> TextFrame | None:
         """What each of this choice's events but the last has around its text and log-probabilities.
 
-        None while they differ in something else: the opening is to come, or chunks show the usage.
+        None while the opening is to come. Where chunks show the usage, it must be right, and goes on from there.
         """
-        return self._text_frames[choice]
+        frame = self._text_frames[choice]
+        if frame is None or not self.continuous_usage:
+            return frame
+        before, usage = self._frame.running_usage()
+        return replace(frame, after=frame.after + before, usage=usage)
 
     def usage_event(self) -> bytes:
         """The chunk with the usage and no choices."""
@@ -131,13 +142,12 @@ class ChunkEncoder:
 
     def _opening(self, choice: int) -> bytes:
         opening, self._openings[choice] = self._openings[choice], b""
-        start, end = self._frame.choice_starts[choice], self._frame.end()
-        if not self._frame.continuous:
-            self._text_frames[choice] = self._text_frame(choice, start + self._shape.text_start, _OPEN + end)
-        return start + opening + _OPEN + end if opening else b""
+        start = self._frame.choice_starts[choice]
+        self._text_frames[choice] = self._text_frame(choice, start + self._shape.text_start)
+        return start + opening + _OPEN + self._frame.end() if opening else b""
 
-    def _text_frame(self, choice: int, before: bytes, after: bytes) -> TextFrame:
-        text_end = self._shape.text_end
+    def _text_frame(self, choice: int, before: bytes) -> TextFrame:
+        text_end, after = self._shape.text_end, _OPEN + (b"" if self.continuous_usage else self._frame.end())
         if self._logprobs is None:
             return TextFrame(before, text_end + after)
         return TextFrame(before, after, (text_end + _LOGPROBS, self._logprobs[choice]))

@@ -116,6 +116,8 @@ class StreamSender:
         """Let the text of a plain reply go to the socket without us, until something else is to be told."""
         if self._encoder.num_choices > 1 or not self._writer.started:
             return
+        if self._encoder.continuous_usage:
+            self.count_usage()
         frame, fd = self._encoder.text_frame(0), self._writer.socket_fd
         if frame is not None and fd is not None:
             self._streams[0].relay_text(fd, frame, chunked=self._writer.is_chunked)

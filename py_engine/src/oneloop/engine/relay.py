@@ -27,14 +27,17 @@ SLICE_S = 0.001
 
 @dataclass(frozen=True, slots=True)
 class TextFrame:
-    """What is around text in a choice's events, where they differ in nothing but text and log-probabilities."""
+    """What is around text in a choice's events, where they differ in nothing but what the relay can fill in."""
 
     before: bytes
     """Before the text's JSON string."""
     after: bytes
-    """What ends an event."""
+    """What ends an event, or goes before its usage."""
     logprobs: tuple[bytes, LogprobsEncoder] | None = None
     """What goes between the text and the JSON of its log-probabilities, and their encoder."""
+    usage: tuple[bytes, bytes, int, int] | None = None
+    """What goes between the number of all tokens and that of the output's, and behind it; tokens of prompt and output
+    so far."""
 
 
 class Relay:
@@ -62,6 +65,7 @@ class Relay:
             chunked=chunked,
             last_token_at=last_token_at,
             logprobs=frame.logprobs,
+            usage=frame.usage,
         )
         self._num_attached += 1
 

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::str::from_utf8;
 use std::sync::Arc;
 
-use super::json::push_json_string;
+use super::json::{push_json_integer, push_json_string};
 use super::utf8::Utf8Tail;
 use super::vocab::Vocabulary;
 
@@ -139,7 +139,7 @@ impl TokenTexts {
             if place > 0 {
                 out.push(b',');
             }
-            push_integer(out, byte.into());
+            push_json_integer(out, byte.into());
         }
         out.push(b']');
     }
@@ -169,7 +169,7 @@ impl Lists {
     ) {
         let (id, logprob) = sampled;
         separate(&mut self.text_offset);
-        push_integer(&mut self.text_offset, self.offset);
+        push_json_integer(&mut self.text_offset, self.offset);
         self.text.clear();
         self.tail.push(texts.shown_piece(id), &mut self.text);
         self.offset += self.text.chars().count() as u64;
@@ -237,22 +237,6 @@ fn push_name(out: &mut Vec<u8>, piece: &[u8]) {
         let _ = write!(out, "\\\\x{byte:02x}");
     }
     out.push(b'"');
-}
-
-/// Appends a whole number.
-fn push_integer(out: &mut Vec<u8>, value: u64) {
-    let mut digits = [0; 20];
-    let mut start = digits.len();
-    let mut rest = value;
-    loop {
-        start -= 1;
-        digits[start] = b'0' + (rest % 10) as u8;
-        rest /= 10;
-        if rest == 0 {
-            break;
-        }
-    }
-    out.extend_from_slice(&digits[start..]);
 }
 
 /// Appends a log-probability as Python's `repr` writes it: the fewest digits that mean this number, and of those the

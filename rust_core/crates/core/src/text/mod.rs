@@ -13,7 +13,7 @@ mod utf8;
 mod vocab;
 
 pub use detok::StreamDecoder;
-pub use json::push_json_string;
+pub use json::{push_json_integer, push_json_string};
 pub use logprobs::{LogprobsEncoder, LogprobsForm};
 pub use stop::{StopSet, StopSetError};
 pub use vocab::{TokenOutOfRange, Vocabulary, VocabularyError};

@@ -55,13 +55,13 @@ impl Lane {
         self.frame.logprobs.is_some()
     }
 
-    /// Adds what a step brought to what waits. True when the lane must be queued.
+    /// Adds what a step brought, its tokens being counted, to what waits. True when the lane must be queued.
     pub(super) fn add<'a>(
         &mut self,
         text: &str,
         logprobs: Option<impl Iterator<Item = TokenLogprobs<'a>>>,
     ) -> bool {
-        self.waiting.push(text, logprobs);
+        self.waiting.push(text, self.num_tokens, logprobs);
         !text.is_empty() && !std::mem::replace(&mut self.is_queued, true)
     }
 

@@ -19,7 +19,7 @@ use crate::deltas::{Delta, Deltas};
 use crate::descriptor::duplicate;
 use crate::logprobs::LogprobsEncoder;
 use lane::{Lane, Sent};
-use waiting::{Frame, Logprobs};
+use waiting::{Frame, Logprobs, Usage};
 
 /// The lanes, and what the event loop wants to know of their tokens.
 #[pyclass(module = "oneloop_core", frozen)]
@@ -131,7 +131,7 @@ impl StreamRelay {
     }
 
     /// Open a lane for a request's only sequence.
-    #[pyo3(signature = (request, fd, before, after, *, chunked, last_token_at, logprobs = None))]
+    #[pyo3(signature = (request, fd, before, after, *, chunked, last_token_at, logprobs = None, usage = None))]
     #[allow(clippy::too_many_arguments)] // by name, in Python
     fn attach(
         &self,
@@ -142,6 +142,7 @@ impl StreamRelay {
         chunked: bool,
         last_token_at: f64,
         logprobs: Option<(&[u8], Bound<'_, LogprobsEncoder>)>,
+        usage: Option<(&[u8], &[u8], u64, u64)>,
     ) -> PyResult<()> {
         let lanes = &mut self.state().lanes;
         if lanes.contains_key(&request) {
@@ -156,6 +157,12 @@ impl StreamRelay {
                 encoder: Arc::clone(&encoder.get().inner),
             }),
             after: after.into(),
+            usage: usage.map(|(between, after, prompt, earlier)| Usage {
+                between: between.into(),
+                after: after.into(),
+                num_prompt_tokens: prompt,
+                num_earlier_tokens: earlier,
+            }),
             is_chunked: chunked,
         };
         lanes.insert(request, Lane::new(frame, duplicate(fd)?, last_token_at));

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use oneloop_core::TokenLogprobs;
-use oneloop_core::text::{LogprobsEncoder, push_json_string};
+use oneloop_core::text::{LogprobsEncoder, push_json_integer, push_json_string};
 
 use crate::logprobs::{Shared, lock};
 
@@ -16,8 +16,10 @@ pub(super) struct Frame {
     pub(super) before: Box<[u8]>,
     /// What goes between it and `after`.
     pub(super) logprobs: Option<Logprobs>,
-    /// The end of an event.
+    /// The end of an event, or what goes before its usage.
     pub(super) after: Box<[u8]>,
+    /// What goes behind `after`.
+    pub(super) usage: Option<Usage>,
     /// Whether the body goes in HTTP chunks.
     pub(super) is_chunked: bool,
 }
@@ -27,6 +29,27 @@ pub(super) struct Logprobs {
     /// Before their JSON value.
     pub(super) before: Box<[u8]>,
     pub(super) encoder: Shared,
+}
+
+/// How a reply's events show its usage so far: the total of tokens, and those of the output.
+pub(super) struct Usage {
+    /// Between the two.
+    pub(super) between: Box<[u8]>,
+    /// The end of an event.
+    pub(super) after: Box<[u8]>,
+    pub(super) num_prompt_tokens: u64,
+    /// Of the output, before the lane was opened.
+    pub(super) num_earlier_tokens: u64,
+}
+
+impl Usage {
+    fn push(&self, out: &mut Vec<u8>, num_tokens: u64) {
+        let num_output_tokens = self.num_earlier_tokens + num_tokens;
+        push_json_integer(out, self.num_prompt_tokens + num_output_tokens);
+        out.extend_from_slice(&self.between);
+        push_json_integer(out, num_output_tokens);
+        out.extend_from_slice(&self.after);
+    }
 }
 
 impl Frame {
@@ -40,7 +63,7 @@ impl Frame {
         }
         let body = out.len();
         let mut count = 0;
-        for (text, tokens) in waiting.events() {
+        for (text, tokens, num_tokens) in waiting.events() {
             out.extend_from_slice(&self.before);
             push_json_string(out, text);
             if let Some(logprobs) = &self.logprobs {
@@ -50,6 +73,9 @@ impl Frame {
                 encoder.take_into(out);
             }
             out.extend_from_slice(&self.after);
+            if let Some(usage) = &self.usage {
+                usage.push(out, num_tokens);
+            }
             count += 1;
             if out.len() - body >= LARGE_WRITE {
                 break;
@@ -74,18 +100,25 @@ pub(super) struct Waiting {
     events: Vec<End>,
 }
 
-/// Where an event ends: in the text, and in the tokens.
+/// Where an event ends.
 #[derive(Clone, Copy, Default)]
 struct End {
+    /// In the text.
     text: u32,
+    /// In the tokens whose log-probabilities are shown.
     tokens: u32,
+    /// Tokens of the lane until here.
+    num_tokens: u64,
 }
 
 impl Waiting {
     /// Adds what a step brought. Tokens without text (a part of a character) go with the next text.
+    ///
+    /// `num_tokens`: of the lane, with these.
     pub(super) fn push<'a>(
         &mut self,
         text: &str,
+        num_tokens: u64,
         logprobs: Option<impl Iterator<Item = TokenLogprobs<'a>>>,
     ) {
         for token in logprobs.into_iter().flatten() {
@@ -96,6 +129,7 @@ impl Waiting {
             self.events.push(End {
                 text: self.text.len() as u32,
                 tokens: self.tokens.len(),
+                num_tokens,
             });
         }
     }
@@ -117,12 +151,12 @@ impl Waiting {
         self.tokens.encode(start..self.tokens.len(), encoder);
     }
 
-    /// Texts and tokens of each.
-    fn events(&self) -> impl Iterator<Item = (&str, Range<u32>)> {
+    /// Of each: its text, its tokens, and how many the lane has had until then.
+    fn events(&self) -> impl Iterator<Item = (&str, Range<u32>, u64)> {
         let starts = std::iter::once(End::default()).chain(self.events.iter().copied());
         starts.zip(&self.events).map(|(start, end)| {
             let text = &self.text[start.text as usize..end.text as usize];
-            (text, start.tokens..end.tokens)
+            (text, start.tokens..end.tokens, end.num_tokens)
         })
     }
 
