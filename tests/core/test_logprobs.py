@@ -16,7 +16,7 @@ from oneloop_core import Core, CoreConfig, LogprobsEncoder, StreamDecoder, Strea
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from oneloop_core import Deltas
+    from oneloop_core import Delta, Deltas
 
 WORDS = (
     "word ",
@@ -214,19 +214,57 @@ def end(num_tokens: int) -> bytes:
     return b',"total":%d,"output":%d}\n\n' % (3 + num_tokens, num_tokens)
 
 
-class Expected:
-    """The events of one sequence, one per step that brought text, by the plain encoder."""
+class Client:
+    """A stream that is attached to the relay at times and else written to by Python; beside it what it must bring."""
 
-    def __init__(self, plain: Plain) -> None:
-        self.plain = plain
-        self.num_tokens = 0
-        self.wire = b""
+    def __init__(self, relay: StreamRelay, handle: int, pair: Any, *arguments: Any) -> None:
+        form, num_top, skip_special = arguments
+        self.relay, self.handle, (self.ours, self.theirs) = relay, handle, pair
+        self.encoder = LogprobsEncoder(VOCABULARY, form, num_top=num_top, skip_special_tokens=skip_special)
+        self.plain = Plain(form, num_top, skip_special)
+        self.is_attached = False
+        self.wire = self.expected = b""
+        self.num_written = self.num_expected = 0
+        """Tokens."""
 
-    def add(self, text: str, tokens: Sequence[TokenLogprobs]) -> None:
-        self.plain.add(tokens)
-        self.num_tokens += len(tokens)
-        if text:
-            self.wire += BEFORE + orjson.dumps(text) + BETWEEN + self.plain.take() + end(self.num_tokens)
+    def expect(self, delta: Delta) -> None:
+        self.plain.add(delta.logprobs or [])
+        self.num_expected += len(delta.token_ids)
+        if delta.text:
+            text = BEFORE + orjson.dumps(delta.text)
+            self.expected += text + BETWEEN + self.plain.take() + end(self.num_expected)
+
+    def write(self, delta: Delta) -> None:
+        """What the relay does not take."""
+        assert not self.is_attached
+        self.encoder.add(delta.logprobs or [])
+        self.num_written += len(delta.token_ids)
+        if delta.text:
+            text = BEFORE + orjson.dumps(delta.text)
+            self.wire += text + BETWEEN + self.encoder.take() + end(self.num_written)
+
+    def attach(self) -> None:
+        self.relay.attach(
+            self.handle,
+            self.ours.fileno(),
+            BEFORE,
+            b',"total":',
+            chunked=False,
+            last_token_at=0.0,
+            logprobs=(BETWEEN, self.encoder),
+            usage=(b',"output":', b"}\n\n", 3, self.num_written),
+        )
+        self.is_attached = True
+
+    def detach(self) -> None:
+        unsent, num_tokens, _ = self.relay.detach(self.handle) or (b"", 0, 0.0)
+        self.wire += drain(self.theirs) + unsent
+        self.num_written += num_tokens
+        self.is_attached = False
+
+    def read(self) -> None:
+        if self.is_attached:
+            self.wire += drain(self.theirs)
 
 
 @pytest.mark.parametrize("skip_special", [False, True])
@@ -236,60 +274,32 @@ def test_the_relay_writes_the_same(
     slab_type: Any, pairs: Any, form: Any, num_top: int, skip_special: bool
 ) -> None:
     """Lanes that come and go amid characters: what Python writes in between goes on where they have left off."""
-    count, told = len(pairs), [0] * len(pairs)
     relay, draw = StreamRelay((1.0,)), random.Random(1)
-    batch = Batch(slab_type, count, num_top, skip_special_tokens=skip_special)
-    encoders = [
-        LogprobsEncoder(VOCABULARY, form, num_top=num_top, skip_special_tokens=skip_special)
-        for _ in range(count)
-    ]
-    lanes = dict(zip(batch.handles, range(count), strict=True))
-    expected = [Expected(Plain(form, num_top, skip_special)) for _ in range(count)]
-    wires, attached = [b""] * count, set[int]()
+    batch = Batch(slab_type, len(pairs), num_top, skip_special_tokens=skip_special)
+    clients = {
+        handle: Client(relay, handle, pair, form, num_top, skip_special)
+        for handle, pair in zip(batch.handles, pairs, strict=True)
+    }
     for _ in range(150):
         deltas = batch.step()
         for delta in deltas:
-            expected[lanes[delta.request]].add(delta.text, delta.logprobs or [])
+            clients[delta.request].expect(delta)
         for delta in relay.deliver(deltas, 1.0):
-            lane, text = lanes[delta.request], delta.text
-            assert lane not in attached
-            encoders[lane].add(delta.logprobs or [])
-            told[lane] += len(delta.token_ids)
-            if text:
-                wires[lane] += BEFORE + orjson.dumps(text) + BETWEEN + encoders[lane].take() + end(told[lane])
-        if draw.random() < 0.5:  # else several steps go in one write
-            more = True
-            while more:
-                stalled, more = relay.send(1.0)
-                assert not stalled
-                for lane in attached:
-                    wires[lane] += drain(pairs[lane][1])
-        for lane, handle in enumerate(batch.handles):
-            if draw.random() < 0.9:
-                continue
-            if lane in attached:
-                unsent, num_tokens, _ = relay.detach(handle) or (b"", 0, 0.0)
-                wires[lane] += drain(pairs[lane][1]) + unsent
-                told[lane] += num_tokens
-                attached.remove(lane)
-            else:
-                relay.attach(
-                    handle,
-                    pairs[lane][0].fileno(),
-                    BEFORE,
-                    b',"total":',
-                    chunked=False,
-                    last_token_at=0.0,
-                    logprobs=(BETWEEN, encoders[lane]),
-                    usage=(b',"output":', b"}\n\n", 3, told[lane]),
-                )
-                attached.add(lane)
-    for lane in attached:
-        unsent, _, _ = relay.detach(batch.handles[lane]) or (b"", 0, 0.0)
-        wires[lane] += drain(pairs[lane][1]) + unsent
-    for lane in range(count):
-        assert wires[lane] == expected[lane].wire
-        assert encoders[lane].take() == expected[lane].plain.take(), "tokens that no text has followed"
+            clients[delta.request].write(delta)
+        more = draw.random() < 0.5  # else several steps go in one write
+        while more:
+            stalled, more = relay.send(1.0)
+            assert not stalled
+            for client in clients.values():
+                client.read()
+        for client in clients.values():
+            if draw.random() < 0.1:
+                client.detach() if client.is_attached else client.attach()
+    for client in clients.values():
+        if client.is_attached:
+            client.detach()
+        assert client.wire == client.expected
+        assert client.encoder.take() == client.plain.take(), "tokens that no text has followed"
 
 
 @pytest.mark.parametrize("form", ["chat", "completion"])

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from oneloop.api.protocol.sampling import StreamOptions
     from oneloop.api.replies import ReplyHead, Usage
+    from oneloop.engine.logprobs import LogprobsEncoder
     from oneloop.engine.outputs import Added
-    from oneloop_core import LogprobsEncoder
 
 DONE = b"data: [DONE]\n\n"
 

@@ -1,4 +1,4 @@
-"""Log-probabilities in the two wire forms: the core encodes them (`LogprobsEncoder`), here and on its relay.
+"""Log-probabilities of whole replies, and what a token is called. Of streams the relay writes most.
 
 A reply may hold millions of entries (n x tokens x alternatives), and encoding runs on the event loop: whole replies
 give way after every `AT_ONCE` tokens.
@@ -7,19 +7,17 @@ give way after every `AT_ONCE` tokens.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Literal
-
-from oneloop_core import LogprobsEncoder
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from oneloop.engine.logprobs import LogprobsEncoder
     from oneloop.engine.outputs import TokenLogprobs
-    from oneloop.engine.params import ResolvedParams
     from oneloop.tokenize.tokenizer import Tokenizer
 
 AT_ONCE = 256
-"""Tokens of a whole reply that are encoded before others get a turn: about AT_ONCE_MS ms with 20 alternatives each."""
+"""Tokens of a whole reply that are encoded before others get a turn: about half a ms with 20 alternatives each."""
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
@@ -32,23 +30,6 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
         return piece.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
-
-
-def make_encoders(
-    tokenizer: Tokenizer, form: Literal["chat", "completion"], params: ResolvedParams, num_choices: int
-) -> list[LogprobsEncoder] | None:
-    """One per choice; None where no log-probabilities are asked for."""
-    if params.logprobs is None:
-        return None
-    return [
-        LogprobsEncoder(
-            tokenizer.vocabulary,
-            form,
-            num_top=params.logprobs,
-            skip_special_tokens=params.skip_special_tokens,
-        )
-        for _ in range(num_choices)
-    ]
 
 
 async def encode_whole(encoder: LogprobsEncoder, tokens: Sequence[TokenLogprobs]) -> bytes:

@@ -15,8 +15,8 @@ from oneloop.api.logprobs import encode_whole
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from oneloop.engine.logprobs import LogprobsEncoder
     from oneloop.engine.outputs import Added, FinishReason, TokenLogprobs
-    from oneloop_core import LogprobsEncoder
 
 SYSTEM_FINGERPRINT = f"oneloop-{oneloop.__version__}"
 

@@ -11,10 +11,10 @@ from oneloop.api.handlers.answer import answer
 from oneloop.api.handlers.generation import Job
 from oneloop.api.handlers.json_reply import ignored_header
 from oneloop.api.handlers.prompt import check_context, check_text_len, render
-from oneloop.api.logprobs import make_encoders
 from oneloop.api.protocol.chat import read_chat
 from oneloop.api.protocol.messages import read_messages
 from oneloop.api.replies import ReplyHead, Usage, chat_reply
+from oneloop.engine.logprobs import make_encoders
 
 if TYPE_CHECKING:
     from collections.abc import Callable

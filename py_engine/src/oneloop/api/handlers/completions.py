@@ -13,9 +13,9 @@ from oneloop.api.handlers.answer import answer
 from oneloop.api.handlers.generation import Job
 from oneloop.api.handlers.json_reply import ignored_header
 from oneloop.api.handlers.prompt import check_context, check_text_len, context_error
-from oneloop.api.logprobs import make_encoders
 from oneloop.api.protocol.completions import read_completion, read_prompts
 from oneloop.api.replies import ReplyHead, Usage, completion_reply
+from oneloop.engine.logprobs import make_encoders
 from oneloop.errors import RequestError
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from oneloop.api.protocol.sampling import Scheduling, StreamOptions
     from oneloop.api.replies import Logprobs, Usage
     from oneloop.api.state import ApiState
+    from oneloop.engine.logprobs import LogprobsEncoder
     from oneloop.engine.outputs import Added
     from oneloop.engine.params import ResolvedParams
     from oneloop.engine.stream import RequestStream
-    from oneloop_core import LogprobsEncoder
 
 log = logging.getLogger(__name__)
 
