@@ -214,14 +214,17 @@ def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Connection, "connection_made", connection_made)
 
 
-async def test_a_slow_reader_gets_everything_in_order(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shown", [{}, {"logprobs": 2, "stream_options": CONTINUOUS}])
+async def test_a_slow_reader_gets_everything_in_order(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, shown: dict[str, Any]
+) -> None:
     """The socket stalls again and again: the relay hands back, Python goes on, the relay takes over again."""
     small_buffers(monkeypatch)
     async with served(serve, 0.0005) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=4096)
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         writer.write(
-            request({"max_tokens": 4000, "seed": 0})
+            request({"max_tokens": 4000, "seed": 0, **shown})
         )  # from the start: no character is cut at its end
         received = b""
         while not received.endswith(b"\r\n0\r\n\r\n"):
@@ -236,9 +239,27 @@ async def test_a_slow_reader_gets_everything_in_order(serve: Any, monkeypatch: p
         length = int(size, 16)
         assert rest[length : length + 2] == b"\r\n"
         data, body = data + rest[:length], rest[length + 2 :]
-    text = texts_of([event.removeprefix("data: ") for event in data.decode().split("\n\n")[:-1]])
+    events = [event.removeprefix("data: ") for event in data.decode().split("\n\n")[:-1]]
+    text = texts_of(events)
     assert len(text.encode()) == 4000
     assert text in TEXT * 40
+    if shown:
+        check_running_counts(events, text)
+
+
+def check_running_counts(events: list[str], text: str) -> None:
+    """Each event has the log-probabilities of its tokens, bytes here, and the usage with them."""
+    num_tokens = 0
+    for event in events[:-1]:
+        chunk = json.loads(event)
+        for choice in chunk["choices"]:
+            lists = choice["logprobs"]
+            for offset in lists["text_offset"]:
+                assert offset == len(text.encode()[:num_tokens].decode(errors="ignore"))
+                num_tokens += 1
+            assert {len(values) for values in lists.values()} == {len(lists["tokens"])}
+        assert chunk["usage"]["completion_tokens"] == num_tokens
+    assert num_tokens == len(text.encode())
 
 
 async def test_a_reader_of_nothing_is_cut(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
