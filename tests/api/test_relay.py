@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import random
+import re
 import socket
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -75,6 +76,58 @@ def texts_of(events: list[str]) -> str:
     parts = [part for chunk in chunks for part in chunk["choices"]]
     assert parts[-1]["finish_reason"] is not None
     return "".join(part["text"] if "text" in part else part["delta"].get("content", "") for part in parts)
+
+
+CONTINUOUS = {"include_usage": True, "continuous_usage_stats": True}
+LOGPROBS: dict[str, list[dict[str, Any]]] = {
+    CHAT: [
+        {},
+        {"logprobs": True},
+        {"logprobs": True, "top_logprobs": 1},
+        {"logprobs": True, "top_logprobs": 20},
+    ],
+    COMPLETIONS: [{}, {"logprobs": 0}, {"logprobs": 3}, {"logprobs": 20}],
+}
+
+
+@pytest.mark.parametrize("shown", [0, 1, 2, 3])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"stop": ["naïve", "and so"]}, {"skip_special_tokens": False}, {"stream_options": CONTINUOUS}],
+)
+async def test_the_bytes_are_those_of_the_python_path(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, path: str, shown: int, options: dict[str, Any]
+) -> None:
+    """The same request with and without the relay: the same events, to the byte."""
+    async with served(serve, 0.001) as server:
+        prompt = {"prompt": "a"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "a"}]}
+        body = {"stream_options": {"include_usage": True}, **prompt, **options, **LOGPROBS[path][shown]}
+        body |= {"max_tokens": 120, "ignore_eos": True, "seed": 7, "request_id": "same"}
+        num_pushed, in_python = 0, RequestStream.push
+
+        def push(self: RequestStream, delta: Any, now: float) -> None:
+            nonlocal num_pushed
+            num_pushed += 1
+            in_python(self, delta, now)
+
+        monkeypatch.setattr(RequestStream, "push", push)
+        found = [without_times(await server.stream(path, body))]
+        assert num_pushed <= 5, "the relay did not take it"
+
+        def attach(*_: Any, **__: Any) -> None:
+            raise OSError(24, "too many open files")
+
+        monkeypatch.setattr(server.engine._relay, "attach", attach)
+        for _ in range(30):  # until Python has kept up: the relay merges nothing
+            found.append(without_times(await server.stream(path, body)))
+            if len(found[-1]) == len(found[0]):
+                break
+        assert found[-1] == found[0]
+
+
+def without_times(events: list[str]) -> list[str]:
+    return [re.sub(r'"created":\d+', "", event) for event in events]
 
 
 async def until(condition: Any) -> None:
@@ -161,14 +214,17 @@ def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Connection, "connection_made", connection_made)
 
 
-async def test_a_slow_reader_gets_everything_in_order(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shown", [{}, {"logprobs": 2, "stream_options": CONTINUOUS}])
+async def test_a_slow_reader_gets_everything_in_order(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, shown: dict[str, Any]
+) -> None:
     """The socket stalls again and again: the relay hands back, Python goes on, the relay takes over again."""
     small_buffers(monkeypatch)
     async with served(serve, 0.0005) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=4096)
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         writer.write(
-            request({"max_tokens": 4000, "seed": 0})
+            request({"max_tokens": 4000, "seed": 0, **shown})
         )  # from the start: no character is cut at its end
         received = b""
         while not received.endswith(b"\r\n0\r\n\r\n"):
@@ -183,9 +239,27 @@ async def test_a_slow_reader_gets_everything_in_order(serve: Any, monkeypatch: p
         length = int(size, 16)
         assert rest[length : length + 2] == b"\r\n"
         data, body = data + rest[:length], rest[length + 2 :]
-    text = texts_of([event.removeprefix("data: ") for event in data.decode().split("\n\n")[:-1]])
+    events = [event.removeprefix("data: ") for event in data.decode().split("\n\n")[:-1]]
+    text = texts_of(events)
     assert len(text.encode()) == 4000
     assert text in TEXT * 40
+    if shown:
+        check_running_counts(events, text)
+
+
+def check_running_counts(events: list[str], text: str) -> None:
+    """Each event has the log-probabilities of its tokens, bytes here, and the usage with them."""
+    num_tokens = 0
+    for event in events[:-1]:
+        chunk = json.loads(event)
+        for choice in chunk["choices"]:
+            lists = choice["logprobs"]
+            for offset in lists["text_offset"]:
+                assert offset == len(text.encode()[:num_tokens].decode(errors="ignore"))
+                num_tokens += 1
+            assert {len(values) for values in lists.values()} == {len(lists["tokens"])}
+        assert chunk["usage"]["completion_tokens"] == num_tokens
+    assert num_tokens == len(text.encode())
 
 
 async def test_a_reader_of_nothing_is_cut(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:

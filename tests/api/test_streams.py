@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from oneloop.api.logprobs import ChatLogprobs, CompletionLogprobs, TokenTexts
+from oneloop_core import LogprobsEncoder
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -259,13 +259,11 @@ async def test_many_logprobs_do_not_hold_the_loop(server: Any, path: str, stream
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 async def test_logprobs_that_json_cannot_say(fake_engine_type: Any, value: float) -> None:
-    texts = TokenTexts(fake_engine_type().tokenizer)
-    for encoder in (
-        ChatLogprobs(texts, num_top=1, skip_special=True),
-        CompletionLogprobs(texts, num_top=1, skip_special=True),
-    ):
+    vocabulary = fake_engine_type().tokenizer.vocabulary
+    for form, count in (("chat", 2), ("completion", 3)):
+        encoder = LogprobsEncoder(vocabulary, form, num_top=1, skip_special_tokens=True)
         encoder.add([(1, [(65, value), (66, value)])])
-        assert encoder.take().count(b"-9999.0") == 2 + isinstance(encoder, CompletionLogprobs)
+        assert encoder.take().count(b"-9999.0") == count
         assert b"-9999.0" not in encoder.take()
 
 

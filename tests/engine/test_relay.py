@@ -10,7 +10,7 @@ import pytest
 from oneloop import SamplingParams
 from oneloop.engine import relay as module
 from oneloop.engine.metrics import EngineMetrics
-from oneloop.engine.relay import Relay
+from oneloop.engine.relay import Relay, TextFrame
 from oneloop.engine.stream import RequestStream
 
 
@@ -22,7 +22,7 @@ class FakeRelay:
         self.left = (b"", 0, 100.0)
         self.is_exhausted = False
 
-    def attach(self, handle, fd, before, after, *, chunked, last_token_at):
+    def attach(self, handle, fd, frame, *, chunked, last_token_at):
         if self.is_exhausted:
             raise OSError(24, "too many open files")
         self.attached.append((handle, fd, chunked, last_token_at))
@@ -69,7 +69,7 @@ def begun(stream):
 
 
 def relays(stream):
-    return stream.relay_text(5, b"{", b"}", chunked=True)
+    return stream.relay_text(5, TextFrame(b"{", b"}"), chunked=True)
 
 
 async def test_a_stream_whose_text_was_taken_is_relayed(make_stream, relay):
@@ -146,7 +146,7 @@ async def test_a_slice_a_turn_however_much_comes(monkeypatch):
     core = FakeCore()
     monkeypatch.setattr(module, "StreamRelay", lambda _: core)
     relay = Relay(EngineMetrics(), lambda _: None)
-    relay.attach(7, 5, b"", b"", chunked=True, last_token_at=0.0)
+    relay.attach(7, 5, TextFrame(b"", b""), chunked=True, last_token_at=0.0)
     core.num_slices = 6
     counts = []
     for _ in range(8):

@@ -23,6 +23,7 @@ __all__ = [
     "Deltas",
     "Field",
     "FinishReason",
+    "LogprobsEncoder",
     "RequestError",
     "SlabError",
     "SlabLayout",
@@ -451,13 +452,40 @@ class CompletionWatcher:
         """End the thread, whatever is expected. Idempotent; also done when the object goes."""
 
 @final
+class LogprobsEncoder:
+    """One choice's log-probabilities as JSON; what was added is taken once.
+
+    form: "chat": ``{"content": [...]}``, an object per token, its bytes joining up to the text's. "completion": four
+    parallel lists; ``text_offset`` counts characters and runs on from take to take. num_top: most alternatives shown
+    per token. skip_special_tokens: special tokens add nothing to the text. ValueError for another form.
+
+    A token's text comes from its bytes; of a part of a character it is ``bytes:\\xe2\\x82``, of ids beyond the
+    vocabulary nothing. Numbers are written as ``repr`` writes them; what JSON cannot say (infinities, NaN), and less,
+    is -9999.0.
+    """
+
+    def __new__(
+        cls,
+        vocabulary: Vocabulary,
+        form: Literal["chat", "completion"],
+        *,
+        num_top: int,
+        skip_special_tokens: bool,
+    ) -> LogprobsEncoder: ...
+    def add(self, tokens: Sequence[tuple[int, Sequence[tuple[int, float]]]]) -> None:
+        """Encode the next tokens, as `Delta.logprobs` has them. ValueError for one without the sampled token."""
+    def take(self) -> bytes:
+        """JSON of all tokens since the last take."""
+
+@final
 class StreamRelay:
     """Encodes the text of streamed replies and sends it to their sockets, many per call and without the GIL.
 
     A lane is a request's only sequence and a socket. What a `deliver` adds to it is one server-sent event (`before`,
-    the text as a JSON string, `after`); `send` sends those that wait in one write, or some 16 KB of them. A lane whose
-    socket takes no more sends nothing from then on, until whoever opened it detaches it and goes on by itself; what has
-    come meanwhile is merged into one event.
+    the text as a JSON string, log-probabilities where they are shown, `after`, the usage where it is shown); tokens
+    without text go with the next. `send` sends those that wait in one write, or some 16 KB of them. A lane whose
+    socket takes no more sends nothing from then on, until whoever opened it detaches it and goes on by itself; what
+    has come meanwhile is merged into one event.
 
     Whoever attaches a socket that a transport writes to sees to it that the transport's buffer is empty then, and that
     nobody writes there while it is attached; else bytes overtake each other.
@@ -468,17 +496,29 @@ class StreamRelay:
 
     def __new__(cls, gap_bounds: Sequence[float]) -> StreamRelay: ...
     def attach(
-        self, request: int, fd: int, before: bytes, after: bytes, *, chunked: bool, last_token_at: float
+        self,
+        request: int,
+        fd: int,
+        before: bytes,
+        after: bytes,
+        *,
+        chunked: bool,
+        last_token_at: float,
+        logprobs: tuple[bytes, LogprobsEncoder] | None = None,
+        usage: tuple[bytes, bytes, int, int] | None = None,
     ) -> None:
         """Open a lane.
 
         fd: the socket, which is duplicated: a number that comes to mean another connection misleads nothing, and the
         connection ends when both are closed. chunked: whether each event goes as a chunk of HTTP/1.1. last_token_at:
-        when the sequence's last token came, on the clock of `deliver`'s now. ValueError when the request has a lane.
-        OSError when there is no descriptor to be had.
+        when the sequence's last token came, on the clock of `deliver`'s now. logprobs: what goes before the JSON value
+        of the log-probabilities, and their encoder, which nobody else uses until the lane is closed. usage: behind
+        `after` go the number of all tokens so far, the first of these, the number of output tokens so far, and the
+        second; then the tokens of the prompt, and those of the output before the lane. ValueError when the request has
+        a lane. OSError when there is no descriptor to be had.
         """
     def deliver(self, deltas: Deltas, now: float) -> list[Delta]:
-        """Take the deltas of lanes, but not a sequence's last, nor those with log-probabilities; return the others."""
+        """Take the deltas of lanes; return the others, each sequence's last, and those with more than a lane shows."""
     def send(self, max_s: float) -> tuple[list[int], bool]:
         """Send what waits, for about that long, at least one event; never waits for a socket.
 
@@ -487,6 +527,7 @@ class StreamRelay:
     def detach(self, request: int) -> tuple[bytes, int, float] | None:
         """Close a lane: (what was not sent, as it goes on the wire; tokens it took; when the last came).
 
+        Log-probabilities of tokens that are in no event are then in the encoder.
         None when the request has none.
         """
     def take_gaps(self) -> tuple[list[int], float]:

@@ -20,7 +20,6 @@ from oneloop.api.handlers.models import list_models, show_model
 from oneloop.api.handlers.tokenize import detokenize, tokenize
 from oneloop.api.handlers.version import version
 from oneloop.api.limits import Limits
-from oneloop.api.logprobs import TokenTexts
 from oneloop.api.metrics import CLIENT_GONE, HttpMetrics
 from oneloop.api.outbox import Outbox
 from oneloop.api.protocol.sampling import safe_request_id
@@ -91,7 +90,6 @@ def _make_state(engine: AsyncEngine, config: ServerConfig, paths: Iterable[str])
         limits=limits,
         bodies=BodyReader(limits),
         metrics=HttpMetrics(dict.fromkeys(paths)),
-        token_texts=TokenTexts(tokenizer),
         outbox=Outbox(engine.metrics.loop),
         started=int(time.time()),
     )

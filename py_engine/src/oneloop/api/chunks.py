@@ -1,23 +1,24 @@
 """Deltas → SSE bytes. What never changes within a reply is encoded once per choice; a token costs one JSON string.
 
-The only place that knows the shape of a chunk, so that it can move into the core as it is.
+The only place that knows the shape of a chunk: the relay, which writes most of them, is given a `TextFrame`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import orjson
 
 from oneloop.api.replies import SYSTEM_FINGERPRINT
+from oneloop.engine.relay import TextFrame
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from oneloop.api.logprobs import LogprobsEncoder
     from oneloop.api.protocol.sampling import StreamOptions
     from oneloop.api.replies import ReplyHead, Usage
+    from oneloop.engine.logprobs import LogprobsEncoder
     from oneloop.engine.outputs import Added
 
 DONE = b"data: [DONE]\n\n"
@@ -52,6 +53,13 @@ class _Frame:
         fingerprint = self._fingerprint if terminal else b""
         return b"]" + fingerprint + b',"usage":' + orjson.dumps(self._usage.wire()) + b"}\n\n"
 
+    def running_usage(self) -> tuple[bytes, tuple[bytes, bytes, int, int]]:
+        """The end of a chunk with the usage so far: what goes before its numbers that grow, and `TextFrame.usage`."""
+        usage, between = self._usage, b',"completion_tokens":'
+        grows = b"%d%b%d" % (usage.prompt_tokens + usage.completion_tokens, between, usage.completion_tokens)
+        before, _, behind = self.end().partition(grows)
+        return before, (between, behind, usage.prompt_tokens, usage.completion_tokens)
+
     def usage_event(self) -> bytes:
         """No choices, the final usage."""
         usage = orjson.dumps(self._usage.wire())
@@ -73,6 +81,7 @@ class _Shape:
 _CHAT = _Shape("chat.completion.chunk", b'"delta":{"content":', b"}", b'"delta":{}')
 _COMPLETION = _Shape("text_completion", b'"text":', b"", b'"text":""')
 _ROLE = b'"delta":{"role":"assistant","content":""}'
+_LOGPROBS = b',"logprobs":'
 _OPEN = b',"finish_reason":null}'
 
 
@@ -84,7 +93,7 @@ class ChunkEncoder:
         "_logprobs",
         "_openings",
         "_shape",
-        "_text_affixes",
+        "_text_frames",
         "continuous_usage",
         "num_choices",
     )
@@ -104,23 +113,28 @@ class ChunkEncoder:
         """Whether chunks show the usage, so that it must be right before each."""
         self._openings = list(openings)
         self._logprobs = logprobs
-        # Of an opened choice whose chunks differ in nothing but their text: what goes before the text and after it.
-        self._text_affixes: list[tuple[bytes, bytes] | None] = [None] * len(openings)
+        self._text_frames: list[TextFrame | None] = [None] * len(openings)
 
     def encode(self, choice: int, delta: Added) -> bytes:
         """The events of this delta: the opening, once; its text, empty while it is held back; the finish reason."""
-        affixes = self._text_affixes[choice]
-        if affixes is None or delta.finish_reason is not None:
+        frame = self._text_frames[choice]
+        if frame is None:
             return self._opening(choice) + self._chunk(choice, delta)
+        if frame.logprobs is not None or self.continuous_usage or delta.finish_reason is not None:
+            return self._chunk(choice, delta)
         text = delta.text
-        return affixes[0] + orjson.dumps(text) + affixes[1] if text else b""
+        return frame.before + orjson.dumps(text) + frame.after if text else b""
 
-    def text_affixes(self, choice: int) -> tuple[bytes, bytes] | None:
-        """What goes before and after the text's JSON string in each of this choice's events but the last.
+    def text_frame(self, choice: int) -> TextFrame | None:
+        """What each of this choice's events but the last has around its text and log-probabilities.
 
-        None while they differ in something else: the opening is to come, or chunks show log-probabilities or the usage.
+        None while the opening is to come. Where chunks show the usage, it must be right, and goes on from there.
         """
-        return self._text_affixes[choice]
+        frame = self._text_frames[choice]
+        if frame is None or not self.continuous_usage:
+            return frame
+        before, usage = self._frame.running_usage()
+        return replace(frame, after=frame.after + before, usage=usage)
 
     def usage_event(self) -> bytes:
         """The chunk with the usage and no choices."""
@@ -128,13 +142,15 @@ class ChunkEncoder:
 
     def _opening(self, choice: int) -> bytes:
         opening, self._openings[choice] = self._openings[choice], b""
-        start, end = self._frame.choice_starts[choice], self._frame.end()
-        if self._logprobs is None and not self._frame.continuous:
-            self._text_affixes[choice] = (
-                start + self._shape.text_start,
-                self._shape.text_end + _OPEN + end,
-            )
-        return start + opening + _OPEN + end if opening else b""
+        start = self._frame.choice_starts[choice]
+        self._text_frames[choice] = self._text_frame(choice, start + self._shape.text_start)
+        return start + opening + _OPEN + self._frame.end() if opening else b""
+
+    def _text_frame(self, choice: int, before: bytes) -> TextFrame:
+        text_end, after = self._shape.text_end, _OPEN + (b"" if self.continuous_usage else self._frame.end())
+        if self._logprobs is None:
+            return TextFrame(before, text_end + after)
+        return TextFrame(before, after, (text_end + _LOGPROBS, self._logprobs[choice]))
 
     def _chunk(self, choice: int, delta: Added) -> bytes:
         if self._logprobs is not None:
@@ -146,7 +162,7 @@ class ChunkEncoder:
         if text:
             payload = shape.text_start + orjson.dumps(text) + shape.text_end
         if self._logprobs is not None:
-            payload += b',"logprobs":' + self._logprobs[choice].take()
+            payload += _LOGPROBS + self._logprobs[choice].take()
         start = self._frame.choice_starts[choice]
         if finish_reason is None:
             return start + payload + _OPEN + self._frame.end()

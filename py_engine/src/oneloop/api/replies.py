@@ -15,7 +15,7 @@ from oneloop.api.logprobs import encode_whole
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from oneloop.api.logprobs import LogprobsEncoder
+    from oneloop.engine.logprobs import LogprobsEncoder
     from oneloop.engine.outputs import Added, FinishReason, TokenLogprobs
 
 SYSTEM_FINGERPRINT = f"oneloop-{oneloop.__version__}"

@@ -116,9 +116,11 @@ class StreamSender:
         """Let the text of a plain reply go to the socket without us, until something else is to be told."""
         if self._encoder.num_choices > 1 or not self._writer.started:
             return
-        affixes, fd = self._encoder.text_affixes(0), self._writer.socket_fd
-        if affixes is not None and fd is not None:
-            self._streams[0].relay_text(fd, *affixes, chunked=self._writer.is_chunked)
+        if self._encoder.continuous_usage:
+            self.count_usage()
+        frame, fd = self._encoder.text_frame(0), self._writer.socket_fd
+        if frame is not None and fd is not None:
+            self._streams[0].relay_text(fd, frame, chunked=self._writer.is_chunked)
 
     def _write_unsent(self) -> bool:
         """What the relay left goes first. False: the socket must become writable before anything is taken."""

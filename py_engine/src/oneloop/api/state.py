@@ -14,7 +14,6 @@ from oneloop.api.protocol.repeated import Repeated
 if TYPE_CHECKING:
     from oneloop.api.body import BodyReader
     from oneloop.api.limits import Limits
-    from oneloop.api.logprobs import TokenTexts
     from oneloop.api.metrics import HttpMetrics
     from oneloop.api.outbox import Outbox
     from oneloop.api.protocol.chat import ChatRequest
@@ -32,7 +31,6 @@ class ApiState:
     limits: Limits
     bodies: BodyReader
     metrics: HttpMetrics
-    token_texts: TokenTexts
     outbox: Outbox
     repeated_completions: Repeated[CompletionRequest] = field(default_factory=Repeated)
     repeated_chats: Repeated[ChatRequest] = field(default_factory=Repeated)

@@ -8,6 +8,7 @@ each step's text as an event of its own.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -18,10 +19,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oneloop.engine.metrics import EngineMetrics
-    from oneloop_core import Delta, Deltas
+    from oneloop_core import Delta, Deltas, LogprobsEncoder
 
 SLICE_S = 0.001
 """How long sending holds the loop at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextFrame:
+    """What is around text in a choice's events, where they differ in nothing but what the relay can fill in."""
+
+    before: bytes
+    """Before the text's JSON string."""
+    after: bytes
+    """What ends an event, or goes before its usage."""
+    logprobs: tuple[bytes, LogprobsEncoder] | None = None
+    """What goes between the text and the JSON of its log-probabilities, and their encoder."""
+    usage: tuple[bytes, bytes, int, int] | None = None
+    """What goes between the number of all tokens and that of the output's, and behind it; tokens of prompt and output
+    so far."""
 
 
 class Relay:
@@ -39,11 +55,18 @@ class Relay:
         self._num_attached = 0
         self._is_scheduled = False
 
-    def attach(
-        self, handle: int, fd: int, before: bytes, after: bytes, *, chunked: bool, last_token_at: float
-    ) -> None:
+    def attach(self, handle: int, fd: int, frame: TextFrame, *, chunked: bool, last_token_at: float) -> None:
         """As StreamRelay.attach."""
-        self._core.attach(handle, fd, before, after, chunked=chunked, last_token_at=last_token_at)
+        self._core.attach(
+            handle,
+            fd,
+            frame.before,
+            frame.after,
+            chunked=chunked,
+            last_token_at=last_token_at,
+            logprobs=frame.logprobs,
+            usage=frame.usage,
+        )
         self._num_attached += 1
 
     def detach(self, handle: int) -> tuple[bytes, int, float] | None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from oneloop.engine.metrics import EngineMetrics
     from oneloop.engine.outputs import Added, FinishReason
-    from oneloop.engine.relay import Relay
+    from oneloop.engine.relay import Relay, TextFrame
     from oneloop_core import Delta
 
 _SEVERITY: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
@@ -147,8 +147,8 @@ class RequestStream:
         self._pending.clear()
         return deltas
 
-    def relay_text(self, fd: int, before: bytes, after: bytes, *, chunked: bool) -> bool:
-        """From now on text goes to the socket `fd` by itself: `before`, its JSON string, `after`.
+    def relay_text(self, fd: int, frame: TextFrame, *, chunked: bool) -> bool:
+        """From now on text goes to the socket `fd` by itself, each step's as an event in this frame.
 
         chunked: as chunks of HTTP/1.1. It ends, and the consumer is called again, with the sequence's end, when the
         socket takes no more, or with abort(); then `take_unsent()` goes before whatever the consumer writes. False, and
@@ -159,7 +159,7 @@ class RequestStream:
         if self._relay is None or self.num_sequences > 1 or self._pending or last_token_at is None:
             return False
         try:
-            self._relay.attach(self.handle, fd, before, after, chunked=chunked, last_token_at=last_token_at)
+            self._relay.attach(self.handle, fd, frame, chunked=chunked, last_token_at=last_token_at)
         except OSError:
             return False
         self._is_relayed = True

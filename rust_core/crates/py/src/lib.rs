@@ -6,6 +6,7 @@ mod core;
 mod deltas;
 mod descriptor;
 mod error;
+mod logprobs;
 mod relay;
 mod slab;
 mod snapshot;
@@ -26,6 +27,8 @@ mod _core {
     use crate::error::{
         AuditError, ConfigError, CoreError, CorePoisonedError, RequestError, SlabError, TraceError,
     };
+    #[pymodule_export]
+    use crate::logprobs::LogprobsEncoder;
     #[pymodule_export]
     use crate::relay::StreamRelay;
     #[pymodule_export]

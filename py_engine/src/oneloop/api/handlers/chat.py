@@ -11,10 +11,10 @@ from oneloop.api.handlers.answer import answer
 from oneloop.api.handlers.generation import Job
 from oneloop.api.handlers.json_reply import ignored_header
 from oneloop.api.handlers.prompt import check_context, check_text_len, render
-from oneloop.api.logprobs import ChatLogprobs
 from oneloop.api.protocol.chat import read_chat
 from oneloop.api.protocol.messages import read_messages
 from oneloop.api.replies import ReplyHead, Usage, chat_reply
+from oneloop.engine.logprobs import make_encoders
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from oneloop.api.state import ApiState
-    from oneloop.engine.params import ResolvedParams
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
@@ -58,7 +57,7 @@ async def prepare_chat(
     )
     head = ReplyHead.make("chatcmpl", request_id, model)
     usage = Usage(prompt_tokens=len(token_ids))
-    logprobs = _logprobs(state, params)
+    logprobs = make_encoders(state.engine.tokenizer, "chat", params, params.n)
     return Job(
         prompts=[(token_ids, params)],
         scheduling=chat.scheduling,
@@ -72,12 +71,3 @@ async def prepare_chat(
         ),
         make_reply=lambda choices, encoded: chat_reply(head, choices, usage, encoded),
     )
-
-
-def _logprobs(state: ApiState, params: ResolvedParams) -> list[ChatLogprobs] | None:
-    if params.logprobs is None:
-        return None
-    return [
-        ChatLogprobs(state.token_texts, num_top=params.logprobs, skip_special=params.skip_special_tokens)
-        for _ in range(params.n)
-    ]

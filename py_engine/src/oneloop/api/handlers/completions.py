@@ -13,9 +13,9 @@ from oneloop.api.handlers.answer import answer
 from oneloop.api.handlers.generation import Job
 from oneloop.api.handlers.json_reply import ignored_header
 from oneloop.api.handlers.prompt import check_context, check_text_len, context_error
-from oneloop.api.logprobs import CompletionLogprobs
 from oneloop.api.protocol.completions import read_completion, read_prompts
 from oneloop.api.replies import ReplyHead, Usage, completion_reply
+from oneloop.engine.logprobs import make_encoders
 from oneloop.errors import RequestError
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ async def prepare_completion(
     head = ReplyHead.make("cmpl", request_id, model)
     usage = Usage(prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts))
     echoes = [prompt.echo for prompt in prompts for _ in range(asked.params.n)]
-    logprobs = None if asked.params.logprobs is None else [_logprobs(state, asked) for _ in echoes]
+    # Offsets start at 0: echo and logprobs exclude each other.
+    logprobs = make_encoders(state.engine.tokenizer, "completion", asked.params, len(echoes))
     return Job(
         prompts=[] if asked.score_only else [(prompt.token_ids, asked.params) for prompt in prompts],
         scheduling=asked.scheduling,
@@ -105,10 +106,3 @@ async def _text_of(state: ApiState, token_ids: list[int]) -> str:
         return await state.engine.decode(token_ids, skip_special_tokens=False)
     except RequestError as error:
         raise bad_request("prompt", f"cannot be echoed: {error.message}") from None
-
-
-def _logprobs(state: ApiState, asked: CompletionRequest) -> CompletionLogprobs:
-    """Offsets start at 0: echo and logprobs exclude each other."""
-    return CompletionLogprobs(
-        state.token_texts, num_top=asked.params.logprobs or 0, skip_special=asked.params.skip_special_tokens
-    )

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from oneloop.api.chunks import ChunkEncoder
-    from oneloop.api.logprobs import LogprobsEncoder
     from oneloop.api.protocol.sampling import Scheduling, StreamOptions
     from oneloop.api.replies import Logprobs, Usage
     from oneloop.api.state import ApiState
+    from oneloop.engine.logprobs import LogprobsEncoder
     from oneloop.engine.outputs import Added
     from oneloop.engine.params import ResolvedParams
     from oneloop.engine.stream import RequestStream

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from oneloop.api.handlers.json_reply import ignored_header, json_reply
 from oneloop.api.handlers.prompt import check_text_len, render
+from oneloop.api.logprobs import token_text
 from oneloop.api.protocol.tokenize import read_detokenize, read_tokenize
 from oneloop.api.state import STATE
 
@@ -36,7 +37,7 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
 
 async def _texts(state: ApiState, tokens: list[int]) -> list[str]:
     """Each token's text; in a thread, for there may be hundreds of thousands."""
-    return await asyncio.to_thread(lambda: [state.token_texts.text(token) for token in tokens])
+    return await asyncio.to_thread(lambda: [token_text(state.engine.tokenizer, token) for token in tokens])
 
 
 async def detokenize(request: web.Request) -> web.StreamResponse:

@@ -1,4 +1,4 @@
-//! Text as a JSON string, byte for byte as Python's orjson writes it.
+//! Text and numbers as JSON, byte for byte as Python's orjson writes them.
 
 const HEX: &[u8; 16] = b"0123456789abcdef";
 
@@ -30,14 +30,39 @@ pub fn push_json_string(out: &mut Vec<u8>, text: &str) {
     out.push(b'"');
 }
 
+/// Appends a whole number.
+pub fn push_json_integer(out: &mut Vec<u8>, value: u64) {
+    let mut digits = [0; 20];
+    let mut start = digits.len();
+    let mut rest = value;
+    loop {
+        start -= 1;
+        digits[start] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+        if rest == 0 {
+            break;
+        }
+    }
+    out.extend_from_slice(&digits[start..]);
+}
+
 #[cfg(test)]
 mod tests {
-    use super::push_json_string;
+    use super::{push_json_integer, push_json_string};
 
     fn json(text: &str) -> String {
         let mut out = Vec::new();
         push_json_string(&mut out, text);
         String::from_utf8_lossy(&out).into_owned()
+    }
+
+    #[test]
+    fn whole_numbers() {
+        for value in [0, 7, 10, 99, 100, 1_234_567_890, u64::MAX] {
+            let mut out = Vec::new();
+            push_json_integer(&mut out, value);
+            assert_eq!(String::from_utf8_lossy(&out), value.to_string());
+        }
     }
 
     #[test]

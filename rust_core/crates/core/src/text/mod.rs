@@ -7,11 +7,13 @@ mod detok;
 #[cfg(test)]
 mod fuzz;
 mod json;
+mod logprobs;
 mod stop;
 mod utf8;
 mod vocab;
 
 pub use detok::StreamDecoder;
-pub use json::push_json_string;
+pub use json::{push_json_integer, push_json_string};
+pub use logprobs::{LogprobsEncoder, LogprobsForm};
 pub use stop::{StopSet, StopSetError};
 pub use vocab::{TokenOutOfRange, Vocabulary, VocabularyError};

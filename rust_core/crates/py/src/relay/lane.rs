@@ -3,94 +3,10 @@
 use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use oneloop_core::text::push_json_string;
+use oneloop_core::TokenLogprobs;
 
-/// Bytes of events that are enough for one write: an ordinary connection's buffer takes them at once.
-const LARGE_WRITE: usize = 16 << 10;
-
-/// The constant bytes of a reply's text events.
-pub(super) struct Frame {
-    /// Before the text's JSON string.
-    pub(super) before: Box<[u8]>,
-    /// After it.
-    pub(super) after: Box<[u8]>,
-    /// Whether the body goes in HTTP chunks.
-    pub(super) is_chunked: bool,
-}
-
-impl Frame {
-    /// Appends one event per text, all of them in one chunk; stops once `LARGE_WRITE` bytes are there.
-    ///
-    /// Returns how many texts went in, at least one.
-    fn push<'a>(&self, out: &mut Vec<u8>, texts: impl Iterator<Item = &'a str>) -> usize {
-        // Room for the chunk's length, which is known only afterwards: sixteen digits and a line end.
-        const HEAD: usize = 18;
-        let start = out.len();
-        if self.is_chunked {
-            out.extend_from_slice(&[0; HEAD]);
-        }
-        let body = out.len();
-        let mut count = 0;
-        for text in texts {
-            out.extend_from_slice(&self.before);
-            push_json_string(out, text);
-            out.extend_from_slice(&self.after);
-            count += 1;
-            if out.len() - body >= LARGE_WRITE {
-                break;
-            }
-        }
-        if self.is_chunked {
-            let head = format!("{:x}\r\n", out.len() - body);
-            let unused = HEAD - head.len();
-            out[start + unused..body].copy_from_slice(head.as_bytes());
-            out.drain(start..start + unused);
-            out.extend_from_slice(b"\r\n");
-        }
-        count
-    }
-}
-
-/// Texts of several steps, in one piece.
-#[derive(Default)]
-struct Texts {
-    joined: String,
-    /// Where each ends.
-    ends: Vec<u32>,
-}
-
-impl Texts {
-    fn push(&mut self, text: &str) {
-        if !text.is_empty() {
-            self.joined.push_str(text);
-            self.ends.push(self.joined.len() as u32);
-        }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.ends.is_empty()
-    }
-
-    fn iter(&self) -> impl Iterator<Item = &str> {
-        let starts = std::iter::once(0).chain(self.ends.iter().copied());
-        starts
-            .zip(&self.ends)
-            .map(|(start, &end)| &self.joined[start as usize..end as usize])
-    }
-
-    /// Forgets the first `count`.
-    fn pop_front(&mut self, count: usize) {
-        if count == self.ends.len() {
-            self.joined.clear();
-            self.ends.clear();
-            return;
-        }
-        let gone = self.ends[count - 1];
-        self.joined.drain(..gone as usize);
-        self.ends.drain(..count);
-        self.ends.iter_mut().for_each(|end| *end -= gone);
-    }
-}
+use super::waiting::{Frame, Waiting};
+use crate::logprobs::lock;
 
 /// What came of a lane's turn to send.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -108,8 +24,8 @@ pub(super) struct Lane {
     frame: Frame,
     /// A descriptor of our own: the number of another's may mean another connection from one moment to the next.
     socket: OwnedFd,
-    /// Text that is not sent yet, by steps.
-    waiting: Texts,
+    /// What is not sent yet, by steps.
+    waiting: Waiting,
     /// Whether it stands in the queue.
     is_queued: bool,
     /// What the socket did not take.
@@ -125,7 +41,7 @@ impl Lane {
         Self {
             frame,
             socket,
-            waiting: Texts::default(),
+            waiting: Waiting::default(),
             is_queued: false,
             unsent: Vec::new(),
             is_stalled: false,
@@ -134,9 +50,18 @@ impl Lane {
         }
     }
 
-    /// Adds a step's text to what waits. True when the lane must be queued.
-    pub(super) fn add(&mut self, text: &str) -> bool {
-        self.waiting.push(text);
+    /// Whether its events show log-probabilities.
+    pub(super) fn shows_logprobs(&self) -> bool {
+        self.frame.logprobs.is_some()
+    }
+
+    /// Adds what a step brought, its tokens being counted, to what waits. True when the lane must be queued.
+    pub(super) fn add<'a>(
+        &mut self,
+        text: &str,
+        logprobs: Option<impl Iterator<Item = TokenLogprobs<'a>>>,
+    ) -> bool {
+        self.waiting.push(text, self.num_tokens, logprobs);
         !text.is_empty() && !std::mem::replace(&mut self.is_queued, true)
     }
 
@@ -149,8 +74,7 @@ impl Lane {
             return Sent::All;
         }
         bytes.clear();
-        let count = self.frame.push(bytes, self.waiting.iter());
-        self.waiting.pop_front(count);
+        self.frame.push(bytes, &mut self.waiting);
         let num_sent = send_now(&self.socket, bytes);
         if num_sent < bytes.len() {
             self.unsent.extend_from_slice(&bytes[num_sent..]);
@@ -167,14 +91,14 @@ impl Lane {
 
     /// What was not sent, as it goes on the wire. Of a client that is behind it is one event, however many steps.
     pub(super) fn into_unsent(mut self) -> Vec<u8> {
-        if self.is_stalled && !self.waiting.is_empty() {
-            let whole = std::iter::once(self.waiting.joined.as_str());
-            self.frame.push(&mut self.unsent, whole);
-            return self.unsent;
+        if self.is_stalled {
+            self.waiting.merge();
         }
         while !self.waiting.is_empty() {
-            let count = self.frame.push(&mut self.unsent, self.waiting.iter());
-            self.waiting.pop_front(count);
+            self.frame.push(&mut self.unsent, &mut self.waiting);
+        }
+        if let Some(logprobs) = &self.frame.logprobs {
+            self.waiting.leave_rest(&mut lock(&logprobs.encoder));
         }
         self.unsent
     }

@@ -5,9 +5,10 @@
 #![allow(unsafe_code)] // one system call: see `lane.rs`
 
 mod lane;
+mod waiting;
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyValueError;
@@ -16,7 +17,9 @@ use pyo3::types::PyBytes;
 
 use crate::deltas::{Delta, Deltas};
 use crate::descriptor::duplicate;
-use lane::{Frame, Lane, Sent};
+use crate::logprobs::LogprobsEncoder;
+use lane::{Lane, Sent};
+use waiting::{Frame, Logprobs, Usage};
 
 /// The lanes, and what the event loop wants to know of their tokens.
 #[pyclass(module = "oneloop_core", frozen)]
@@ -50,19 +53,23 @@ impl Gaps {
 }
 
 impl State {
-    /// Gives a delta to its lane. False when it has none, or when it is more than text.
+    /// Gives a delta to its lane. False when it has none, or when it is more than its events show.
     fn take(
         &mut self,
         deltas: &oneloop_core::Deltas,
         delta: &oneloop_core::Delta,
         now: f64,
     ) -> bool {
-        if delta.finish_reason.is_some() || deltas.logprobs(delta).is_some() {
+        if delta.finish_reason.is_some() {
             return false;
         }
         let Some(lane) = self.lanes.get_mut(&delta.request) else {
             return false;
         };
+        let logprobs = deltas.logprobs(delta);
+        if logprobs.is_some() && !lane.shows_logprobs() {
+            return false;
+        }
         let num_tokens = deltas.token_ids(delta).len() as u64;
         if num_tokens > 0 {
             let gap = (now - lane.last_token_at) / num_tokens as f64;
@@ -70,7 +77,7 @@ impl State {
             lane.last_token_at = now;
             lane.num_tokens += num_tokens;
         }
-        if lane.add(deltas.text(delta)) {
+        if lane.add(deltas.text(delta), logprobs) {
             self.queue.push_back(delta.request);
         }
         true
@@ -124,7 +131,8 @@ impl StreamRelay {
     }
 
     /// Open a lane for a request's only sequence.
-    #[pyo3(signature = (request, fd, before, after, *, chunked, last_token_at))]
+    #[pyo3(signature = (request, fd, before, after, *, chunked, last_token_at, logprobs = None, usage = None))]
+    #[allow(clippy::too_many_arguments)] // by name, in Python
     fn attach(
         &self,
         request: u64,
@@ -133,6 +141,8 @@ impl StreamRelay {
         after: &[u8],
         chunked: bool,
         last_token_at: f64,
+        logprobs: Option<(&[u8], Bound<'_, LogprobsEncoder>)>,
+        usage: Option<(&[u8], &[u8], u64, u64)>,
     ) -> PyResult<()> {
         let lanes = &mut self.state().lanes;
         if lanes.contains_key(&request) {
@@ -142,14 +152,24 @@ impl StreamRelay {
         }
         let frame = Frame {
             before: before.into(),
+            logprobs: logprobs.map(|(before, encoder)| Logprobs {
+                before: before.into(),
+                encoder: Arc::clone(&encoder.get().inner),
+            }),
             after: after.into(),
+            usage: usage.map(|(between, after, prompt, earlier)| Usage {
+                between: between.into(),
+                after: after.into(),
+                num_prompt_tokens: prompt,
+                num_earlier_tokens: earlier,
+            }),
             is_chunked: chunked,
         };
         lanes.insert(request, Lane::new(frame, duplicate(fd)?, last_token_at));
         Ok(())
     }
 
-    /// Give deltas to their lanes; return those that have none, and those that are more than text.
+    /// Give deltas to their lanes; return those that have none, and those that are more than its events show.
     fn deliver(&self, deltas: &Bound<'_, Deltas>, now: f64) -> Vec<Delta> {
         let inner = deltas.get().inner();
         let mut state = self.state();
