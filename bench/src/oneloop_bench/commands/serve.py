@@ -33,6 +33,7 @@ def run(options: argparse.Namespace) -> int:
         from oneloop_bench.load.ceiling import tell_ceiling
 
         return tell_ceiling(options.client_processes)
+    _check_targets(options)
     plan = read_plan(options)
     if plan.warm_ups:
         _warm_up(plan, options)
@@ -51,6 +52,19 @@ def run(options: argparse.Namespace) -> int:
             plot.draw(results, options.plot)
         print(f"drawn as {options.plot}")
     return 0 if is_good else 1
+
+
+def _check_targets(options: argparse.Namespace) -> None:
+    """What is to be written can be, as far as that is known before the run. UsageError, OSError."""
+    if _saves(options):
+        result.make_folder(options.result_dir / (options.result_filename or "result.json"))
+    if options.plot is not None:
+        with as_usage_error():
+            plot.check(options.plot)
+
+
+def _saves(options: argparse.Namespace) -> bool:
+    return bool(options.save_result or options.append_result or options.save_detailed)
 
 
 def _is_good(outcome: Outcome, *, strict: bool) -> bool:
@@ -117,7 +131,7 @@ def _result_path(
     options: argparse.Namespace, found: dict[str, Any], *, is_one_of_several: bool
 ) -> Path | None:
     """Where the result goes, if anywhere. Of several runs into one named file each gets its load in its name."""
-    if not (options.save_result or options.append_result or options.save_detailed):
+    if not _saves(options):
         return None
     folder: Path = options.result_dir
     name = options.result_filename or result.file_name(found)

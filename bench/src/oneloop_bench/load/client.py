@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from oneloop_bench.load.checks import find_problems
-from oneloop_bench.load.connection import Endpoint, Pool, request
+from oneloop_bench.load.connection import CONNECT_LIMIT_S, Endpoint, Pool, request
 from oneloop_bench.load.record import Record
 from oneloop_bench.load.reply import StreamReply, WholeReply
 
@@ -65,7 +65,7 @@ class Client:
         job, slots = self._job, None
         if job.max_concurrency is not None:
             slots = asyncio.Semaphore(job.max_concurrency)
-        self._pool = Pool(self._endpoint)
+        self._pool = Pool(self._endpoint, min(CONNECT_LIMIT_S, self._asking.timeout_s))
         try:
             async with asyncio.TaskGroup() as group:
                 for place, start in enumerate(job.starts):
@@ -129,8 +129,8 @@ class Client:
         record.sent = perf_counter()
         try:
             reply = await self._reply(ready, record, keeps_text)
-        except (OSError, TimeoutError) as error:
-            record.end, record.error = perf_counter(), f"no connection: {error or type(error).__name__}"
+        except (OSError, TimeoutError, UnicodeError) as error:
+            record.end, record.error = perf_counter(), f"no connection: {str(error) or type(error).__name__}"
             return
         record.end, record.status, record.error = reply.end, reply.status, reply.error
         if usage := reply.seen.usage:
@@ -148,7 +148,7 @@ class Client:
         connection = await self._pool.take()
         if connection.was_used:
             reply = await self._exchange(connection, ready, record, keeps_text)
-            if reply.error is None or connection.has_answered:
+            if reply.error is None or connection.has_answered or not connection.was_lost:
                 return reply
             connection = await self._pool.take(fresh=True)
         return await self._exchange(connection, ready, record, keeps_text)
