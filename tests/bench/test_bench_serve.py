@@ -1,8 +1,11 @@
 """`oneloop bench serve` and `compare` as users run them, against a server with faults."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -277,6 +280,35 @@ def test_what_cannot_be_written_is_said_before_the_run(serve, fake, tmp_path, mo
 def test_metadata_of_ones_own(serve):
     _, results, _ = serve("--metadata", "commit=abc", "note=日本")
     assert (only(results)["commit"], only(results)["note"]) == ("abc", "日本")
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_ctrl_c_tells_what_has_ended(fake, tmp_path, processes):
+    """Once the command runs, in a process group of its own as a terminal has it."""
+    options = (
+        "--port",
+        str(fake.port),
+        "--num-prompts",
+        "400",
+        "--max-concurrency",
+        "4",
+        "--client-processes",
+        processes,
+    )
+    options += ("--input-len", "3", "--output-len", "4", "--extra-body", '{"delay": 0.02}')
+    saving = ("--save-result", "--result-dir", str(tmp_path), "--result-filename", "r.json")
+    command = [sys.executable, "-m", "oneloop.cli.main", "bench", "serve", *options, *saving]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        while len(fake.bodies) < 20:
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGINT)
+        told, _ = process.communicate(timeout=20)
+    assert process.returncode == 130
+    (result,) = load(tmp_path / "r.json")
+    assert (result["interrupted"], result["num_prompts"], result["failed"]) == (True, 400, 0)
+    assert 12 <= result["completed"] < 400
+    assert f"INTERRUPTED: only {result['completed']} of 400 requests had ended." in told
+    assert result["checks"] == {"checked": result["completed"], "failed": 0, "problems": {}}
 
 
 def test_no_server(capsys):

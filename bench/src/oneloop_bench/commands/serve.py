@@ -28,7 +28,7 @@ add_options = serve_options.add_options
 
 
 def run(options: argparse.Namespace) -> int:
-    """Returns the exit code. Raises UsageError, OSError, RuntimeError."""
+    """Returns the exit code. Raises UsageError, OSError, RuntimeError; KeyboardInterrupt once it told what had ended."""
     if options.measure_ceiling:
         from oneloop_bench.load.ceiling import tell_ceiling
 
@@ -45,6 +45,8 @@ def run(options: argparse.Namespace) -> int:
         if path := _result_path(options, found, is_one_of_several=len(loads) > 1):
             result.save(found, path, append=options.append_result)
             print(f"saved as {path}")
+        if outcome.is_interrupted:
+            raise KeyboardInterrupt
         results.append(found)
         is_good &= _is_good(outcome, strict=options.strict)
     if options.plot is not None:
@@ -91,10 +93,11 @@ def _measure(
     about = {
         "date": result.now(),
         **plan.about,
-        "num_prompts": len(outcome.records),
+        "num_prompts": sum(len(session.turns) for session in plan.sessions),
         "request_rate": "inf" if math.isinf(rate) else rate,
         "max_concurrency": concurrency,
         "self_timed": plan.self_timed,
+        "interrupted": outcome.is_interrupted,
     }
     return result.make_result(about, outcome, plan.selection, detailed=options.save_detailed), outcome
 
@@ -123,6 +126,8 @@ def _warm_up(plan: Plan, options: argparse.Namespace) -> None:
     """Some requests before. RuntimeError when none of them is answered."""
     starts = [0.0] * len(plan.warm_ups)
     outcome = _send(plan, options, plan.warm_ups, starts, options.max_concurrency[0], shows_progress=False)
+    if outcome.is_interrupted:
+        raise KeyboardInterrupt
     if not any(record.is_complete for record in outcome.records):
         raise RuntimeError(f"no warm-up request was answered: {outcome.records[0].error}")
 

@@ -60,8 +60,13 @@ class Client:
         self._first = [self._ready(session, 0, self._said(session)) for session in job.sessions]
         self._records: list[Record] = []
 
-    async def run(self, begin: float) -> list[Record]:
-        """All sessions; begin: when the run starts (perf_counter). The records are in the order of their indices."""
+    @property
+    def records(self) -> list[Record]:
+        """Of all requests that have ended, in the order of their indices."""
+        return sorted((record for record in self._records if record.end), key=lambda record: record.index)
+
+    async def run(self, begin: float) -> None:
+        """All sessions; begin: when the run starts (perf_counter). When cancelled, what has ended is in `records`."""
         job, slots = self._job, None
         if job.max_concurrency is not None:
             slots = asyncio.Semaphore(job.max_concurrency)
@@ -76,7 +81,6 @@ class Client:
                     group.create_task(self._run_session(place, begin + start, slots))
         finally:
             self._pool.close()
-        return sorted(self._records, key=lambda record: record.index)
 
     async def _run_session(self, place: int, due: float, slots: asyncio.Semaphore | None) -> None:
         session, number = self._job.sessions[place], self._job.numbers[place]
@@ -161,7 +165,8 @@ class Client:
         ended = loop.create_future()
 
         def done() -> None:
-            ended.set_result(None)
+            if not ended.done():
+                ended.set_result(None)
 
         reply: StreamReply | WholeReply
         if asking.streams:
@@ -170,7 +175,12 @@ class Client:
             reply = WholeReply(done, is_chat=asking.is_chat)
         connection.send(ready.data, reply)
         timer = loop.call_later(asking.timeout_s, connection.abort, f"no end within {asking.timeout_s:g} s")
-        await ended
-        timer.cancel()
+        try:
+            await ended
+        except asyncio.CancelledError:
+            connection.close()
+            raise
+        finally:
+            timer.cancel()
         self._pool.give(connection)
         return reply

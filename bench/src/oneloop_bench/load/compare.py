@@ -107,6 +107,11 @@ def _warnings(names: Sequence[str], results: Sequence[Mapping[str, Any]]) -> lis
         values = [result.get(key) for result in results]
         if any(value != values[0] for value in values):
             lines.append(f"{key} differs: {', '.join(str(value) for value in values)}")
+    lines += [
+        f"{name}: was interrupted"
+        for name, result in zip(names, results, strict=True)
+        if result.get("interrupted")
+    ]
     for kind in ("input", "output"):
         means = [_mean_tokens(result, kind) for result in results]
         known = [mean for mean in means if mean is not None]

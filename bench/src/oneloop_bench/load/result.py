@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ABOUT_FIELDS: Final = (
     *("date", "endpoint_type", "backend", "label", "model_id", "tokenizer_id", "dataset_name", "seed"),
     *("burstiness", "ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps"),
-    *("num_prompts", "request_rate", "max_concurrency", "self_timed"),
+    *("num_prompts", "request_rate", "max_concurrency", "self_timed", "interrupted"),
 )
 """What was run."""
 BUSY_SHARE: Final = 0.8
@@ -184,11 +184,15 @@ def _row(label: str, value: float | None) -> str:
 def _remarks(result: Mapping[str, Any]) -> list[str]:
     """What was wrong: replies, requests, and a client at its limit."""
     checks, client = result["checks"], result["client"]
+    lines = []
+    if result.get("interrupted"):
+        num_ended = result["completed"] + result["failed"]
+        lines = [f"INTERRUPTED: only {num_ended} of {result['num_prompts']} requests had ended."]
     if checks["failed"]:
         problems = ", ".join(f"{name} {count}" for name, count in checks["problems"].items())
-        lines = [f"{checks['failed']} of {checks['checked']} replies failed a check: {problems}"]
+        lines += [f"{checks['failed']} of {checks['checked']} replies failed a check: {problems}"]
     else:
-        lines = [f"All checks held on {checks['checked']} replies."] if checks["checked"] else []
+        lines += [f"All checks held on {checks['checked']} replies."] if checks["checked"] else []
     lines += [f"{count} requests failed: {message}" for message, count in result["error_messages"].items()]
     late_ms = client["p99_send_delay_ms"]
     if late_ms is not None and late_ms >= LATE_MS:
