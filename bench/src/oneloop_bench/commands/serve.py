@@ -28,7 +28,7 @@ add_options = serve_options.add_options
 
 
 def run(options: argparse.Namespace) -> int:
-    """Returns the exit code. Raises UsageError, OSError, RuntimeError; KeyboardInterrupt once it told what had ended."""
+    """Returns the exit code. Raises UsageError, OSError, RuntimeError, KeyboardInterrupt (what had ended is told)."""
     if options.measure_ceiling:
         from oneloop_bench.load.ceiling import tell_ceiling
 
