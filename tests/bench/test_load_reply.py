@@ -82,6 +82,18 @@ def test_counts_that_cannot_be():
         assert find_problems(reply.seen, Expected(max_tokens=4)) == problems
 
 
+def test_an_echo_is_no_token():
+    pieces = [
+        event(completion("prompt")),
+        event(completion(" a", "length")),
+        event(usage(1, 1)),
+        event("[DONE]"),
+    ]
+    reply, _ = read(pieces)
+    assert find_problems(reply.seen, Expected(max_tokens=1, echoes=True)) == []
+    assert find_problems(reply.seen, Expected(max_tokens=1)) == ["usage"]
+
+
 def test_an_end_without_text_is_no_token():
     reply, times = read(
         [event(completion(" a")), event(completion("", "stop")), event(usage(1, 2)), event("[DONE]")]

@@ -79,6 +79,7 @@ class Asking:
             max_tokens=limit if isinstance(limit, int) else None,
             num_choices=num_choices if isinstance(num_choices, int) else 1,
             ignore_eos=bool(body.get("ignore_eos")),
+            echoes=bool(body.get("echo")),
         )
 
 
