@@ -45,7 +45,7 @@ def test_throughput_of_other_workloads(bench, tmp_path):
 def test_workloads_that_need_a_server(tiny_model, tmp_path, capsys):
     assert main(["throughput", str(tiny_model), *DUMMY, "--dataset-name", "multi_turn"]) == 2
     path = tmp_path / "chat.jsonl"
-    path.write_text('{"messages": []}\n')
+    path.write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
     custom = ("--dataset-name", "custom", "--dataset-path", str(path), "--num-prompts", "1")
     assert main(["throughput", str(tiny_model), *DUMMY, *custom]) == 2
     assert "it is for `bench serve`" in (err := capsys.readouterr().err)

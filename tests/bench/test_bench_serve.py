@@ -1,8 +1,11 @@
 """`oneloop bench serve` and `compare` as users run them, against a server with faults."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -200,6 +203,15 @@ WRONG = [
     (("--self-timed",), "--self-timed: this workload has no timestamps"),
     (("--percentile-metrics", "ttft,x"), "--percentile-metrics"),
     (("--base-url", "ftp://x"), "is no http:// or https:// address"),
+    (("--request-rate", "1,nan"), "--request-rate"),
+    (("--extra-body", '{"stream": false}'), "--disable-stream"),
+    (("--header", "A=日本"), "cannot be part of a request's head"),
+    (("--endpoint", "/v1/a b"), "has a space"),
+    (("--metadata", "completed=7"), "--metadata: completed is a field"),
+    (("--metadata", "ramp_up_strategy=x"), "--metadata: ramp_up_strategy is a field"),
+    (("--metadata", "my_ttft_ms=x"), "--metadata: my_ttft_ms is a field"),
+    (("--label", "\udcff"), "label: '\\udcff' is not UTF-8"),
+    (("--plot", "picture.abc"), "--plot: picture.abc ends with none of"),
 ]
 
 
@@ -219,12 +231,84 @@ def test_options_that_cannot_work(serve, fake, options, message):
         ("--max-concurrency", "0"),
         ("--num-prompts", "1,2"),
         ("--token-id-range", "5"),
+        ("--token-id-range", "0:99999999999"),
+        ("--token-id-range", "1:²"),
+        ("--num-prompts", "²"),
+        ("--num-warmups", "-1"),
+        ("--seed", "-1"),
+        ("--burstiness", "nan"),
+        ("--burstiness", "inf"),
+        ("--request-timeout", "nan"),
+        ("--request-timeout", "inf"),
+        ("--request-timeout", "0"),
+        ("--multi-turn-think-time", "inf"),
+        ("--timed-trace-sec-multiplier", "nan"),
+        ("--ready-check-timeout-sec", "nan"),
+        ("--ramp-up-end-rps", "inf"),
+        ("--temperature", "nan"),
     ],
 )
 def test_options_that_are_no_values(serve, options):
     with pytest.raises(SystemExit) as ended:
         serve(*options)
     assert ended.value.code == 2
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_lines_for_the_other_endpoint(serve, fake, tmp_path, is_chat):
+    path = tmp_path / "prompts.jsonl"
+    messages = [{"role": "user", "content": "hi"}]
+    path.write_text(json.dumps({"prompt": [1, 2]} if is_chat else {"messages": messages}) + "\n")
+    custom = ("--dataset-name", "custom", "--dataset-path", str(path))
+    code, _, printed = serve(*custom, "--backend", "openai-chat" if is_chat else "openai")
+    assert (code, fake.bodies) == (2, [])
+    assert ("chat takes text" if is_chat else '"messages" are for chat') in printed.err
+
+
+def test_what_cannot_be_written_is_said_before_the_run(serve, fake, tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    file.touch()
+    assert serve("--result-dir", str(file))[0] == 1
+    assert serve("--result-dir", str(tmp_path), "--result-filename", ".")[0] == 1
+    assert serve("--plot", str(file / "x.png"))[0] == 1
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    code, _, printed = serve("--plot", str(tmp_path / "x.png"))
+    assert (code, fake.bodies) == (2, [])
+    assert "--plot needs matplotlib" in printed.err
+
+
+def test_metadata_of_ones_own(serve):
+    _, results, _ = serve("--metadata", "commit=abc", "note=日本")
+    assert (only(results)["commit"], only(results)["note"]) == ("abc", "日本")
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_ctrl_c_tells_what_has_ended(fake, tmp_path, processes):
+    """Once the command runs, in a process group of its own as a terminal has it."""
+    options = (
+        "--port",
+        str(fake.port),
+        "--num-prompts",
+        "400",
+        "--max-concurrency",
+        "4",
+        "--client-processes",
+        processes,
+    )
+    options += ("--input-len", "3", "--output-len", "4", "--extra-body", '{"delay": 0.02}')
+    saving = ("--save-result", "--result-dir", str(tmp_path), "--result-filename", "r.json")
+    command = [sys.executable, "-m", "oneloop.cli.main", "bench", "serve", *options, *saving]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        while len(fake.bodies) < 20:
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGINT)
+        told, _ = process.communicate(timeout=20)
+    assert process.returncode == 130
+    (result,) = load(tmp_path / "r.json")
+    assert (result["interrupted"], result["num_prompts"], result["failed"]) == (True, 400, 0)
+    assert 12 <= result["completed"] < 400
+    assert f"INTERRUPTED: only {result['completed']} of 400 requests had ended." in told
+    assert result["checks"] == {"checked": result["completed"], "failed": 0, "problems": {}}
 
 
 def test_no_server(capsys):

@@ -95,6 +95,27 @@ def test_a_server_that_says_nothing(fake):
     assert 0.2 <= record.end - record.sent < 5
 
 
+def test_a_server_that_says_nothing_is_not_asked_again(fake):
+    """Over a connection that was used before, as over a new one."""
+    good, bad = Turn([1], 6), Turn([1], 6, extra_body={"fault": "hang"})
+    records = ask(fake, [good, bad], concurrency=1, timeout_s=0.3)
+    assert [record.error for record in records] == [None, "no end within 0.3 s"]
+    assert len(fake.bodies) == 2
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 70])
+def test_a_host_that_is_no_name(fake, host):
+    fake.url = f"http://{host}:1"
+    (record,) = ask(fake, [Turn([1], 6)])
+    assert record.error.startswith("no connection: ")
+
+
+@pytest.mark.parametrize("more", [{"n": "x"}, {"max_completion_tokens": "x"}])
+def test_fields_of_the_wrong_type_are_the_servers_to_refuse(fake, more):
+    (record,) = ask(fake, [Turn([1], 6, extra_body=more)])
+    assert (record.error, record.problems) == (None, [])
+
+
 def test_nobody_listens(fake):
     fake.url = f"http://127.0.0.1:{free_port()}"
     (record,) = ask(fake, [Turn([1], 6)])

@@ -1,6 +1,7 @@
 """HTTP as servers speak it, cut anywhere; and what is no HTTP."""
 
 import asyncio
+import socket
 
 import pytest
 
@@ -70,6 +71,7 @@ def exchange(data, size):
         STREAM + b"5\r\nhello\r\n06\r\n world\r\n0\r\nX-Trailer: 1\r\nX-More: 2\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nCONTENT-LENGTH:  11\r\n\r\nhello world",
         b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\nhello world",
+        b"HTTP/1.1 100 C\r\n\r\n" * 3000 + b"HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\nhello world",
     ],
 )
 def test_bodies(data, size):
@@ -111,6 +113,11 @@ def test_nothing_to_say():
         (b"SSH-2.0-OpenSSH\r\n\r\n", "no HTTP reply"),
         (b"x" * 100_000, "the reply's head has more than 65536 bytes"),
         (STREAM + b"hello\r\n", "no length of a chunk: b'hello'"),
+        (STREAM + b"-6\r\nhello\r\n", "no length of a chunk: b'-6'"),
+        (STREAM + b"+5\r\nhello\r\n", "no length of a chunk: b'+5'"),
+        (STREAM + b"1_0\r\nhello\r\n", "no length of a chunk: b'1_0'"),
+        (STREAM + b"\r\nhello\r\n", "no length of a chunk: b''"),
+        (b"HTTP/1.1 200 OK\r\nContent-Encoding: GZip\r\n\r\nx", "the reply is compressed"),
     ],
 )
 def test_what_is_no_http(data, message):
@@ -206,3 +213,34 @@ async def test_the_pool_gives_open_connections_only(fake):
     await asyncio.sleep(0)
     assert not first.is_open
     assert not third.is_open
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [
+        ("/v1", {"A": "b\r\nX: y"}),
+        ("/v1", {"A": "日本"}),
+        ("/日本", {}),
+        ("/v1 2", {}),
+        ("/v1", {"A": "\udcff"}),
+    ],
+)
+def test_what_no_head_can_hold(path, headers):
+    with pytest.raises(ValueError, match=r"request's head|has a space"):
+        Endpoint.from_url("http://127.0.0.1").head("POST", path, headers)
+
+
+def test_port_0_is_not_another():
+    assert Endpoint.from_url("http://127.0.0.1:0").port == 0
+
+
+def test_how_long_a_connection_may_take():
+    """Where somebody listens and never answers: a TLS handshake."""
+
+    async def take():
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            url = f"https://127.0.0.1:{listening.getsockname()[1]}"
+            with pytest.raises(TimeoutError):
+                await Pool(Endpoint.from_url(url, insecure=True), 0.1).take()
+
+    asyncio.run(asyncio.wait_for(take(), 4))

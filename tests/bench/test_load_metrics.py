@@ -307,3 +307,24 @@ def test_a_picture(tmp_path):
     assert len(data) > 10_000
     with pytest.raises(ValueError, match="no latencies"):
         plot.draw([made([])], tmp_path / "none.png")
+
+
+def test_files_of_others_may_hold_anything(tmp_path):
+    path = tmp_path / "theirs.json"
+    path.write_text('{"request_throughput": NaN, "median_ttft_ms": Infinity, "checks": 5, "failed": "x"}')
+    (theirs,) = result.load(path)
+    assert "theirs" in compare.table(["theirs", "ours"], [theirs, made()])
+    odd = {"median_ttft_ms": 3.0, "max_concurrency": "many", "request_rate": [1], "label": [1]}
+    axis, found = plot.curves([odd], "median_ttft_ms")
+    assert (axis, found) == ("request throughput (req/s)", {"[1]": [(0.0, 3.0)]})
+    with pytest.raises(ValueError, match="no latencies to draw"):
+        plot.draw([theirs, {"median_ttft_ms": "q"}], tmp_path / "x.png")
+
+
+def test_compare_says_where_lengths_differ():
+    first, second = made(), made()
+    second["total_input_tokens"] = first["total_input_tokens"] * 2
+    text = compare.table(["a", "b"], [first, second])
+    assert "input tokens per request differ: " in text
+    assert "output tokens" not in text.split("input tokens per request")[1]
+    assert "differ" not in compare.table(["a", "b"], [first, made()])

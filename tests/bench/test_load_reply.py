@@ -82,6 +82,18 @@ def test_counts_that_cannot_be():
         assert find_problems(reply.seen, Expected(max_tokens=4)) == problems
 
 
+def test_an_echo_is_no_token():
+    pieces = [
+        event(completion("prompt")),
+        event(completion(" a", "length")),
+        event(usage(1, 1)),
+        event("[DONE]"),
+    ]
+    reply, _ = read(pieces)
+    assert find_problems(reply.seen, Expected(max_tokens=1, echoes=True)) == []
+    assert find_problems(reply.seen, Expected(max_tokens=1)) == ["usage"]
+
+
 def test_an_end_without_text_is_no_token():
     reply, times = read(
         [event(completion(" a")), event(completion("", "stop")), event(usage(1, 2)), event("[DONE]")]
@@ -183,3 +195,63 @@ def test_records_travel_as_they_are():
         Record(4, 2.5, error="cut"),
     ]
     assert unpack(pack(records)) == records
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"prompt_tokens": "3", "completion_tokens": 1},
+        {"prompt_tokens": 3, "completion_tokens": "1"},
+        {"prompt_tokens": 3, "completion_tokens": -1},
+        {"prompt_tokens": 3, "completion_tokens": 1.5},
+        {"prompt_tokens": True, "completion_tokens": 1},
+        {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 10**30},
+        {"prompt_tokens": 3, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": "all"}},
+        {"prompt_tokens": 3, "completion_tokens": 1, "prompt_tokens_details": [1]},
+        {"completion_tokens": 1},
+        [1],
+    ],
+)
+def test_usage_that_is_none(told):
+    pieces = [event(completion(" a", "length")), event({"choices": [], "usage": told}), event("[DONE]")]
+    reply, _ = read(pieces)
+    assert reply.seen.usage is None
+    assert find_problems(reply.seen, Expected(max_tokens=1)) == ["usage", "malformed"]
+
+
+@pytest.mark.parametrize(
+    "choice", [{"index": "0"}, {"index": -1}, {"index": None}, {"text": 5}, {"text": [" a"]}]
+)
+@pytest.mark.parametrize("keeps_text", [False, True])
+def test_choices_that_are_none(choice, keeps_text):
+    odd = completion(" b", "length")
+    odd["choices"][0] |= choice
+    pieces = [event(completion(" a")), event(odd), event(completion(" c", "length"))]
+    reply, _ = read([*pieces, event(usage(1, 3)), event("[DONE]")], keeps_text=keeps_text)
+    assert find_problems(reply.seen, Expected()) == ["malformed"]
+    assert reply.text == (" a c" if keeps_text else "")
+
+
+@pytest.mark.parametrize("text", [b"\\x", b"\xff", b"\\ud83d", b"a\\", b"\\u12"])
+def test_a_text_that_is_no_json_between_others(text):
+    """It looks like the events around it, and is not skipped with them."""
+    plain, bad = event(completion(" a")), event(completion("@")).replace(b"@", text)
+    end = [event(completion(" c", "length")), event(usage(1, 4)), event("[DONE]")]
+    reply, times = read([plain, plain, bad, plain, *end], keeps_text=True)
+    assert reply.seen.num_malformed == 1
+    assert (reply.text, list(times)) == (" a a a c", [0, 1, 3, 4])
+
+
+def test_texts_with_escapes_are_text():
+    texts = [" a", "a\nb", "日本", "\t", "😀", "\\"]
+    reply, times = read([event(completion(text)) for text in texts], keeps_text=True)
+    assert (reply.text, len(times), reply.seen.num_malformed) == ("".join(texts), len(texts), 0)
+    escaped = [event(json.dumps(completion(text))) for text in texts]
+    assert read(escaped, keeps_text=True)[0].text == reply.text
+
+
+def test_where_a_refusal_sends_to():
+    reply = StreamReply(array("d"), lambda: None, is_chat=False, keeps_text=False)
+    reply.on_head(307, {b"location": b"http://elsewhere/v1"})
+    reply.on_end(1.0, None)
+    assert reply.error == "status 307: it sends to http://elsewhere/v1, which --base-url may name. "

@@ -149,6 +149,18 @@ def test_custom_prompts_with_times(tmp_path):
         ("[1]", "line 2: a line is one JSON object"),
         ({"text": "a"}, 'line 2: "prompt"'),
         ({"prompt": ["a"]}, 'line 2: "prompt"'),
+        ({"prompt": ""}, 'line 2: "prompt"'),
+        ({"prompt": []}, 'line 2: "prompt"'),
+        ({"prompt": [True]}, 'line 2: "prompt"'),
+        ({"prompt": [-1]}, 'line 2: "prompt"'),
+        ({"messages": []}, 'line 2: "prompt"'),
+        ({"messages": ["hi"]}, 'line 2: "prompt"'),
+        ({"prompt": "a", "output_tokens": "4"}, 'line 2: "output_tokens"'),
+        ({"prompt": "a", "output_tokens": 0}, 'line 2: "output_tokens"'),
+        ({"prompt": "a", "timestamp": "1"}, 'line 2: "timestamp"'),
+        ({"prompt": "a", "timestamp": -1}, 'line 2: "timestamp"'),
+        ({"prompt": "a", "timestamp": [1]}, 'line 2: "timestamp"'),
+        ({"prompt": "a", "extra_body": [1]}, 'line 2: "extra_body"'),
     ],
 )
 def test_faults_of_custom_files(tmp_path, line, message):
@@ -184,6 +196,15 @@ def test_a_trace(tmp_path, source):
     [
         ({"timestamp": 1, "input_length": 2}, "line 1: 'output_length' is missing"),
         ({"timestamp": 1, "input_length": 0, "output_length": 1}, "line 1: lengths must be 1 or more"),
+        ({"timestamp": 1, "input_length": "2", "output_length": 1}, "line 1: lengths must be"),
+        ({"timestamp": 1, "input_length": 2, "output_length": 1.5}, "line 1: lengths must be"),
+        ({"timestamp": 1, "input_length": True, "output_length": 1}, "line 1: lengths must be"),
+        ({"timestamp": 1, "input_length": 10**12, "output_length": 1}, "line 1: lengths must be"),
+        ({"timestamp": None, "input_length": 2, "output_length": 1}, 'line 1: "timestamp"'),
+        ({"timestamp": -1, "input_length": 2, "output_length": 1}, 'line 1: "timestamp"'),
+        ({"timestamp": 1, "input_length": 2, "output_length": 1, "hash_ids": ["a"]}, 'line 1: "hash_ids"'),
+        ({"timestamp": 1, "input_length": 2, "output_length": 1, "hash_ids": [-1]}, 'line 1: "hash_ids"'),
+        ({"timestamp": 1, "input_length": 2, "output_length": 1, "hash_ids": 5}, 'line 1: "hash_ids"'),
     ],
 )
 def test_faults_of_traces(tmp_path, line, message):

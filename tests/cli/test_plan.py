@@ -125,6 +125,11 @@ def test_what_cannot_be_planned(llama8b, capsys, arguments, message):
     assert message in capsys.readouterr().err
 
 
+def test_the_null_executor_without_a_model_has_no_plan(capsys):
+    assert main(["serve", "--executor", "null", "--plan"]) == 1
+    assert "plan: the null executor without a model" in capsys.readouterr().err
+
+
 def test_what_does_not_fit_is_shown_as_far_as_it_is_known(llama8b, capsys):
     assert main(["serve", llama8b, "--plan", "--plan-device", "RTX4090"]) == 1
     written = capsys.readouterr()

@@ -1,9 +1,11 @@
 """`oneloop serve --record-trace`, then `oneloop replay`: as processes, without torch."""
 
 import signal
+import struct
 import subprocess
 import sys
 import time
+import zlib
 
 import pytest
 
@@ -38,7 +40,30 @@ def test_a_served_run_is_replayed(trace, capsys):
     shown = capsys.readouterr().out.splitlines()
     assert shown[:2] == ["nothing to run", "submit 1: 5 prompt tokens, up to 40 more, n = 2"]
     assert shown[-2].startswith("3 steps, ")
-    assert "no end mark" in shown[-1]
+    assert shown[-1] == "identical so far (there may be more steps)"
+    assert main(["replay", str(path), "--until", "1000"]) == 0
+    assert capsys.readouterr().out.endswith("identical (the engine was shut down)\n")
+
+
+@pytest.mark.parametrize("until", ["0", "-1", "x", "²"])
+def test_steps_that_cannot_be(until):
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", "trace", "--until", until])
+    assert ended.value.code == 2
+
+
+def test_a_terminal_does_not_obey_a_trace(trace, capsys):
+    """The release is text of whoever wrote the file."""
+    path, _ = trace
+    content = path.read_bytes()
+    length, _ = struct.unpack_from("<II", content, 12)
+    head = content[20 : 20 + length]
+    evil = b"\x05\x1b[31m" + head[1 + head[0] :]
+    frame = struct.pack("<II", len(evil), zlib.crc32(evil)) + evil
+    path.write_bytes(content[:12] + frame + content[20 + length :])
+    assert main(["replay", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "recorded by oneloop \\x1b[31m\n" in shown
 
 
 def test_exit_codes(trace, tmp_path, capsys):

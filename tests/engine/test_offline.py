@@ -219,3 +219,10 @@ def test_the_process_ends_by_itself_without_close(kit, request, run):
     script = SCRIPT.replace("{folder!r}", repr(str(request.path.parent))).replace("{run}", run)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, kit.greedy_text("exit", 3), "")
+
+
+def test_the_null_executor_serves_no_model_unless_one_is_named():
+    with LLM(executor="null", use_tqdm=False) as llm:
+        assert llm.get_tokenizer().encode("ab") == [97, 98]
+        (output,) = llm.generate(["a"], SamplingParams(max_tokens=4, n=2))
+    assert [len(choice.token_ids) for choice in output.outputs] == [4, 4]

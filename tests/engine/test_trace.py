@@ -114,6 +114,27 @@ async def test_the_file_holds_no_text_and_is_its_owner_s(tmp_path):
     assert all(SECRET[start : start + 4].encode() not in contents[0] for start in range(len(SECRET) - 4))
 
 
+async def test_an_older_trace_is_kept(tmp_path):
+    """Of one that was started again after a crash; what is empty or no file is not."""
+    path, previous = tmp_path / "trace", tmp_path / "trace.previous"
+    path.touch()
+    for content in (None, b"of the crash"):
+        if content is not None:
+            path.write_bytes(content)
+        engine = AsyncEngine(make_config(path))
+        await engine.start()
+        await engine.shutdown()
+        assert replay_trace(path).is_identical
+        assert previous.exists() == (content is not None)
+    assert previous.read_bytes() == b"of the crash"
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    engine = AsyncEngine(make_config(link))
+    await engine.start()
+    await engine.shutdown()
+    assert link.is_symlink()
+
+
 async def test_until_and_lines(tmp_path):
     await record(tmp_path / "trace", 6)
     lines: list[str] = []

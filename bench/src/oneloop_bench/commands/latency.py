@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from oneloop.cli.arguments import add_engine_options
-from oneloop_bench.commands.values import count
+from oneloop_bench.commands.values import count, whole_number
 
 if TYPE_CHECKING:
     import argparse
@@ -23,7 +23,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input-len", type=count, default=32, metavar="N", help="default: %(default)s")
     parser.add_argument("--output-len", type=count, default=128, metavar="N", help="default: %(default)s")
     parser.add_argument("--batch-size", type=count, default=8, metavar="N", help="default: %(default)s")
-    parser.add_argument("--num-iters-warmup", type=int, default=3, metavar="N", help="default: %(default)s")
+    parser.add_argument(
+        "--num-iters-warmup", type=whole_number, default=3, metavar="N", help="default: %(default)s"
+    )
     parser.add_argument("--num-iters", type=count, default=10, metavar="N", help="default: %(default)s")
     add_offline_options(parser)
     add_engine_options(parser, model_positional=True)

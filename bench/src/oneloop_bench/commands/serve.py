@@ -28,11 +28,12 @@ add_options = serve_options.add_options
 
 
 def run(options: argparse.Namespace) -> int:
-    """Returns the exit code. Raises UsageError, OSError, RuntimeError."""
+    """Returns the exit code. Raises UsageError, OSError, RuntimeError, KeyboardInterrupt (what had ended is told)."""
     if options.measure_ceiling:
         from oneloop_bench.load.ceiling import tell_ceiling
 
         return tell_ceiling(options.client_processes)
+    _check_targets(options)
     plan = read_plan(options)
     if plan.warm_ups:
         _warm_up(plan, options)
@@ -44,6 +45,8 @@ def run(options: argparse.Namespace) -> int:
         if path := _result_path(options, found, is_one_of_several=len(loads) > 1):
             result.save(found, path, append=options.append_result)
             print(f"saved as {path}")
+        if outcome.is_interrupted:
+            raise KeyboardInterrupt
         results.append(found)
         is_good &= _is_good(outcome, strict=options.strict)
     if options.plot is not None:
@@ -51,6 +54,19 @@ def run(options: argparse.Namespace) -> int:
             plot.draw(results, options.plot)
         print(f"drawn as {options.plot}")
     return 0 if is_good else 1
+
+
+def _check_targets(options: argparse.Namespace) -> None:
+    """What is to be written can be, as far as that is known before the run. UsageError, OSError."""
+    if _saves(options):
+        result.make_folder(options.result_dir / (options.result_filename or "result.json"))
+    if options.plot is not None:
+        with as_usage_error():
+            plot.check(options.plot)
+
+
+def _saves(options: argparse.Namespace) -> bool:
+    return bool(options.save_result or options.append_result or options.save_detailed)
 
 
 def _is_good(outcome: Outcome, *, strict: bool) -> bool:
@@ -77,10 +93,11 @@ def _measure(
     about = {
         "date": result.now(),
         **plan.about,
-        "num_prompts": len(outcome.records),
+        "num_prompts": sum(len(session.turns) for session in plan.sessions),
         "request_rate": "inf" if math.isinf(rate) else rate,
         "max_concurrency": concurrency,
         "self_timed": plan.self_timed,
+        "interrupted": outcome.is_interrupted,
     }
     return result.make_result(about, outcome, plan.selection, detailed=options.save_detailed), outcome
 
@@ -109,6 +126,8 @@ def _warm_up(plan: Plan, options: argparse.Namespace) -> None:
     """Some requests before. RuntimeError when none of them is answered."""
     starts = [0.0] * len(plan.warm_ups)
     outcome = _send(plan, options, plan.warm_ups, starts, options.max_concurrency[0], shows_progress=False)
+    if outcome.is_interrupted:
+        raise KeyboardInterrupt
     if not any(record.is_complete for record in outcome.records):
         raise RuntimeError(f"no warm-up request was answered: {outcome.records[0].error}")
 
@@ -117,7 +136,7 @@ def _result_path(
     options: argparse.Namespace, found: dict[str, Any], *, is_one_of_several: bool
 ) -> Path | None:
     """Where the result goes, if anywhere. Of several runs into one named file each gets its load in its name."""
-    if not (options.save_result or options.append_result or options.save_detailed):
+    if not _saves(options):
         return None
     folder: Path = options.result_dir
     name = options.result_filename or result.file_name(found)

@@ -5,7 +5,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from oneloop_bench.commands.values import count, json_object, number_range, numbers, whole_numbers
+from oneloop_bench.commands.values import (
+    count,
+    json_object,
+    number,
+    number_above_0,
+    number_from_0,
+    number_range,
+    numbers,
+    whole_number,
+    whole_numbers,
+)
 from oneloop_bench.load.datasets import MultiTurn, PrefixRepetition, RandomLengths
 from oneloop_bench.load.metrics import METRICS
 from oneloop_bench.load.prompts import TOKEN_IDS
@@ -57,7 +67,7 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--insecure", action="store_true", help="take any TLS certificate")
     group.add_argument(
         "--ready-check-timeout-sec",
-        type=float,
+        type=number_from_0,
         default=0.0,
         metavar="S",
         help="wait so long for the server to answer before the run; default: not at all",
@@ -75,7 +85,7 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--burstiness",
-        type=float,
+        type=number_above_0,
         default=1.0,
         metavar="X",
         help="1 (default): a Poisson process; less: in bursts; more: evenly (gamma gaps)",
@@ -93,8 +103,8 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
         choices=("linear", "exponential"),
         help="let the rate grow from the first request to the last",
     )
-    group.add_argument("--ramp-up-start-rps", type=float, metavar="X", help="the first rate")
-    group.add_argument("--ramp-up-end-rps", type=float, metavar="X", help="the last rate")
+    group.add_argument("--ramp-up-start-rps", type=number_from_0, metavar="X", help="the first rate")
+    group.add_argument("--ramp-up-end-rps", type=number_above_0, metavar="X", help="the last rate")
     group.add_argument(
         "--self-timed",
         action=argparse.BooleanOptionalAction,
@@ -171,14 +181,14 @@ def add_lengths(group: argparse._ArgumentGroup) -> None:
         group.add_argument(name, type=int, default=default, metavar="N", help="default: %(default)s")
     group.add_argument(
         "--random-range-ratio",
-        type=float,
+        type=number_from_0,
         default=random.range_ratio,
         metavar="X",
         help="lengths are from (1 − X) to (1 + X) times theirs; default: %(default)s",
     )
     group.add_argument(
         "--multi-turn-think-time",
-        type=float,
+        type=number_from_0,
         default=chat.think_time_s,
         metavar="S",
         help="mean pause before a next turn; default: %(default)s",
@@ -188,7 +198,7 @@ def add_lengths(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--timed-trace-sec-multiplier",
-        type=float,
+        type=number_above_0,
         default=1.0,
         metavar="X",
         help="seconds per unit of the trace's timestamps (0.001: they are ms)",
@@ -212,7 +222,7 @@ def _add_request(group: argparse._ArgumentGroup) -> None:
         "--disable-stream", action="store_true", help="ask for whole replies: no TTFT, TPOT, ITL"
     )
     for name in SAMPLING:
-        kind = int if name == "top_k" else float
+        kind = int if name == "top_k" else number
         group.add_argument(
             f"--{name.replace('_', '-')}", type=kind, metavar="X", help="default: the server's"
         )
@@ -220,7 +230,7 @@ def _add_request(group: argparse._ArgumentGroup) -> None:
         "--extra-body", type=json_object, default={}, metavar="JSON", help="more fields of every request"
     )
     group.add_argument(
-        "--request-timeout", type=float, default=3600.0, metavar="S", help="default: %(default)s"
+        "--request-timeout", type=number_above_0, default=3600.0, metavar="S", help="default: %(default)s"
     )
 
 
@@ -261,10 +271,18 @@ def _add_results(group: argparse._ArgumentGroup) -> None:
 
 def _add_client(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of prompts and arrivals; default: %(default)s"
+        "--seed",
+        type=whole_number,
+        default=0,
+        metavar="N",
+        help="of prompts and arrivals; default: %(default)s",
     )
     group.add_argument(
-        "--num-warmups", type=int, default=0, metavar="N", help="requests before the run, not counted"
+        "--num-warmups",
+        type=whole_number,
+        default=0,
+        metavar="N",
+        help="requests before the run, not counted",
     )
     group.add_argument(
         "--client-processes",

@@ -15,6 +15,7 @@ from oneloop_bench.load.arrivals import RampUp
 from oneloop_bench.load.connection import Endpoint
 from oneloop_bench.load.metrics import Selection
 from oneloop_bench.load.prompts import named_tokenizer, prompt_source
+from oneloop_bench.load.result import field_names
 from oneloop_bench.load.workload import CHAT_PATH, COMPLETIONS_PATH, Asking
 
 if TYPE_CHECKING:
@@ -45,30 +46,39 @@ def read_plan(options: argparse.Namespace) -> Plan:
     url = options.base_url or f"http://{_bracketed(options.host)}:{options.port}"
     headers = pairs("--header", options.header)
     with as_usage_error():
-        Endpoint.from_url(url)
         selection, ramp_up = _selection(options), _ramp_up(options)
         path, is_chat = _path(options)
+        Endpoint.from_url(url).head("POST", path, headers)
+        if "stream" in options.extra_body:
+            raise ValueError("--extra-body: whether replies are streamed says --disable-stream")
         sessions, warm_ups = _sessions(options, is_chat)
         self_timed = _is_self_timed(options, sessions)
-        metadata = pairs("--metadata", options.metadata)
+        metadata = _metadata(options, selection)
     if options.ready_check_timeout_sec > 0:
         wait_ready(url, headers, options.ready_check_timeout_sec, insecure=options.insecure)
     model = options.model or first_model(url, headers, insecure=options.insecure)
     asking = _asking(options, model, path, is_chat, headers)
     about = {**_about(options, asking, ramp_up), **metadata}
+    with as_usage_error():
+        _check_text(about)
     return Plan(url, asking, sessions, warm_ups, selection, ramp_up, self_timed, about)
 
 
 def _sessions(options: argparse.Namespace, is_chat: bool) -> tuple[list[Session], list[Session]]:
     """The run's, and those of the warm-up, which are others. ValueError."""
-    if min(options.request_rate) <= 0 or options.burstiness <= 0:
-        raise ValueError("--request-rate and --burstiness must be above 0")
+    if not all(rate > 0 for rate in options.request_rate):
+        raise ValueError("--request-rate must be above 0 (or inf)")
     workload = read_workload(options)
     tokenizer = named_tokenizer(options.tokenizer) if options.tokenizer else None
     source = prompt_source(tokenizer, as_ids=_as_ids(options, is_chat), token_ids=options.token_id_range)
     found = []
     for seed, count in ((options.seed, options.num_prompts), (options.seed + 1, options.num_warmups)):
         found.append(workload.sessions(count, source, np.random.default_rng((seed, 0))) if count else [])
+    for turn in (turn for session in found[0] for turn in session.turns):
+        if not is_chat and not turn.prompt:
+            raise ValueError('--dataset-path: "messages" are for chat: --backend openai-chat')
+        if is_chat and turn.messages is None and isinstance(turn.prompt, list):
+            raise ValueError("--dataset-path: token ids are for completions, chat takes text")
     return found[0], found[1]
 
 
@@ -105,6 +115,25 @@ def _about(options: argparse.Namespace, asking: Asking, ramp_up: RampUp | None) 
             "ramp_up_end_rps": ramp_up.end_rps,
         }
     return about
+
+
+def _metadata(options: argparse.Namespace, selection: Selection) -> dict[str, str]:
+    """Fields of the user's own. ValueError for the name of a field that results have."""
+    found = pairs("--metadata", options.metadata)
+    for name in found:
+        if name in field_names(selection) or name.endswith("_ms"):
+            raise ValueError(f"--metadata: {name} is a field that results have; choose another name")
+    return found
+
+
+def _check_text(about: dict[str, Any]) -> None:
+    """ValueError where a result could not be written at the end: an option holds bytes that are no UTF-8."""
+    for name, value in about.items():
+        if isinstance(value, str) and not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                raise ValueError(f"{name}: {value!r} is not UTF-8") from None
 
 
 def _bracketed(host: str) -> str:
@@ -149,7 +178,10 @@ def _asking(
 
 
 def _selection(options: argparse.Namespace) -> Selection:
-    limits = {name: float(value) for name, value in pairs("--goodput", options.goodput, ":").items()}
+    try:
+        limits = {name: float(value) for name, value in pairs("--goodput", options.goodput, ":").items()}
+    except ValueError as error:
+        raise ValueError(f"--goodput: {error}") from None
     names = tuple(name.strip() for name in options.percentile_metrics.split(",") if name.strip())
     return Selection(names, tuple(options.metric_percentiles), limits)
 

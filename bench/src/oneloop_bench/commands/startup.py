@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from oneloop_bench.commands.values import whole_number
 from oneloop_bench.load.result import save
 from oneloop_bench.report import print_result
 from oneloop_bench.start import Start, kernel_caches, measure_start
@@ -22,21 +23,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="smollm2", help="default: the embedded %(default)s")
     parser.add_argument(
         "--num-iters-cold",
-        type=int,
+        type=whole_number,
         default=1,
         metavar="N",
         help="starts with empty kernel caches; default: %(default)s",
     )
     parser.add_argument(
         "--num-iters-warmup",
-        type=int,
+        type=whole_number,
         default=1,
         metavar="N",
         help="starts that fill the caches, not counted; default: %(default)s",
     )
     parser.add_argument(
         "--num-iters-warm",
-        type=int,
+        type=whole_number,
         default=3,
         metavar="N",
         help="starts with full caches; default: %(default)s",

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import math
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+
+MAX_TOKEN_ID: Final = 2**31 - 1
 
 
 class UsageError(Exception):
@@ -33,6 +37,31 @@ def numbers(text: str) -> list[float]:
         raise argparse.ArgumentTypeError(f"{text!r}: numbers with commas between them are needed") from None
 
 
+def number(text: str) -> float:
+    """A finite number."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found):
+        raise argparse.ArgumentTypeError(f"{text!r}: a finite number is needed")
+    return found
+
+
+def number_from_0(text: str) -> float:
+    """A finite number that is not below 0."""
+    if (found := number(text)) < 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: a number of 0 or more is needed")
+    return found
+
+
+def number_above_0(text: str) -> float:
+    """A finite number above 0."""
+    if (found := number(text)) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: a number above 0 is needed")
+    return found
+
+
 def whole_numbers(text: str) -> list[int]:
     """One whole number above 0, or several with commas."""
     try:
@@ -48,8 +77,15 @@ def whole_numbers(text: str) -> list[int]:
 
 def count(text: str) -> int:
     """A whole number above 0."""
-    if not text.isdigit() or int(text) < 1:
+    if (found := whole_number(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: a whole number above 0 is needed")
+    return found
+
+
+def whole_number(text: str) -> int:
+    """A whole number from 0."""
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r}: a whole number of 0 or more is needed")
     return int(text)
 
 
@@ -67,8 +103,11 @@ def json_object(text: str) -> dict[str, Any]:
 def number_range(text: str) -> tuple[int, int]:
     """LOW:HIGH, the end not included."""
     low, _, high = text.partition(":")
-    if not (low.isdigit() and high.isdigit() and int(low) < int(high)):
-        raise argparse.ArgumentTypeError(f"{text!r}: LOW:HIGH is needed, whole numbers")
+    are_whole = text.isascii() and low.isdigit() and high.isdigit()
+    if not are_whole or not int(low) < int(high) <= MAX_TOKEN_ID:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: LOW:HIGH is needed, whole numbers up to {MAX_TOKEN_ID}, the lower one first"
+        )
     return int(low), int(high)
 
 

@@ -47,7 +47,7 @@ def _usage_is_right(seen: Seen, expected: Expected) -> bool:
         return False
     if expected.prompt_len is not None and usage.prompt_tokens != expected.prompt_len:
         return False
-    if told < seen.num_texts or seen.num_ids not in (None, told):
+    if told < seen.num_texts - expected.echoes * expected.num_choices or seen.num_ids not in (None, told):
         return False
     if limit is None:
         return True

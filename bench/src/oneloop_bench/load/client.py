@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from oneloop_bench.load.checks import find_problems
-from oneloop_bench.load.connection import Endpoint, Pool, request
+from oneloop_bench.load.connection import CONNECT_LIMIT_S, Endpoint, Pool, request
 from oneloop_bench.load.record import Record
 from oneloop_bench.load.reply import StreamReply, WholeReply
 
@@ -60,12 +60,17 @@ class Client:
         self._first = [self._ready(session, 0, self._said(session)) for session in job.sessions]
         self._records: list[Record] = []
 
-    async def run(self, begin: float) -> list[Record]:
-        """All sessions; begin: when the run starts (perf_counter). The records are in the order of their indices."""
+    @property
+    def records(self) -> list[Record]:
+        """Of all requests that have ended, in the order of their indices."""
+        return sorted((record for record in self._records if record.end), key=lambda record: record.index)
+
+    async def run(self, begin: float) -> None:
+        """All sessions; begin: when the run starts (perf_counter). When cancelled, what has ended is in `records`."""
         job, slots = self._job, None
         if job.max_concurrency is not None:
             slots = asyncio.Semaphore(job.max_concurrency)
-        self._pool = Pool(self._endpoint)
+        self._pool = Pool(self._endpoint, min(CONNECT_LIMIT_S, self._asking.timeout_s))
         try:
             async with asyncio.TaskGroup() as group:
                 for place, start in enumerate(job.starts):
@@ -76,7 +81,6 @@ class Client:
                     group.create_task(self._run_session(place, begin + start, slots))
         finally:
             self._pool.close()
-        return sorted(self._records, key=lambda record: record.index)
 
     async def _run_session(self, place: int, due: float, slots: asyncio.Semaphore | None) -> None:
         session, number = self._job.sessions[place], self._job.numbers[place]
@@ -129,8 +133,8 @@ class Client:
         record.sent = perf_counter()
         try:
             reply = await self._reply(ready, record, keeps_text)
-        except (OSError, TimeoutError) as error:
-            record.end, record.error = perf_counter(), f"no connection: {error or type(error).__name__}"
+        except (OSError, TimeoutError, UnicodeError) as error:
+            record.end, record.error = perf_counter(), f"no connection: {str(error) or type(error).__name__}"
             return
         record.end, record.status, record.error = reply.end, reply.status, reply.error
         if usage := reply.seen.usage:
@@ -148,7 +152,7 @@ class Client:
         connection = await self._pool.take()
         if connection.was_used:
             reply = await self._exchange(connection, ready, record, keeps_text)
-            if reply.error is None or connection.has_answered:
+            if reply.error is None or connection.has_answered or not connection.was_lost:
                 return reply
             connection = await self._pool.take(fresh=True)
         return await self._exchange(connection, ready, record, keeps_text)
@@ -161,7 +165,8 @@ class Client:
         ended = loop.create_future()
 
         def done() -> None:
-            ended.set_result(None)
+            if not ended.done():
+                ended.set_result(None)
 
         reply: StreamReply | WholeReply
         if asking.streams:
@@ -170,7 +175,12 @@ class Client:
             reply = WholeReply(done, is_chat=asking.is_chat)
         connection.send(ready.data, reply)
         timer = loop.call_later(asking.timeout_s, connection.abort, f"no end within {asking.timeout_s:g} s")
-        await ended
-        timer.cancel()
+        try:
+            await ended
+        except asyncio.CancelledError:
+            connection.close()
+            raise
+        finally:
+            timer.cancel()
         self._pool.give(connection)
         return reply

@@ -25,6 +25,8 @@ def closed_loop(
     asking = Asking(model, ignore_eos=True, extra_body={"temperature": 0})
     job = Job(f"http://127.0.0.1:{port}", asking, list(sessions), [0.0] * len(sessions), numbers, num_streams)
     outcome = run(job, num_processes, lambda count: None)
+    if outcome.is_interrupted:
+        raise KeyboardInterrupt
     wrong = [record for record in outcome.records if record.error or record.problems]
     if wrong:
         why = wrong[0].error or f"checks failed: {', '.join(wrong[0].problems)}"

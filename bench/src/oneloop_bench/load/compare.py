@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 from oneloop_bench.load.metrics import METRICS
@@ -73,7 +74,8 @@ def table(names: Sequence[str], results: Sequence[Mapping[str, Any]], *, every: 
 
 
 def _number(value: Any) -> float | None:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return value if is_number else None
 
 
 def _shown(value: float | None) -> str:
@@ -92,6 +94,12 @@ def _ratio(figure: str, first: float | None, value: float | None) -> str:
     return f"{ratio:.2f} {'better' if (ratio > 1) == (figure in MORE_IS_BETTER) else ' worse'}"
 
 
+def _mean_tokens(result: Mapping[str, Any], kind: str) -> float | None:
+    """Per request that was completed."""
+    total, completed = _number(result.get(f"total_{kind}_tokens")), _number(result.get("completed"))
+    return total / completed if total is not None and completed else None
+
+
 def _warnings(names: Sequence[str], results: Sequence[Mapping[str, Any]]) -> list[str]:
     """What makes the comparison unfair."""
     lines = []
@@ -99,10 +107,20 @@ def _warnings(names: Sequence[str], results: Sequence[Mapping[str, Any]]) -> lis
         values = [result.get(key) for result in results]
         if any(value != values[0] for value in values):
             lines.append(f"{key} differs: {', '.join(str(value) for value in values)}")
+    lines += [
+        f"{name}: was interrupted"
+        for name, result in zip(names, results, strict=True)
+        if result.get("interrupted")
+    ]
+    for kind in ("input", "output"):
+        means = [_mean_tokens(result, kind) for result in results]
+        known = [mean for mean in means if mean is not None]
+        if known and max(known) - min(known) > SAME * max(known):
+            lines.append(f"{kind} tokens per request differ: {', '.join(_shown(mean) for mean in means)}")
     for name, result in zip(names, results, strict=True):
-        failed = result.get("checks", {}).get("failed", 0)
-        if failed:
-            lines.append(f"{name}: {failed} replies failed a check")
-        if result.get("failed"):
+        checks = result.get("checks")
+        if isinstance(checks, dict) and _number(checks.get("failed")):
+            lines.append(f"{name}: {checks['failed']} replies failed a check")
+        if _number(result.get("failed")):
             lines.append(f"{name}: {result['failed']} requests failed")
     return ["", *lines] if lines else []

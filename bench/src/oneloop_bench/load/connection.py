@@ -54,14 +54,19 @@ class Endpoint:
             tls = ssl.create_default_context()
             if insecure:
                 tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
-        port = parts.port or (443 if tls else 80)
+        port = (443 if tls else 80) if parts.port is None else parts.port
         return cls(parts.hostname, port, parts.path.rstrip("/"), tls)
 
     def head(self, method: str, path: str, headers: Mapping[str, str]) -> bytes:
-        """A request's head up to the length of its body, which `request` adds."""
+        """A request's head up to the length of its body, which `request` adds. ValueError for what no head can hold."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         lines = [f"{method} {self.path}{path} HTTP/1.1", f"Host: {host}:{self.port}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
+        for line in lines:
+            if not (line.isprintable() and max(line) <= "\xff"):
+                raise ValueError(f"{line!r} cannot be part of a request's head: only printable Latin-1 can")
+        if " " in path:
+            raise ValueError(f"{path!r} is no path: it has a space")
         return "\r\n".join(lines).encode("latin-1")
 
 
@@ -87,6 +92,8 @@ class Connection(asyncio.BufferedProtocol):
         """Whether a request before this one went over it."""
         self.has_answered = False
         """Whether anything came back for the present request."""
+        self.was_lost = False
+        """Whether it was the server, or the network, that ended it."""
 
     def send(self, data: bytes, reply: Reply) -> None:
         """Write one request. Its reply is told to `reply`, which is let go of before its on_end is called."""
@@ -122,6 +129,7 @@ class Connection(asyncio.BufferedProtocol):
         self.is_open = False
         if self._reply is None:
             return
+        self.was_lost = True
         now = perf_counter()
         if self._take == self._take_until_close and exc is None:
             self._finish(now)
@@ -152,21 +160,30 @@ class Connection(asyncio.BufferedProtocol):
 
     def _take_head(self, data: bytes, now: float) -> None:
         self.has_answered = True
-        head, separator, rest = data.partition(b"\r\n\r\n")
-        if not separator:
-            self._rest = data
-            if len(data) > MAX_HEAD_BYTES:
-                self._fail(now, f"the reply's head has more than {MAX_HEAD_BYTES} bytes")
-            return
-        parsed = _parse_head(head)
-        if parsed is None:
-            self._fail(now, f"no HTTP reply: {head[:80]!r}")
-            return
-        status, headers, self._keeps = parsed
-        if 100 <= status < 200:
-            self._take_head(rest, now) if rest else None
-            return
+        status, rest, headers = 100, data, dict[bytes, bytes]()
+        while 100 <= status < 200:  # what only says that the reply is still to come
+            head, separator, rest = (data := rest).partition(b"\r\n\r\n")
+            if not separator:
+                self._rest = data
+                if len(data) > MAX_HEAD_BYTES:
+                    self._fail(now, f"the reply's head has more than {MAX_HEAD_BYTES} bytes")
+                return
+            parsed = _parse_head(head)
+            if parsed is None:
+                self._fail(now, f"no HTTP reply: {head[:80]!r}")
+                return
+            status, headers, self._keeps = parsed
+        self._begin_body(status, headers, rest, now)
+
+    def _begin_body(self, status: int, headers: Mapping[bytes, bytes], rest: bytes, now: float) -> None:
+        """The head is read; rest: what came with it."""
         assert self._reply is not None
+        coding = headers.get(b"content-encoding", b"identity").lower()
+        if coding not in (b"", b"identity"):
+            self._fail(
+                now, f"the reply is compressed, which was not asked for (Content-Encoding: {coding!r})"
+            )
+            return
         self._reply.on_head(status, headers)
         length = headers.get(b"content-length", b"")
         if b"chunked" in headers.get(b"transfer-encoding", b"").lower():
@@ -185,9 +202,12 @@ class Connection(asyncio.BufferedProtocol):
             line_end = data.find(b"\r\n", position)
             if line_end < 0:
                 break
+            digits = data[position:line_end].partition(b";")[0].rstrip()
             try:
-                size = int(data[position:line_end].partition(b";")[0], 16)
+                size = int(digits, 16) if digits.isalnum() else -1  # int() takes signs and underscores too
             except ValueError:
+                size = -1
+            if size < 0:
                 self._fail(now, f"no length of a chunk: {data[position:line_end][:40]!r}")
                 return
             if size == 0:
@@ -255,21 +275,24 @@ def _parse_head(head: bytes) -> tuple[int, dict[bytes, bytes], bool] | None:
 class Pool:
     """Connections to one endpoint; as many as there are requests at once."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, limit_s: float = CONNECT_LIMIT_S) -> None:
+        """limit_s: how long a connection may take to be made."""
         self._endpoint = endpoint
+        self._limit_s = limit_s
         self._buffer = memoryview(bytearray(READ_BYTES))
         self._idle: list[Connection] = []
         self._host = endpoint.host
         """A name until a connection was made: then the address, so that nothing is looked up during a run."""
 
     async def take(self, *, fresh: bool = False) -> Connection:
-        """One that is open: used before, unless `fresh`. OSError when none is to be had."""
+        """One that is open: used before, unless `fresh`. OSError, TimeoutError, UnicodeError (of the host's name) when
+        none is to be had."""
         while self._idle and not fresh:
             connection = self._idle.pop()
             if connection.is_open:
                 return connection
         endpoint = self._endpoint
-        async with asyncio.timeout(CONNECT_LIMIT_S):
+        async with asyncio.timeout(self._limit_s):
             _, connection = await asyncio.get_running_loop().create_connection(
                 lambda: Connection(self._buffer),
                 self._host,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import orjson
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from oneloop_bench.load.prompts import PromptSource
+
+
+MAX_LENGTH: Final = 1 << 24
+"""Tokens of a trace's prompt or reply."""
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -31,6 +36,18 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             if not isinstance(found, dict):
                 raise ValueError(f"{path}, line {number}: a line is one JSON object")
             yield number, found
+
+
+def _is_whole(value: object, low: int, high: float = math.inf) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
+def _are_ids(value: object, low: int) -> bool:
+    return isinstance(value, list) and all(_is_whole(one, low) for one in value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +76,29 @@ class CustomPrompts:
 
     def _session(self, number: int, found: dict[str, Any]) -> Session:
         prompt, messages = found.get("prompt"), found.get("messages")
-        is_ids = isinstance(prompt, list) and all(isinstance(token, int) for token in prompt)
-        if not (isinstance(prompt, str) or is_ids or isinstance(messages, list)):
-            raise ValueError(
-                f'{self.path}, line {number}: "prompt" (text or token ids) or "messages" is needed'
-            )
+        has_prompt = bool(prompt) and (isinstance(prompt, str) or _are_ids(prompt, 0))
+        has_messages = isinstance(messages, list) and all(isinstance(one, dict) for one in messages or [None])
+        more, timestamp = found.get("extra_body"), found.get("timestamp")
         output_len = found.get("output_tokens", self.output_len)
+        faults = {
+            '"prompt" (text or token ids) or "messages" (objects) is needed': not has_prompt
+            and not has_messages,
+            '"output_tokens" is a whole number above 0': output_len is not None
+            and not _is_whole(output_len, 1),
+            '"timestamp" is in seconds, 0 or more': timestamp is not None and not _is_time(timestamp),
+            '"extra_body" is an object': not isinstance(more, dict | None),
+        }
+        for fault in (text for text, is_so in faults.items() if is_so):
+            raise ValueError(f"{self.path}, line {number}: {fault}")
         input_len = len(prompt) if isinstance(prompt, list) else None
-        turn = Turn(prompt or "", output_len, input_len, messages, found.get("extra_body"))
-        return Session([turn], timestamp=found.get("timestamp"))
+        turn = Turn(
+            prompt if prompt and has_prompt else "",
+            output_len,
+            input_len,
+            messages if has_messages else None,
+            more,
+        )
+        return Session([turn], timestamp=timestamp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +119,11 @@ class TimedTrace:
         found = []
         for number, line in read_lines(self.path):
             try:
-                timestamp, input_len, output_len = (
-                    line[name] for name in ("timestamp", "input_length", "output_length")
-                )
+                found.append(self._request(line))
             except KeyError as error:
                 raise ValueError(f"{self.path}, line {number}: {error} is missing") from None
-            if input_len < 1 or output_len < 1:
-                raise ValueError(f"{self.path}, line {number}: lengths must be 1 or more")
-            found.append(
-                (timestamp * self.seconds_per_unit, input_len, output_len, line.get("hash_ids") or [])
-            )
+            except ValueError as error:
+                raise ValueError(f"{self.path}, line {number}: {error}") from None
             if len(found) == count:
                 break
         if not found:
@@ -111,6 +137,18 @@ class TimedTrace:
             )
             for timestamp, input_len, output_len, hash_ids in found
         ]
+
+    def _request(self, line: dict[str, Any]) -> tuple[float, int, int, list[int]]:
+        """(seconds, tokens in, tokens out, hash ids). KeyError, ValueError."""
+        timestamp, *lengths = (line[name] for name in ("timestamp", "input_length", "output_length"))
+        hash_ids = line.get("hash_ids") or []
+        if not all(_is_whole(length, 1, MAX_LENGTH) for length in lengths):
+            raise ValueError(f"lengths must be 1 or more, whole numbers up to {MAX_LENGTH}")
+        if not _is_time(timestamp) or not _is_time(timestamp * self.seconds_per_unit):
+            raise ValueError('"timestamp" is a number, 0 or more')
+        if not _are_ids(hash_ids, 0):
+            raise ValueError('"hash_ids" are whole numbers, 0 or more')
+        return timestamp * self.seconds_per_unit, lengths[0], lengths[1], hash_ids
 
     def _prompt(
         self, source: PromptSource, rng: np.random.Generator, seed: int, length: int, hash_ids: list[int]

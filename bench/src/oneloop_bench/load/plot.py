@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from oneloop_bench.load.metrics import METRICS
+from oneloop_bench.load.result import make_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,15 +16,24 @@ KINDS: Final = ("median", "p99")
 SIZE_INCHES: Final = (5.0, 3.6)
 
 
+THROUGHPUT: Final = "request throughput (req/s)"
+
+
+def finite(value: Any) -> float | None:
+    """The value, where it is a finite number: files of others may hold anything."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        return None
+    return value
+
+
 def load_of(result: Mapping[str, Any]) -> tuple[str, float]:
     """(what the load is measured in, how much it was): the rate that was asked for, else the concurrency, else the
     throughput that came out."""
-    rate = result.get("request_rate")
-    if isinstance(rate, int | float) and math.isfinite(rate):
-        return "request rate (req/s)", float(rate)
-    if result.get("max_concurrency") is not None:
-        return "concurrency", float(result["max_concurrency"])
-    return "request throughput (req/s)", float(result["request_throughput"])
+    if (rate := finite(result.get("request_rate"))) is not None:
+        return "request rate (req/s)", rate
+    if (concurrency := finite(result.get("max_concurrency"))) is not None:
+        return "concurrency", concurrency
+    return THROUGHPUT, finite(result.get("request_throughput")) or 0.0
 
 
 def curves(
@@ -34,28 +44,42 @@ def curves(
     Results of one label are one curve. Loads of several kinds are all shown by the throughput that came out.
     """
     axes = {load_of(result)[0] for result in results}
-    axis = axes.pop() if len(axes) == 1 else "request throughput (req/s)"
+    axis = axes.pop() if len(axes) == 1 else THROUGHPUT
     found: dict[str, list[tuple[float, float]]] = {}
     for result in results:
-        value = result.get(name)
+        value = finite(result.get(name))
         if value is not None:
-            load = load_of(result)[1] if not axes else float(result["request_throughput"])
+            load = load_of(result)[1] if not axes else finite(result.get("request_throughput")) or 0.0
             found.setdefault(str(result.get("label") or result.get("model_id")), []).append((load, value))
     return axis, {label: sorted(points) for label, points in found.items()}
+
+
+def check(path: Path) -> None:
+    """Before a run, so that no picture is missing after it. ValueError without matplotlib, and for a kind of file that
+    it does not draw; OSError."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+    except ImportError:
+        raise ValueError("--plot needs matplotlib: pip install 'oneloop-bench[plot]'") from None
+    kinds = FigureCanvasAgg.get_supported_filetypes()
+    if path.suffix[1:].lower() not in kinds:
+        raise ValueError(
+            f"--plot: {path} ends with none of {', '.join(f'.{kind}' for kind in sorted(kinds))}"
+        )
+    make_folder(path)
 
 
 def draw(results: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Write the picture: a panel per metric; median solid, p99 dashed. ValueError where matplotlib is missing, or there
     is nothing to draw."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("--plot needs matplotlib: pip install 'oneloop-bench[plot]'") from None
+    check(path)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     shown = [
         metric
         for metric in METRICS
-        if any(result.get(f"median_{metric}_ms") is not None for result in results)
+        if any(finite(result.get(f"median_{metric}_ms")) is not None for result in results)
     ]
     if not shown:
         raise ValueError("--plot: the results have no latencies to draw")
@@ -82,5 +106,4 @@ def draw(results: Sequence[Mapping[str, Any]], path: Path) -> None:
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 START_AFTER_S = 0.1
 """Between the last "ready" and the start, so that all processes have heard of it."""
 TELL_EVERY_S = 0.25
+TELL_LIMIT_S = 30.0
+"""How long clients that were told to stop may take to tell what they have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,8 @@ class Outcome:
     """When it started (perf_counter)."""
     cpu_s: list[float]
     """CPU seconds of each client."""
+    is_interrupted: bool = False
+    """Whether it was ended by Ctrl-C: then there are records of what had ended by then."""
 
 
 def run(job: Job, num_processes: int, on_done: Callable[[int], None]) -> Outcome:
@@ -74,10 +79,14 @@ def _shares(total: int, count: int) -> list[int | None]:
 
 def _run_here(job: Job, on_done: Callable[[int], None]) -> Outcome:
     client = Client(job, lambda: on_done(1))
+    is_interrupted = False
     with without_collector():
         begin, cpu = perf_counter(), time.process_time()
-        records = asyncio.run(client.run(begin))
-        return Outcome(records, begin, [time.process_time() - cpu])
+        try:
+            asyncio.run(client.run(begin))
+        except KeyboardInterrupt:
+            is_interrupted = True
+        return Outcome(client.records, begin, [time.process_time() - cpu], is_interrupted)
 
 
 async def _run_in_processes(jobs: list[Job], on_done: Callable[[int], None]) -> Outcome:
@@ -92,7 +101,16 @@ async def _run_in_processes(jobs: list[Job], on_done: Callable[[int], None]) -> 
             *(_hand_over(process, job) for process, job in zip(processes, jobs, strict=True))
         )
         begin = perf_counter() + START_AFTER_S
-        found = await asyncio.gather(*(_follow(process, begin, on_done) for process in processes))
+        following = asyncio.gather(*(_follow(process, begin, on_done) for process in processes))
+        is_interrupted = False
+        try:
+            found = await asyncio.shield(following)
+        except asyncio.CancelledError:  # Ctrl-C
+            is_interrupted = True
+            for process in processes:
+                with contextlib.suppress(ProcessLookupError):
+                    process.terminate()
+            found = await asyncio.wait_for(following, TELL_LIMIT_S)
     finally:
         for process in processes:
             if process.returncode is None:
@@ -100,7 +118,7 @@ async def _run_in_processes(jobs: list[Job], on_done: Callable[[int], None]) -> 
             await process.wait()
     records = [record for records, _ in found for record in records]
     records.sort(key=lambda record: record.index)
-    return Outcome(records, begin, [cpu_s for _, cpu_s in found])
+    return Outcome(records, begin, [cpu_s for _, cpu_s in found], is_interrupted)
 
 
 async def _hand_over(process: Process, job: Job) -> None:
@@ -175,8 +193,17 @@ class _Teller:
         self._count, self._told_at = 0, perf_counter()
 
 
+async def _run_until_told(client: Client, begin: float) -> None:
+    """To the end, or to SIGTERM."""
+    running = asyncio.ensure_future(client.run(begin))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+
+
 def main() -> None:
-    """Be a client process."""
+    """Be a client process. Ctrl-C is for the parent, which then sends SIGTERM: what has ended is told."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     allow_many_descriptors()
     standard_input = sys.stdin.buffer
     job = read_job(standard_input.read(int(standard_input.readline())))
@@ -187,11 +214,10 @@ def main() -> None:
     begin = float(standard_input.readline())
     with without_collector():
         cpu = time.process_time()
-        records = asyncio.run(client.run(begin))
+        asyncio.run(_run_until_told(client, begin))
         cpu = time.process_time() - cpu
-    teller.end(records, cpu)
+    teller.end(client.records, cpu)
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):  # the parent says that it was interrupted
-        main()
+    main()

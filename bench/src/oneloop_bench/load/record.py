@@ -18,6 +18,8 @@ class Expected:
     max_tokens: int | None = None
     num_choices: int = 1
     ignore_eos: bool = False
+    echoes: bool = False
+    """Whether each choice begins with the prompt's text."""
 
 
 @dataclass(slots=True)

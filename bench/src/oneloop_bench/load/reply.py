@@ -45,6 +45,7 @@ class StreamReply:
         self._least = _NEVER
         """Bytes of an event with an empty text; larger than any while there is no template."""
         self._refused: list[bytes] = []
+        self._location: bytes | None = None
 
     @property
     def text(self) -> str:
@@ -53,7 +54,7 @@ class StreamReply:
 
     def on_head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
         """See Reply."""
-        self.status = status
+        self.status, self._location = status, headers.get(b"location")
 
     def on_body(self, data: bytes, now: float) -> None:
         """See Reply. The hot path: once per read, some 2 µs with one event in it."""
@@ -69,17 +70,14 @@ class StreamReply:
         least, prefix, suffix, count = self._least, self._prefix, self._suffix, 0
         for event in events:
             size = len(event)
-            if (
-                size >= least
-                and event.startswith(prefix)
-                and event.endswith(suffix)
-                and event.find(b'"', len(prefix), size - len(suffix)) < 0
-            ):
-                count += 1
-                self.seen.num_texts += size > least
-                if self._keeps_text:
-                    self._pieces.append(event[len(prefix) : size - len(suffix)])
-                continue
+            if size >= least and event.startswith(prefix) and event.endswith(suffix):
+                piece = event[len(prefix) : size - len(suffix)]
+                if b'"' not in piece and ((piece.isascii() and b"\\" not in piece) or _is_text(piece)):
+                    count += 1
+                    self.seen.num_texts += size > least
+                    if self._keeps_text:
+                        self._pieces.append(piece)
+                    continue
             count += self._read(event)
             least, prefix, suffix = self._least, self._prefix, self._suffix
         if count == 1:
@@ -91,7 +89,7 @@ class StreamReply:
         """See Reply."""
         self.end = now
         if self.status != 200 and error is None:
-            error = _refusal(self.status, b"".join(self._refused))
+            error = _refusal(self.status, b"".join(self._refused), self._location)
         elif self._pending.strip() and error is None:
             self.seen.num_malformed += 1  # a last event that was never ended
         self.error = self.error or error
@@ -131,7 +129,7 @@ class StreamReply:
         for item in found["choices"]:
             delta = item["delta"] if self.seen.is_chat else item
             has_text = _has_text(delta)
-            choice = self.seen.choices.setdefault(item.get("index", 0), Choice())
+            choice = choice_of(self.seen, item)
             role, reason = delta.get("role"), item.get("finish_reason")
             if choice.finish_reason is not None:
                 choice.num_after_finish += 1
@@ -148,7 +146,7 @@ class StreamReply:
             # An empty text with neither role nor reason is a token without text of its own.
             is_output |= has_text or (role is None and reason is None)
             if self._keeps_text and has_text and item.get("index", 0) == 0:
-                text = delta.get("content" if self.seen.is_chat else "text") or ""
+                text = _text(delta, "content" if self.seen.is_chat else "text")
                 self._pieces.append(orjson.dumps(text)[1:-1])
         return is_output
 
@@ -180,10 +178,11 @@ class WholeReply:
         self.text = ""
         self._done = done
         self._pieces: list[bytes] = []
+        self._location: bytes | None = None
 
     def on_head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
         """See Reply."""
-        self.status = status
+        self.status, self._location = status, headers.get(b"location")
 
     def on_body(self, data: bytes, now: float) -> None:
         """See Reply."""
@@ -194,7 +193,7 @@ class WholeReply:
         self.end, self.error = now, error
         body = b"".join(self._pieces)
         if error is None and self.status != 200:
-            self.error = _refusal(self.status, body)
+            self.error = _refusal(self.status, body, self._location)
         elif error is None:
             try:
                 self._observe(orjson.loads(body))
@@ -208,17 +207,38 @@ class WholeReply:
         for item in found["choices"]:
             message = item["message"] if seen.is_chat else item
             reason = item.get("finish_reason")
-            choice = seen.choices.setdefault(item.get("index", 0), Choice())
+            choice = choice_of(seen, item)
             choice.num_roles += message.get("role") is not None
             choice.finish_reason = reason
             count_ids(seen, item)
             if item.get("index", 0) == 0:
-                self.text = message.get("content" if seen.is_chat else "text") or ""
+                self.text = _text(message, "content" if seen.is_chat else "text")
+
+
+def _is_text(piece: bytes) -> bool:
+    """Whether it is the inside of a JSON string."""
+    try:
+        orjson.loads(b'"%b"' % piece)
+    except ValueError:
+        return False
+    return True
 
 
 def _has_text(delta: Mapping[str, Any]) -> bool:
-    """Whether a delta (of chat) or a choice (of completions) brings anything."""
-    return bool(delta.get("text") or delta.get("tool_calls") or any(delta.get(name) for name in _TEXT_FIELDS))
+    """Whether a delta (of chat) or a choice (of completions) brings anything. TypeError for a text that is none."""
+    return bool(any(_text(delta, name) for name in ("text", *_TEXT_FIELDS)) or delta.get("tool_calls"))
+
+
+def _text(delta: Mapping[str, Any], name: str) -> str:
+    text = delta.get(name) or ""
+    if not isinstance(text, str):
+        raise TypeError(f"{name} is no text")
+    return text
+
+
+def choice_of(seen: Seen, item: Mapping[str, Any]) -> Choice:
+    """What was seen of the choice. TypeError for an index that is no whole number."""
+    return seen.choices.setdefault(_count(item.get("index", 0)), Choice())
 
 
 def count_ids(seen: Seen, item: Mapping[str, Any]) -> None:
@@ -234,15 +254,29 @@ def count_ids(seen: Seen, item: Mapping[str, Any]) -> None:
 
 
 def read_usage(usage: Mapping[str, Any]) -> Usage:
-    """A reply's `usage`."""
+    """A reply's `usage`. TypeError for counts that are no whole numbers, KeyError without the prompt's."""
     details = usage.get("prompt_tokens_details") or {}
-    completion = usage.get("completion_tokens") or 0
-    prompt = usage["prompt_tokens"]
+    completion = _count(usage.get("completion_tokens") or 0)
+    prompt = _count(usage["prompt_tokens"])
+    cached = details.get("cached_tokens")
     return Usage(
-        prompt, completion, usage.get("total_tokens", prompt + completion), details.get("cached_tokens")
+        prompt,
+        completion,
+        _count(usage.get("total_tokens", prompt + completion)),
+        None if cached is None else _count(cached),
     )
 
 
-def _refusal(status: int, body: bytes) -> str:
-    """What a reply that is no 200 says."""
-    return f"status {status}: {body.decode('utf-8', 'replace').strip()[:MAX_ERROR_CHARS]}"
+def _count(value: object) -> int:
+    """The value, if it is a whole number from 0. TypeError."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise TypeError(f"{value!r} is no count")
+    return value
+
+
+def _refusal(status: int, body: bytes, location: bytes | None) -> str:
+    """What a reply that is no 200 says. location: where else it sends; nobody is followed there."""
+    said = body.decode("utf-8", "replace").strip()
+    if location is not None:
+        said = f"it sends to {location.decode('utf-8', 'replace')}, which --base-url may name. {said}"
+    return f"status {status}: {said or 'without a body'}"[:MAX_ERROR_CHARS]

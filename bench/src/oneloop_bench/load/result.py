@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections import Counter
 from datetime import datetime
 from pathlib import Path
@@ -11,14 +13,20 @@ import numpy as np
 import orjson
 
 from oneloop_bench.load.metrics import METRICS, summarize
+from oneloop_bench.load.processes import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from oneloop_bench.load.metrics import Selection
-    from oneloop_bench.load.processes import Outcome
     from oneloop_bench.load.record import Record
 
+ABOUT_FIELDS: Final = (
+    *("date", "endpoint_type", "backend", "label", "model_id", "tokenizer_id", "dataset_name", "seed"),
+    *("burstiness", "ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps"),
+    *("num_prompts", "request_rate", "max_concurrency", "self_timed", "interrupted"),
+)
+"""What was run."""
 BUSY_SHARE: Final = 0.8
 """Of a core: a client that is busier measures itself."""
 LEAST_BUSY_S: Final = 0.5
@@ -54,6 +62,12 @@ def make_result(
     errors = Counter(record.error for record in outcome.records if record.error is not None)
     result["error_messages"] = dict(errors.most_common(5))
     return {**result, **_details(outcome)} if detailed else result
+
+
+def field_names(selection: Selection) -> set[str]:
+    """What a result has beside a user's own metadata."""
+    figures = make_result({"max_concurrency": None}, Outcome([], 0.0, [0.0]), selection, detailed=True)
+    return {*ABOUT_FIELDS, *figures}
 
 
 def _checks(records: Sequence[Record]) -> dict[str, Any]:
@@ -111,7 +125,7 @@ def now() -> str:
 
 def save(result: Mapping[str, Any], path: Path, *, append: bool = False) -> None:
     """One JSON object in the file; append: a line more in it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path)
     data = orjson.dumps(result)
     if append:
         with path.open("ab") as file:
@@ -120,14 +134,23 @@ def save(result: Mapping[str, Any], path: Path, *, append: bool = False) -> None
         path.write_bytes(data + b"\n")
 
 
+def make_folder(path: Path) -> None:
+    """Of a file that is to be written. OSError where it cannot be, or the path is a folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder, not a file")
+    if not os.access(path.parent, os.W_OK):
+        raise PermissionError(f"{path.parent} cannot be written to")
+
+
 def load(path: Path) -> list[dict[str, Any]]:
     """The results in a file: one object, or one per line. ValueError when it has none; OSError."""
     data = path.read_bytes()
     try:
-        found = [orjson.loads(data)]
+        found = [json.loads(data)]  # takes the NaN and Infinity that others write
     except ValueError:
         try:
-            found = [orjson.loads(line) for line in data.splitlines() if line.strip()]
+            found = [json.loads(line) for line in data.splitlines() if line.strip()]
         except ValueError as error:
             raise ValueError(f"{path} is no result: {error}") from None
     if not found or not all(isinstance(one, dict) for one in found):
@@ -161,11 +184,15 @@ def _row(label: str, value: float | None) -> str:
 def _remarks(result: Mapping[str, Any]) -> list[str]:
     """What was wrong: replies, requests, and a client at its limit."""
     checks, client = result["checks"], result["client"]
+    lines = []
+    if result.get("interrupted"):
+        num_ended = result["completed"] + result["failed"]
+        lines = [f"INTERRUPTED: only {num_ended} of {result['num_prompts']} requests had ended."]
     if checks["failed"]:
         problems = ", ".join(f"{name} {count}" for name, count in checks["problems"].items())
-        lines = [f"{checks['failed']} of {checks['checked']} replies failed a check: {problems}"]
+        lines += [f"{checks['failed']} of {checks['checked']} replies failed a check: {problems}"]
     else:
-        lines = [f"All checks held on {checks['checked']} replies."] if checks["checked"] else []
+        lines += [f"All checks held on {checks['checked']} replies."] if checks["checked"] else []
     lines += [f"{count} requests failed: {message}" for message, count in result["error_messages"].items()]
     late_ms = client["p99_send_delay_ms"]
     if late_ms is not None and late_ms >= LATE_MS:

@@ -73,11 +73,13 @@ class Asking:
         """What the reply to this body must give."""
         prompt = body.get("prompt")
         limit = body.get("max_completion_tokens", body.get("max_tokens"))
+        num_choices = body.get("n") or 1
         return Expected(
             prompt_len=len(prompt) if isinstance(prompt, list) else None,
-            max_tokens=limit,
-            num_choices=body.get("n") or 1,
+            max_tokens=limit if isinstance(limit, int) else None,
+            num_choices=num_choices if isinstance(num_choices, int) else 1,
             ignore_eos=bool(body.get("ignore_eos")),
+            echoes=bool(body.get("echo")),
         )
 
 

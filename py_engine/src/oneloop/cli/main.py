@@ -51,7 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     replay = commands.add_parser("replay", help="run a schedule trace again, without a model, and compare")
     replay.add_argument("file", metavar="FILE", help="what `oneloop serve --record-trace FILE` wrote")
-    replay.add_argument("--until", type=int, metavar="STEP", help="stop when so many steps were scheduled")
+    replay.add_argument("--until", type=_steps, metavar="STEP", help="stop when so many steps were scheduled")
     replay.add_argument("--print", action="store_true", help="a line for each event")
     replay.set_defaults(usage=replay)
 
@@ -67,6 +67,12 @@ def make_parser() -> argparse.ArgumentParser:
     # Only named here: its options are the other distribution's, and are parsed there.
     commands.add_parser("bench", help="measure a server, any that speaks the OpenAI protocol, or this engine")
     return parser
+
+
+def _steps(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r}: a whole number above 0 is needed")
+    return int(text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

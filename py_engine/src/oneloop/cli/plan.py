@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from oneloop.config import EngineConfig, mixed_step_tokens, resolve_dtype
+from oneloop.config import NULL_MODEL, EngineConfig, mixed_step_tokens, resolve_dtype
 from oneloop.device.cards import card_named
 from oneloop.device.nvml import first_gpu
 from oneloop.errors import ConfigError
@@ -72,6 +72,8 @@ def find_server(settings: Mapping[str, Any], plan_device: str | None) -> ServerT
             raise ConfigError("plan_device", f"is {card.key}, but device is cpu; leave one of them away")
         settings = {**settings, "device": "cuda"}
     config = EngineConfig.from_flat(settings)
+    if config.model.model == NULL_MODEL and config.worker.executor == "null":
+        raise ConfigError("plan", "the null executor without a model has no memory to plan; name a model")
     name, memory, card = _device(config, card)
     source = resolve_model(config.model.model, revision=config.model.revision, load_format="dummy")
     dtype = resolve_dtype(

@@ -20,15 +20,17 @@ def replay(options: argparse.Namespace) -> int:
     """Replay, print a summary; returns the exit code. Raises TraceFileError."""
     show = print if options.print else None
     report = replay_trace(Path(options.file), until=options.until, show=show)
-    print("\n".join(_lines(report)))
+    print("\n".join(_lines(report, options.until)))
     return 0 if report.is_identical else 1
 
 
-def _lines(report: ReplayReport) -> list[str]:
+def _lines(report: ReplayReport, until: int | None) -> list[str]:
+    """What a person reads; until: as far as was asked for."""
     replay, difference = report.replay, report.difference
     lines = [
         f"{replay.num_steps} steps, {replay.num_tokens} tokens, {replay.num_requests} requests, "
-        f"{replay.num_preemptions} preemptions; recorded by oneloop {replay.release}"
+        # Of a file of others it may be anything; a terminal shall not obey it.
+        f"{replay.num_preemptions} preemptions; recorded by oneloop {ascii(replay.release)[1:-1]}"
     ]
     if replay.poisoned_during is not None:
         lines.append(f"the recorded core panicked in {replay.poisoned_during}")
@@ -41,6 +43,8 @@ def _lines(report: ReplayReport) -> list[str]:
         ]
     if report.problem is not None:
         return [*lines, f"UNREADABLE beyond that: {report.problem}; what comes before is identical"]
+    if until is not None and replay.num_steps >= until:
+        return [*lines, "identical so far (there may be more steps)"]
     return [
         *lines,
         f"identical ({replay.end or 'no end mark: up to here, or to where the process was killed'})",

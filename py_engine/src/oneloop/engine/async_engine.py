@@ -10,7 +10,7 @@ from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from oneloop.config import DEFAULT_MODEL, EngineConfig
+from oneloop.config import EngineConfig
 from oneloop.engine.assembly import Assembly, assemble
 from oneloop.engine.debug_view import scheduler_view
 from oneloop.engine.loop import StepLoop
@@ -96,9 +96,9 @@ class AsyncEngine:
         self._request_numbers = count(1)
 
     @classmethod
-    def from_settings(cls, model: str = DEFAULT_MODEL, **settings: Any) -> Self:
-        """An engine from flat settings (names as in `oneloop.config`, same as the command line's)."""
-        return cls(EngineConfig.from_flat({"model": model, **settings}))
+    def from_settings(cls, model: str | None = None, **settings: Any) -> Self:
+        """An engine from flat settings (names as in `oneloop.config`, as the command line's), with its defaults."""
+        return cls(EngineConfig.from_flat(settings if model is None else {"model": model, **settings}))
 
     # Life
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tqdm import tqdm
 
-from oneloop.config import DEFAULT_MODEL
 from oneloop.engine.async_engine import AsyncEngine
 from oneloop.engine.engine_thread import EngineThread
 from oneloop.engine.params import SamplingParams
@@ -74,12 +73,12 @@ class LLM:
     Also a context manager. Without `with`, `close()` or the end of the process frees it.
     """
 
-    def __init__(self, model: str = DEFAULT_MODEL, *, use_tqdm: bool = True, **settings: Any) -> None:
+    def __init__(self, model: str | None = None, *, use_tqdm: bool = True, **settings: Any) -> None:
         """Load a model.
 
-        model: folder, GGUF file, hub id, or "smollm2" (embedded). use_tqdm: show bars while loading, and in the methods
-        that are not told otherwise. settings: any field of `oneloop.config`'s ModelConfig, CacheConfig, SchedulerConfig
-        and WorkerConfig; sizes also as text ("2G"). Raises ConfigError or ModelError.
+        model: folder, GGUF file, hub id, or "smollm2" (embedded; the default). use_tqdm: show bars while loading, and
+        in the methods that are not told otherwise. settings: any field of `oneloop.config`'s ModelConfig, CacheConfig,
+        SchedulerConfig and WorkerConfig; sizes also as text ("2G"). Raises ConfigError or ModelError.
         """
         self._open(AsyncEngine.from_settings(model, **settings), use_tqdm)
 

@@ -27,10 +27,14 @@ class TraceRecording:
     """Writes a core's trace from a thread of its own, from before its first request until close()."""
 
     def __init__(self, core: Core, path: str) -> None:
-        """Opens the file, which may block. ConfigError when it cannot be made."""
+        """Opens the file, which may block; one that is there already is kept beside it, as *.previous: a server that is
+        started again after a crash must not wipe out the trace of the crash. ConfigError when it cannot be made.
+        """
         self._core = core
         file = Path(path).expanduser()
         try:
+            if file.is_file() and not file.is_symlink() and file.stat().st_size:
+                file.replace(file.with_name(f"{file.name}.previous"))
             writer = core.record_trace(file)
         except OSError as error:
             raise ConfigError("record_trace", f"cannot write {file}: {error}; name another file") from None
