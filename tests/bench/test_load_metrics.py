@@ -314,6 +314,7 @@ def test_files_of_others_may_hold_anything(tmp_path):
     path.write_text('{"request_throughput": NaN, "median_ttft_ms": Infinity, "checks": 5, "failed": "x"}')
     (theirs,) = result.load(path)
     assert "theirs" in compare.table(["theirs", "ours"], [theirs, made()])
+    assert "–" in compare.table(["theirs", "ours"], [{"duration": 10**400}, made()])
     odd = {"median_ttft_ms": 3.0, "max_concurrency": "many", "request_rate": [1], "label": [1]}
     axis, found = plot.curves([odd], "median_ttft_ms")
     assert (axis, found) == ("request throughput (req/s)", {"[1]": [(0.0, 3.0)]})

@@ -205,6 +205,7 @@ def test_records_travel_as_they_are():
         {"prompt_tokens": 3, "completion_tokens": -1},
         {"prompt_tokens": 3, "completion_tokens": 1.5},
         {"prompt_tokens": True, "completion_tokens": 1},
+        {"prompt_tokens": 3, "completion_tokens": 2**63},
         {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 10**30},
         {"prompt_tokens": 3, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": "all"}},
         {"prompt_tokens": 3, "completion_tokens": 1, "prompt_tokens_details": [1]},

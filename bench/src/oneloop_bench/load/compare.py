@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, Final
 
 from oneloop_bench.load.metrics import METRICS
+from oneloop_bench.load.result import finite
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ def figures_of(results: Sequence[Mapping[str, Any]], *, every: bool = False) -> 
         if name.endswith(f"_{metric}_ms") and (every or name.removesuffix(f"_{metric}_ms") in KINDS)
     ]
     names = dict.fromkeys([*FIGURES, *latencies])
-    return [name for name in names if any(_number(result.get(name)) is not None for result in results)]
+    return [name for name in names if any(finite(result.get(name)) is not None for result in results)]
 
 
 def table(names: Sequence[str], results: Sequence[Mapping[str, Any]], *, every: bool = False) -> str:
@@ -47,7 +47,7 @@ def table(names: Sequence[str], results: Sequence[Mapping[str, Any]], *, every: 
     ratios = [f"{name} / {names[0]}" for name in names[1:]]
     rows = [["figure", *names, *ratios]]
     for figure in figures_of(results, every=every):
-        values = [_number(result.get(figure)) for result in results]
+        values = [finite(result.get(figure)) for result in results]
         rows.append(
             [
                 figure,
@@ -73,11 +73,6 @@ def table(names: Sequence[str], results: Sequence[Mapping[str, Any]], *, every: 
     return "\n".join([lines[0], rule, *lines[1:], *_warnings(names, results)])
 
 
-def _number(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return value if is_number else None
-
-
 def _shown(value: float | None) -> str:
     if value is None:
         return "–"
@@ -96,7 +91,7 @@ def _ratio(figure: str, first: float | None, value: float | None) -> str:
 
 def _mean_tokens(result: Mapping[str, Any], kind: str) -> float | None:
     """Per request that was completed."""
-    total, completed = _number(result.get(f"total_{kind}_tokens")), _number(result.get("completed"))
+    total, completed = finite(result.get(f"total_{kind}_tokens")), finite(result.get("completed"))
     return total / completed if total is not None and completed else None
 
 
@@ -119,8 +114,8 @@ def _warnings(names: Sequence[str], results: Sequence[Mapping[str, Any]]) -> lis
             lines.append(f"{kind} tokens per request differ: {', '.join(_shown(mean) for mean in means)}")
     for name, result in zip(names, results, strict=True):
         checks = result.get("checks")
-        if isinstance(checks, dict) and _number(checks.get("failed")):
+        if isinstance(checks, dict) and finite(checks.get("failed")):
             lines.append(f"{name}: {checks['failed']} replies failed a check")
-        if _number(result.get("failed")):
+        if finite(result.get("failed")):
             lines.append(f"{name}: {result['failed']} requests failed")
     return ["", *lines] if lines else []

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, Final
 
 from oneloop_bench.load.metrics import METRICS
-from oneloop_bench.load.result import make_folder
+from oneloop_bench.load.result import finite, make_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,13 +16,6 @@ SIZE_INCHES: Final = (5.0, 3.6)
 
 
 THROUGHPUT: Final = "request throughput (req/s)"
-
-
-def finite(value: Any) -> float | None:
-    """The value, where it is a finite number: files of others may hold anything."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        return None
-    return value
 
 
 def load_of(result: Mapping[str, Any]) -> tuple[str, float]:

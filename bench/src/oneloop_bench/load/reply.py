@@ -22,6 +22,8 @@ _TEXT = re.compile(rb'"(?:text|content|reasoning_content|reasoning)"\s*:\s*"((?:
 _NEVER = 1 << 62
 _TEXT_FIELDS = ("content", "reasoning_content", "reasoning", "refusal")
 MAX_ERROR_CHARS = 300
+MAX_COUNT = 1 << 40
+"""Tokens of one reply: sums of such counts are still integers of JSON."""
 
 
 class StreamReply:
@@ -268,8 +270,8 @@ def read_usage(usage: Mapping[str, Any]) -> Usage:
 
 
 def _count(value: object) -> int:
-    """The value, if it is a whole number from 0. TypeError."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    """The value, if it is a whole number from 0 that can be added to others. TypeError."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
         raise TypeError(f"{value!r} is no count")
     return value
 

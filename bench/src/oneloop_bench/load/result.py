@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections import Counter
 from datetime import datetime
 from pathlib import Path
@@ -141,6 +142,12 @@ def make_folder(path: Path) -> None:
         raise IsADirectoryError(f"{path} is a folder, not a file")
     if not os.access(path.parent, os.W_OK):
         raise PermissionError(f"{path.parent} cannot be written to")
+
+
+def finite(value: Any) -> float | None:
+    """The value, where it is a finite number: files of others may hold anything."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and -sys.float_info.max <= value <= sys.float_info.max else None
 
 
 def load(path: Path) -> list[dict[str, Any]]:
