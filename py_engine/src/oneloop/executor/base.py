@@ -81,7 +81,7 @@ class Executor(Protocol):
     def prepare_in_idle(self) -> bool:
         """Do a little of what makes later steps quicker, as capturing one graph, while no step is in flight.
 
-        Takes at most some 30 ms, in which the loop does nothing else. False: there is no more, until other steps have
+        Takes at most some 60 ms, in which the loop does nothing else. False: there is no more, until other steps have
         run. Never needed, and never raises for want of memory: a step does without what is not prepared.
         """
 

@@ -252,8 +252,8 @@ class GpuModelRunner:
     def prepare_in_idle(self) -> bool:
         """Capture the next graph. Only while no step is in flight. False when there is none, until steps ask for more.
 
-        Takes the host 1 to 25 ms. After a failure, as for want of memory, there are no more: steps are captured at
-        their second use then.
+        Takes the host 1 to 63 ms (`captures`). After a failure, as for want of memory, there are no more: steps are
+        captured at their second use then.
         """
         key = self._captures.next(self.graphs.wants) if self.graphs.enabled else None
         if key is None:
