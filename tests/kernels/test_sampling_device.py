@@ -15,6 +15,7 @@ from oneloop_kernels.ops.sampling.device import (
     INT_COLUMNS,
     MAX_CANDIDATES,
     MAX_SPLITS,
+    EditTables,
     SampleScratch,
     SampleStep,
     SampleVariant,
@@ -93,10 +94,10 @@ class Samples:
         self.output = SampleOutput(ints(num_rows), ints(num_rows), ints(num_rows * 21), logprobs)
         self.step = SampleStep(slab, {"num_samples": 0}, ints(num_rows), self.output)
 
-    def run(self, variant, division=None):
+    def run(self, variant, division=None, edits=None):
         """The tokens, on the CPU."""
         self.output.token.fill_(-9)
-        launch_sample(self.logits, self.step, self.slots, self.scratch, None, variant, division)
+        launch_sample(self.logits, self.step, self.slots, self.scratch, edits, variant, division)
         return self.output.token.tolist()
 
 
@@ -182,6 +183,63 @@ def test_every_way_to_draw(inputs, kernel_device, kernel_dtype, steep, temperatu
     assert samples.run(RANDOM) == expected_tokens(samples)
 
 
+def penalized(logits, history, presence, frequency, repetition) -> torch.Tensor:
+    """float32, by the formula of the contract."""
+    x, counts = logits.float(), history & 0x7FFFFFFF
+    x = torch.where(history != 0, torch.where(x > 0, x / repetition, x * repetition), x)
+    return x - counts * frequency - (counts > 0) * presence
+
+
+@pytest.mark.parametrize("seen", [1, 40, 500], ids=["one_seen", "some_seen", "most_seen"])
+@pytest.mark.parametrize("steep", [False, True], ids=["flat", "steep"])
+def test_edits_count_for_marked_tokens_alone(inputs, kernel_device, kernel_dtype, steep, seen):
+    """Every way to choose a token of penalized rows, beside one without penalties. What is not marked is poison.
+
+    Marked are the first and the last token, and others; the token chosen is marked and counted.
+    """
+    vocab_size = 151_936 if kernel_device.type == "cuda" else 700
+    num_rows = 10
+    logits = inputs.normal(num_rows, vocab_size).to(kernel_dtype)
+    history = torch.zeros(num_rows, vocab_size, dtype=torch.int32, device=logits.device)
+    for row in range(num_rows):
+        tokens = inputs.permutation(vocab_size)[:seen]
+        tokens[0] = (0, vocab_size - 1)[row % 2]
+        history[row, tokens] = (
+            torch.where(tokens % 3 == 0, -(1 << 31), 0).to(torch.int32) + (tokens % 5).int()
+        )
+        if steep:
+            logits[row, tokens] = torch.linspace(12.0, 4.0, seen, device=logits.device).to(kernel_dtype)
+    history[3] = 0
+    bits = torch.zeros(num_rows, -(-vocab_size // GROUP) * GROUP, dtype=torch.int64, device=logits.device)
+    bits[:, :vocab_size] = history != 0
+    words = (bits.view(num_rows, -1, 32) << torch.arange(32, device=logits.device)).sum(-1)
+    poison = torch.full(logits.shape, float("nan"), device=logits.device)
+    edits = EditTables(poison, words.to(torch.int32), history.clone())
+    columns = {
+        "temperature": [0.0, 1.0, 1.0, 1.0, 1.0, 0.7, 1.0, 1.0, 1.0, 0.0],
+        "top_k": [0, 0, 0, 0, 50, 40, 0, 600, 0, 0],
+        "top_p": [1.0, 1.0, 0.9, 0.9, 1.0, 0.8, 1.0, 0.9, 0.5, 1.0],
+        "min_p": [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.05, 0.0, 0.05, 0.0],
+    }
+    shape = {"presence_penalty": 0.5, "frequency_penalty": 0.25, "repetition_penalty": 1.5}
+    expected = expected_tokens(Samples(penalized(logits, history, 0.5, 0.25, 1.5), **columns))
+    samples = Samples(logits, **columns, **shape, penalized=1)
+    samples.slots.ints[3, INT_COLUMNS.index("penalized")] = 0
+    greedy, random = (
+        SampleVariant(*kind, penalties=True, logprobs=False) for kind in ((False, True), (True, True))
+    )
+    assert samples.run(random, edits=edits) == expected
+    for row, token in enumerate(expected):
+        history[row, token] += row != 3
+        bits[row, token] |= row != 3
+    assert torch.equal(edits.history, history)
+    words = (bits.view(num_rows, -1, 32) << torch.arange(32, device=logits.device)).sum(-1)
+    assert torch.equal(edits.marks, words.to(torch.int32))
+    samples.slots.floats[:, FLOAT_COLUMNS.index("temperature")] = 0.0
+    best = penalized(logits, history, 0.5, 0.25, 1.5)
+    assert samples.run(greedy, edits=edits) == best.max(-1).indices.tolist()
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("variant", [GREEDY, RANDOM, LOGPROBS], ids=["greedy", "random", "logprobs"])
 def test_rows_without_a_distribution(inputs, kernel_dtype, variant, value):
@@ -225,7 +283,8 @@ def test_divisions_cover_the_vocabulary():
 
 def test_compiled_for_hopper():
     """Both passes over the logits read 16 bytes at a time, the next tile ahead, and spill no register."""
-    row = {"logits_ptr": "*bf16", "edited_ptr": "*fp32", "row_edited_ptr": "*i32", "header_ptr": "*i64"}
+    row = {"logits_ptr": "*bf16", "edited_ptr": "*fp32", "header_ptr": "*i64"}
+    row |= dict.fromkeys(("marks_ptr", "row_edited_ptr"), "*i32")
     row |= {"sample_slot_ptr": "*i32", "ints_ptr": "*i32", "logits_stride": "i32", "vocab_size": "i32"}
     sums = ("floats_ptr", "group_max_ptr", "group_sum_ptr", "raw_group_max_ptr", "raw_group_sum_ptr")
     scan = row | dict.fromkeys(sums, "*fp32") | dict.fromkeys(("edits", "logprobs", "num_tiles"), "i32")

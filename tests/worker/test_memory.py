@@ -37,7 +37,7 @@ from oneloop_core import Core, CoreConfig
 from oneloop_kernels.ops.paged_attention import AttentionShape
 from oneloop_kernels.ops.paged_attention.triton.attention import TritonAttention
 from oneloop_kernels.ops.paged_attention.triton.configs import config_for
-from oneloop_kernels.ops.sampling.device import SampleScratch, SlotSampling
+from oneloop_kernels.ops.sampling.device import EditTables, SampleScratch, SlotSampling
 
 CPU = torch.device("cpu")
 GIB = 1 << 30
@@ -247,10 +247,14 @@ def test_step_buffers_hold_the_slab(num_seqs, num_tokens, context):
 
 def test_the_sampler_allocates_what_is_planned():
     slots, vocab_size = 24, LLAMA_8B.vocab_size
-    allocated = [SlotSampling.allocate(slots, CPU), SampleScratch.allocate(slots, vocab_size, CPU)]
+    meta = torch.device("meta")
+    allocated = [
+        SlotSampling.allocate(slots, meta),
+        SampleScratch.allocate(slots, vocab_size, meta),
+        EditTables.allocate(slots, vocab_size, meta).with_history(),
+    ]
     tensors = [getattr(group, item.name) for group in allocated for item in fields(group)]
-    tables = 2 * slots * vocab_size * 4  # EditTables: logits and history
-    assert sum(tensor.nbytes for tensor in tensors) + tables == sampler_bytes(LLAMA_8B, slots)
+    assert sum(tensor.nbytes for tensor in tensors) == sampler_bytes(LLAMA_8B, slots)
 
 
 @pytest.mark.parametrize("num_heads", [16, 32])

@@ -2,7 +2,7 @@
 
 `python -m oneloop_bench.kernels.sampling [--sweep] [--only TEXT]`. Names: "top_p steep x 0256" is the options, the
 logits (flat: normal; steep: a few tokens hold nearly all the mass, as in a trained model) and the rows. Counted are the
-logits, once; penalties also read the history and write and read the edited logits.
+logits, once; with penalties also the marks of the tokens seen, and of those history and edited logits.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ VOCAB: Final = 151_936
 ROWS: Final = (1, 16, 64, 256)
 COLUMNS: Final = 21
 NUM_LIKELY: Final = 48
+PROMPT_TOKENS: Final = 1024
+OUTPUT_TOKENS: Final = 128
+"""Of a row with penalties, at random: the fewest of them stand in the same group."""
 
 PLAIN: Final[dict[str, float]] = {
     "temperature": 0.8,
@@ -51,6 +54,7 @@ CASES: Final[dict[str, tuple[dict[str, float], ...]]] = {
     "mixture": ({}, {"top_k": 50}, {"top_p": 0.9}, {"top_k": 40, "top_p": 0.95}, {"min_p": 0.05}),
     "logprobs": ({"temperature": 0.0, "num_logprobs": 20},),
     "penalties": ({"temperature": 0.0, "presence_penalty": 0.5, "penalized": 1},),
+    "penalties, drawn": ({"presence_penalty": 0.5, "penalized": 1},),
 }
 """Parameters of the rows, taken in turn."""
 STEEP_TOO: Final = ("temperature", "top_p", "mixture", "min_p")
@@ -105,6 +109,22 @@ def make_step(num_rows: int, device: torch.device) -> SampleStep:
     return SampleStep(slab, {"num_samples": 0}, ints(num_rows), output)
 
 
+def make_edits(num_rows: int, vocab_size: int, device: torch.device) -> EditTables:
+    """Each slot has seen PROMPT_TOKENS and put out OUTPUT_TOKENS."""
+    edits = EditTables.allocate(num_rows, vocab_size, device).with_history()
+    seen = torch.randint(vocab_size, (num_rows, PROMPT_TOKENS + OUTPUT_TOKENS), device=device)
+    if edits.history is not None:
+        edits.history.scatter_(1, seen[:, :PROMPT_TOKENS], -(1 << 31))
+        ones = torch.ones(num_rows, OUTPUT_TOKENS, dtype=torch.int32, device=device)
+        edits.history.scatter_add_(1, seen[:, PROMPT_TOKENS:], ones)
+    num_words = edits.marks.shape[1]
+    bits = torch.zeros(num_rows, num_words * 32, dtype=torch.int64, device=device)
+    bits.scatter_(1, seen, 1)
+    shifts = torch.arange(32, device=device)
+    edits.marks.copy_((bits.view(num_rows, num_words, 32) << shifts).sum(-1))  # the lower 32 bits of the sums
+    return edits
+
+
 def variant_of(shapes: tuple[dict[str, float], ...]) -> SampleVariant:
     """The launches that these parameters need."""
     penalties = any("penalized" in shape for shape in shapes)
@@ -135,10 +155,7 @@ class Sampling:
         """options: of CASES."""
         shapes = CASES[options]
         variant = variant_of(shapes)
-        edits = None
-        if variant.edits:
-            history = torch.zeros(num_rows, vocab_size, dtype=torch.int32, device=device)
-            edits = EditTables(torch.empty(num_rows, vocab_size, device=device), history)
+        edits = make_edits(num_rows, vocab_size, device) if variant.edits else None
         return cls(
             make_slots(num_rows, device, shapes),
             make_step(num_rows, device),
@@ -162,7 +179,9 @@ class Sampling:
 
 def bytes_of(options: str, num_rows: int, vocab_size: int) -> int:
     """The fewest that a case of CASES moves."""
-    return (14 if variant_of(CASES[options]).edits else 2) * num_rows * vocab_size
+    seen = PROMPT_TOKENS + OUTPUT_TOKENS if variant_of(CASES[options]).edits else 0
+    marks = -(-vocab_size // 8) if seen else 0
+    return num_rows * (2 * vocab_size + marks + 12 * seen)
 
 
 def case(bench: KernelBench, options: str, num_rows: int, *, steep: bool) -> None:

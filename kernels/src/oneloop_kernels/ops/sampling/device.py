@@ -10,7 +10,7 @@ the log-probabilities. A row of nothing but −∞ gives token 0; one with NaN o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
@@ -36,6 +36,8 @@ MAX_BANNED: Final = 2048
 GROUP: Final = NOISE_GROUP
 """Tokens whose maximum is kept: what looks for likely tokens, or the winner of a draw, reads only groups that can hold
 one. The noise's groups, since the largest noise in one is known."""
+WORDS_OF_GROUP: Final = GROUP // 32
+"""Of marks, a bit for each token."""
 MAX_CANDIDATES: Final = 2048
 """Tokens among which top_k looks at once. With 1,000 groups and more it is enough for top_k up to about 800."""
 MAX_RANKED: Final = 256
@@ -142,13 +144,35 @@ class SampleScratch:
 class EditTables:
     """Only there once a request wants its logits edited.
 
-    logits: [max_samples, vocab_size] float32, the edited logits of rows that want it. history: [max_num_seqs,
-    vocab_size] int32 of slots with penalties: how often the output holds the token, and the sign bit where the prompt
-    does; None before the first request with penalties.
+    logits: [max_samples, vocab_size] float32, the edited logits of rows that want it, of the slot's marked tokens
+    alone. marks: [max_num_seqs, mark_words(vocab_size)] int32, a bit for each token, the lowest first: those of the
+    slot's lists, and with penalties those of prompt and output. history: [max_num_seqs, vocab_size] int32 of slots with
+    penalties: how often the output holds the token, and the sign bit where the prompt does; None before the first
+    request with penalties.
     """
 
     logits: torch.Tensor
+    marks: torch.Tensor
     history: torch.Tensor | None
+
+    @classmethod
+    def allocate(cls, max_num_seqs: int, vocab_size: int, device: torch.device) -> EditTables:
+        """Without a history."""
+        marks = torch.zeros(max_num_seqs, mark_words(vocab_size), dtype=torch.int32, device=device)
+        return cls(torch.empty(max_num_seqs, vocab_size, device=device), marks, None)
+
+    def with_history(self) -> EditTables:
+        """The same tables, and a history."""
+        if self.history is not None:
+            return self
+        return replace(
+            self, history=torch.zeros(self.logits.shape, dtype=torch.int32, device=self.logits.device)
+        )
+
+
+def mark_words(vocab_size: int) -> int:
+    """int32 words of a slot's marks: whole groups."""
+    return -(-vocab_size // GROUP) * WORDS_OF_GROUP
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,15 +194,18 @@ class DeviceSamplingOps(Protocol):
     def admit(self, slab: Mapping[str, torch.Tensor], slots: SlotSampling, num_admitted: int) -> None:
         """Take the parameters, bias and banned ids of admitted slots from the slab."""
 
-    def admit_history(
-        self, slab: Mapping[str, torch.Tensor], slots: SlotSampling, history: torch.Tensor, num_admitted: int
+    def admit_edits(
+        self, slab: Mapping[str, torch.Tensor], slots: SlotSampling, edits: EditTables, num_admitted: int
     ) -> None:
-        """After `admit`: the history of admitted slots that use penalties, anew from the slab's list."""
+        """After `admit`: marks of admitted slots that want edits, and the history of those with penalties, anew.
+
+        edits: with a history where an admitted slot has penalties.
+        """
 
     def fork_history(
-        self, slab: Mapping[str, torch.Tensor], slots: SlotSampling, history: torch.Tensor, num_forks: int
+        self, slab: Mapping[str, torch.Tensor], slots: SlotSampling, edits: EditTables, num_forks: int
     ) -> None:
-        """fork_dst takes over the history of fork_src where fork_dst uses penalties."""
+        """fork_dst takes over the history (and its marks) of fork_src where fork_dst uses penalties."""
 
     def sample(
         self,
@@ -193,8 +220,8 @@ class DeviceSamplingOps(Protocol):
 
         logits: [bucket, vocab_size] of any float type, stride(1) = 1, bucket ≥ the step's samples; left as they are.
         edits: needed where the variant has edits, with a history where it has penalties. Writes output.token,
-        last_token (a valid id also for NaN), the history's counts, and for slots that ask rank, and columns 0 to
-        num_logprobs of logprob_token and logprob.
+        last_token (a valid id also for NaN), the history's counts and marks, and for slots that ask rank, and columns
+        0 to num_logprobs of logprob_token and logprob.
         """
 
 

@@ -34,7 +34,7 @@ class DeviceSampler:
     """Samples the rows of the step in the device's slab; keeps the sampling parameters of its slots.
 
     Memory per slot, for a vocabulary of V: about 60 KB; with the first request that has a bias, min_tokens or
-    penalties 4·V bytes more, and with the first that has penalties another 4·V.
+    penalties 4·V + V/8 bytes more, and with the first that has penalties another 4·V.
     """
 
     __slots__ = ("_device", "_edits", "_max_num_seqs", "_ops", "_scratch", "_slots", "_step", "_vocab_size")
@@ -65,14 +65,16 @@ class DeviceSampler:
             return
         slab, slots = self._step.slab, self._slots
         self._ops.admit(slab, slots, header.num_admitted)
-        if header.num_history or (self._edits is not None and self._edits.history is not None):
-            self._ops.admit_history(slab, slots, self._history(), header.num_admitted)
+        if header.num_history or header.num_bias or header.num_banned:
+            self._edits = self._edit_tables(history=bool(header.num_history))
+        if self._edits is not None:
+            self._ops.admit_edits(slab, slots, self._edits, header.num_admitted)
 
     def fork(self, header: StepHeader) -> None:
         """Forked slots take over the penalty history of their source. After `admit` of the same step."""
         # Without a table no slot has penalties: a source's history was admitted before.
         if header.num_forks and self._edits is not None and self._edits.history is not None:
-            self._ops.fork_history(self._step.slab, self._slots, self._edits.history, header.num_forks)
+            self._ops.fork_history(self._step.slab, self._slots, self._edits, header.num_forks)
 
     def variant(self, flags: int, max_logprobs: int) -> SampleVariant:
         """Which launches a step with these entries of the header needs.
@@ -85,10 +87,8 @@ class DeviceSampler:
             penalties=bool(flags & StepFlag.PENALTIES),
             logprobs=bool(flags & StepFlag.LOGPROBS) and max_logprobs >= 0,
         )
-        if variant.penalties:
-            self._history()
         if variant.edits:
-            self._edit_tables()
+            self._edits = self._edit_tables(history=variant.penalties)
         return variant
 
     def all_variants(self) -> list[SampleVariant]:
@@ -113,20 +113,7 @@ class DeviceSampler:
         rows = logits[:num_samples_bucket, : self._vocab_size]
         self._ops.sample(rows, self._step, self._slots, self._scratch, self._edits, variant)
 
-    def _history(self) -> torch.Tensor:
-        """[max_num_seqs, vocab_size] int32, made at the first use of penalties."""
-        edits = self._edit_tables()
-        if edits.history is None:
-            history = torch.zeros(
-                self._max_num_seqs, self._vocab_size, dtype=torch.int32, device=self._device
-            )
-            self._edits = EditTables(edits.logits, history)
-            return history
-        return edits.history
-
-    def _edit_tables(self) -> EditTables:
-        """Made at the first use of bias, min_tokens or penalties."""
-        if self._edits is None:
-            logits = torch.empty(self._max_num_seqs, self._vocab_size, device=self._device)
-            self._edits = EditTables(logits, None)
-        return self._edits
+    def _edit_tables(self, *, history: bool) -> EditTables:
+        """Made at the first use of bias, min_tokens or penalties, their history at the first use of penalties."""
+        tables = self._edits or EditTables.allocate(self._max_num_seqs, self._vocab_size, self._device)
+        return tables.with_history() if history else tables

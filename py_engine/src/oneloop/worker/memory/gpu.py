@@ -143,12 +143,13 @@ def step_buffer_bytes(spec: ModelSpec, config: EngineConfig) -> int:
 
 
 def sampler_bytes(spec: ModelSpec, num_seqs: int) -> int:
-    """Per slot: 8 · vocabulary (edited logits in float32, counts for penalties), 20 per group of tokens, and the rest.
+    """Per slot: 8 · vocabulary (edited logits in float32, counts for penalties), per group of 128 tokens 20 of maxima
+    and 16 of marks, and the rest.
 
     The tables over the vocabulary are made when a request first asks for them; their place is kept from the start.
     """
     groups = -(-spec.vocab_size // _VOCABULARY_GROUP)
     slot = (
-        spec.vocab_size * 8 + groups * 20 + _SLOT_LIST_BYTES + _SLOT_PARAMETER_BYTES + _SAMPLE_SCRATCH_BYTES
+        spec.vocab_size * 8 + groups * 36 + _SLOT_LIST_BYTES + _SLOT_PARAMETER_BYTES + _SAMPLE_SCRATCH_BYTES
     )
     return num_seqs * slot

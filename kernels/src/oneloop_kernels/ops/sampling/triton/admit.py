@@ -19,6 +19,8 @@ from oneloop_kernels.ops.sampling.triton.common import (
     TEMPERATURE,
     TOP_K,
     TOP_P,
+    mark,
+    words_of_row,
 )
 
 
@@ -72,35 +74,67 @@ def admit_kernel(
 
 
 @triton.jit
-def clear_history_kernel(slot_ptr, ints_ptr, history_ptr, vocab_size, BLOCK: tl.constexpr):
-    """Zero the history of admitted slots with penalties. Grid: [num_admitted, ceil(vocab_size / BLOCK)]."""
+def _wants_marks(ints):
+    """Whether any token of the slot may ever be edited."""
+    return (tl.load(ints + PENALIZED) != 0) | (tl.load(ints + NUM_BIAS) + tl.load(ints + NUM_BANNED) > 0)
+
+
+@triton.jit(do_not_specialize=["has_history"])
+def clear_edits_kernel(
+    slot_ptr, ints_ptr, history_ptr, marks_ptr, vocab_size, has_history, BLOCK: tl.constexpr
+):
+    """Zero marks and history of admitted slots that need them. Grid: [num_admitted, ceil(vocab_size / BLOCK)].
+
+    BLOCK: a multiple of GROUP.
+    """
     slot = tl.load(slot_ptr + tl.program_id(0)).to(tl.int64)
-    if tl.load(ints_ptr + slot * COLUMNS + PENALIZED) == 0:
+    ints = ints_ptr + slot * COLUMNS
+    if not _wants_marks(ints):
         return
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    nothing = tl.zeros((BLOCK,), tl.int32)
-    tl.store(history_ptr + slot * vocab_size + columns, nothing, mask=columns < vocab_size)
+    words = tl.program_id(1) * (BLOCK // 32) + tl.arange(0, BLOCK // 32)
+    num_words = words_of_row(vocab_size)
+    nothing = tl.zeros((BLOCK // 32,), tl.int32)
+    tl.store(marks_ptr + slot * num_words + words, nothing, mask=words < num_words)
+    if (has_history != 0) & (tl.load(ints + PENALIZED) != 0):
+        columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        nothing = tl.zeros((BLOCK,), tl.int32)
+        tl.store(history_ptr + slot * vocab_size + columns, nothing, mask=columns < vocab_size)
 
 
 @triton.jit
-def fill_history_kernel(
-    slot_ptr,
-    start_ptr,
-    num_prompt_ptr,
-    token_ptr,
-    ints_ptr,
-    history_ptr,
-    vocab_size,
-    BLOCK: tl.constexpr,
-):
-    """Mark the prompt's tokens and count the output's. Grid: [num_admitted, programs that share a slot's list]."""
+def _mark_list(marks, tokens, count, vocab_size, BLOCK: tl.constexpr):
+    """Mark the tokens of a list, which the programs of dimension 1 share."""
+    for first in range(tl.program_id(1) * BLOCK, count, tl.num_programs(1) * BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        token = tl.load(tokens + at, mask=at < count, other=-1)
+        mark(marks, token, (token >= 0) & (token < vocab_size))
+
+
+@triton.jit(do_not_specialize=["has_history"])
+def fill_edits_kernel(
+    slot_ptr, start_ptr, num_prompt_ptr, token_ptr, ints_ptr, slot_bias_token_ptr, slot_banned_token_ptr,
+    history_ptr, marks_ptr, vocab_size, has_history,
+    MAX_BIAS: tl.constexpr, MAX_BANNED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Mark tokens of the lists, and of the history, in which the prompt's are noted and the output's counted.
+
+    Grid: [num_admitted, programs that share a slot's lists].
+    """
     entry = tl.program_id(0)
     slot = tl.load(slot_ptr + entry).to(tl.int64)
-    if tl.load(ints_ptr + slot * COLUMNS + PENALIZED) == 0:
+    ints = ints_ptr + slot * COLUMNS
+    if not _wants_marks(ints):
+        return
+    marks = marks_ptr + slot * words_of_row(vocab_size)
+    num_bias, num_banned = tl.load(ints + NUM_BIAS), tl.load(ints + NUM_BANNED)
+    _mark_list(marks, slot_bias_token_ptr + slot * MAX_BIAS, num_bias, vocab_size, BLOCK)
+    _mark_list(marks, slot_banned_token_ptr + slot * MAX_BANNED, num_banned, vocab_size, BLOCK)
+    if (has_history == 0) | (tl.load(ints + PENALIZED) == 0):
         return
     start = tl.load(start_ptr + entry)
     num_known = tl.load(start_ptr + entry + 1) - start
     num_prompt = tl.load(num_prompt_ptr + entry)
+    _mark_list(marks, token_ptr + start, num_known, vocab_size, BLOCK)
     history = history_ptr + slot * vocab_size
     for first in range(tl.program_id(1) * BLOCK, num_known, tl.num_programs(1) * BLOCK):
         at = first + tl.arange(0, BLOCK)
@@ -111,8 +145,11 @@ def fill_history_kernel(
 
 
 @triton.jit
-def fork_history_kernel(src_ptr, dst_ptr, ints_ptr, history_ptr, vocab_size, BLOCK: tl.constexpr):
-    """history[dst] = history[src]. Grid: [num_forks, ceil(vocab_size / BLOCK)]."""
+def fork_history_kernel(src_ptr, dst_ptr, ints_ptr, history_ptr, marks_ptr, vocab_size, BLOCK: tl.constexpr):
+    """history[dst] = history[src], whose tokens are marked for dst too. Grid: [num_forks, ceil(vocab_size / BLOCK)].
+
+    BLOCK: a multiple of GROUP.
+    """
     source = tl.load(src_ptr + tl.program_id(0)).to(tl.int64)
     target = tl.load(dst_ptr + tl.program_id(0)).to(tl.int64)
     if tl.load(ints_ptr + target * COLUMNS + PENALIZED) == 0:
@@ -121,3 +158,9 @@ def fork_history_kernel(src_ptr, dst_ptr, ints_ptr, history_ptr, vocab_size, BLO
     mask = columns < vocab_size
     counts = tl.load(history_ptr + source * vocab_size + columns, mask=mask)
     tl.store(history_ptr + target * vocab_size + columns, counts, mask=mask)
+    words = tl.program_id(1) * (BLOCK // 32) + tl.arange(0, BLOCK // 32)
+    num_words = words_of_row(vocab_size)
+    there = words < num_words
+    theirs = tl.load(marks_ptr + source * num_words + words, mask=there, other=0)
+    own = tl.load(marks_ptr + target * num_words + words, mask=there, other=0)
+    tl.store(marks_ptr + target * num_words + words, own | theirs, mask=there)

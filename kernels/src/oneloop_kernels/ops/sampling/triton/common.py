@@ -27,6 +27,7 @@ NUM_BANNED: Final = tl.constexpr(device.INT_COLUMNS.index("num_banned"))
 PENALIZED: Final = tl.constexpr(device.INT_COLUMNS.index("penalized"))
 COLUMNS: Final = tl.constexpr(device.NUM_COLUMNS)
 GROUP: Final = tl.constexpr(device.GROUP)
+WORDS_OF_GROUP: Final = tl.constexpr(device.WORDS_OF_GROUP)
 MAX_SPLITS: Final = tl.constexpr(device.MAX_SPLITS)
 MAX_CANDIDATES: Final = tl.constexpr(device.MAX_CANDIDATES)
 MAX_RANKED: Final = tl.constexpr(device.MAX_RANKED)
@@ -201,9 +202,47 @@ def group_maximum(x):
 
 
 @triton.jit
-def load_row(logits, columns, mask):
-    """Logits of a row as float32, −∞ where masked. logits: the model's of the row, or its edited ones."""
-    return tl.load(logits + columns, mask=mask, other=NEG_INF).to(tl.float32)
+def edited_row(logits, edited, marks, row, slot, vocab_size):
+    """What `load_row` takes for a row with edits: its model's logits, its edited ones, and which of them count."""
+    return logits, edited + row * vocab_size, marks + slot * words_of_row(vocab_size)
+
+
+@triton.jit
+def words_of_row(vocab_size):
+    """Words of a slot's marks."""
+    return (vocab_size + GROUP - 1) // GROUP * WORDS_OF_GROUP
+
+
+@triton.jit
+def mark(marks, tokens, mask):
+    """Let the edited logits of tokens (one, or several) count. marks: the slot's."""
+    bits = (tokens * 0 + 1) << (tokens & 31)
+    tl.atomic_or(marks + (tokens >> 5), bits, mask=mask, sem="relaxed")
+
+
+@triton.jit
+def load_row(row, columns, mask):
+    """Logits of a row as float32, −∞ where masked. row: (the model's logits,) or what `edited_row` gives."""
+    x = tl.load(row[0] + columns, mask=mask, other=NEG_INF).to(tl.float32)
+    if len(row) > 1:
+        word = tl.load(row[2] + (columns >> 5), mask=mask, other=0)
+        x = take_edits(row, columns, ((word >> (columns & 31)) & 1) != 0, x)
+    return x
+
+
+@triton.jit
+def take_edits(row, columns, marked, x):
+    """x (the model's logits) but for the marked tokens, whose edited ones are loaded."""
+    return tl.load(row[1] + columns, mask=marked, other=x)
+
+
+@triton.jit
+def load_marks(row, first, vocab_size, SIZE: tl.constexpr):
+    """Whether tokens first to first + SIZE − 1 are marked, [SIZE] bool: one load for each eight. first: a multiple."""
+    at = tl.arange(0, SIZE // 8)
+    marks = row[2].to(tl.pointer_type(tl.uint8)) + first // 8
+    eight = tl.load(marks + at, mask=first + at * 8 < vocab_size, other=0).to(tl.int32)
+    return tl.reshape((eight[:, None] >> tl.arange(0, 8)[None, :]) & 1, (SIZE,)) != 0
 
 
 @triton.jit

@@ -1,4 +1,8 @@
-"""Bans, bias and penalties: the edited logits of the rows that ask for any, in float32 beside the model's own."""
+"""Bans, bias and penalties: edited logits of the tokens that a row's are about, in float32 beside the model's own.
+
+A slot's marks say which tokens these are: of its lists, prompt and output. Where a list does not bind, a marked token's
+edited logit is the model's.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,8 @@ from oneloop_kernels.ops.sampling.triton.common import (
     PENALIZED,
     PRESENCE,
     REPETITION,
+    edited_row,
+    words_of_row,
 )
 
 
@@ -52,17 +58,36 @@ def _add_lists(
         tl.atomic_add(edited + token, value, mask=(token >= first) & (token < last), sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["penalties", "num_tiles"])
-def edit_kernel(
-    logits_ptr, edited_ptr, row_edited_ptr, history_ptr, header_ptr, sample_slot_ptr, output_index_ptr,
-    floats_ptr, ints_ptr, bias_token_ptr, bias_value_ptr, banned_token_ptr, logits_stride, vocab_size,
-    penalties, num_tiles,
-    NUM_SAMPLES: tl.constexpr, MAX_BIAS: tl.constexpr, MAX_BANNED: tl.constexpr,
-    BLOCK: tl.constexpr, LIST_BLOCK: tl.constexpr, USE_PDL: tl.constexpr,
-):  # fmt: skip
-    """edited[i] = the row's logits + bans + bias, then penalized. Grid: [splits, bucket], num_tiles · BLOCK tokens.
+@triton.jit
+def _edit_marked(source, edited, history, first, words, is_penalized, repetition, presence, frequency):
+    """edited = source, penalized where that is wanted, of the tokens marked in words ([n], int32).
 
-    penalties: whether the step has any: else there may be no history.
+    first: each word's first token. A lane takes the lowest bit of its word, round after round.
+    """
+    while tl.max((words != 0).to(tl.int32), 0) > 0:
+        there = words != 0
+        lowest = words & -words  # the exponent of a power of two (of −2³¹ too) is the place of its bit
+        place = ((lowest.to(tl.float32).to(tl.int32, bitcast=True) >> 23) & 0xFF) - 127
+        token = first + place
+        # Past the L1 cache: in a second round atomics changed what lies behind it.
+        x = tl.load(source + token, mask=there, other=0.0, cache_modifier=".cg").to(tl.float32)
+        if is_penalized:
+            seen = tl.load(history + token, mask=there, other=0)
+            x = _penalized(x, seen, repetition, presence, frequency)
+        tl.store(edited + token, x, mask=there)
+        words ^= lowest
+
+
+@triton.jit(do_not_specialize=["penalties"])
+def edit_kernel(
+    logits_ptr, edited_ptr, marks_ptr, row_edited_ptr, history_ptr, header_ptr, sample_slot_ptr, output_index_ptr,
+    floats_ptr, ints_ptr, bias_token_ptr, bias_value_ptr, banned_token_ptr, logits_stride, vocab_size, penalties,
+    NUM_SAMPLES: tl.constexpr, MAX_BIAS: tl.constexpr, MAX_BANNED: tl.constexpr,
+    WORDS: tl.constexpr, LIST_BLOCK: tl.constexpr, USE_PDL: tl.constexpr,
+):  # fmt: skip
+    """edited[i] = the row's logits + bans + bias, then penalized; of marked tokens only, nobody reads the others.
+
+    Grid: [ceil(words of a row / WORDS), bucket]. penalties: whether the step has any: else there may be no history.
     """
     if USE_PDL:
         tl.extra.cuda.gdc_wait()
@@ -86,32 +111,24 @@ def edit_kernel(
     floats = floats_ptr + slot * COLUMNS
     repetition, presence = tl.load(floats + REPETITION), tl.load(floats + PRESENCE)
     frequency = tl.load(floats + FREQUENCY)
-    logits, edited = logits_ptr + row * logits_stride, edited_ptr + row * vocab_size
-    first = tl.program_id(0) * num_tiles * BLOCK
-    last = tl.minimum(first + num_tiles * BLOCK, vocab_size)
-    lanes = tl.arange(0, BLOCK)
-    for start in range(first, last, BLOCK):
-        columns = start + lanes
-        mask = columns < last
-        x = tl.load(logits + columns, mask=mask, other=0.0).to(tl.float32)
-        if is_penalized and not has_lists:
-            history = tl.load(history_ptr + slot * vocab_size + columns, mask=mask, other=0)
-            x = _penalized(x, history, repetition, presence, frequency)
-        tl.store(edited + columns, x, mask=mask)
+    logits, edited, marks = edited_row(
+        logits_ptr + row * logits_stride, edited_ptr, marks_ptr, row, slot, vocab_size
+    )
+    history = history_ptr + slot * vocab_size
+    places = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
+    words = tl.load(marks + places, mask=places < words_of_row(vocab_size), other=0)
+    first_tokens = places * 32
+    at_once = is_penalized & (not has_lists)
+    _edit_marked(logits, edited, history, first_tokens, words, at_once, repetition, presence, frequency)
     if not has_lists:
         return
     tl.debug_barrier()
+    first = tl.program_id(0) * (WORDS * 32)
+    last = tl.minimum(first + WORDS * 32, vocab_size)
     _add_lists(
         edited, first, last, slot, num_banned, num_bias, bias_token_ptr, bias_value_ptr, banned_token_ptr,
         MAX_BIAS, MAX_BANNED, LIST_BLOCK,
     )  # fmt: skip
     if is_penalized:
         tl.debug_barrier()
-        for start in range(first, last, BLOCK):
-            columns = start + lanes
-            mask = columns < last
-            # Past the L1 cache: the atomics changed what lies behind it.
-            x = tl.load(edited + columns, mask=mask, other=0.0, cache_modifier=".cg")
-            history = tl.load(history_ptr + slot * vocab_size + columns, mask=mask, other=0)
-            x = _penalized(x, history, repetition, presence, frequency)
-            tl.store(edited + columns, x, mask=mask)
+        _edit_marked(edited, edited, history, first_tokens, words, True, repetition, presence, frequency)

@@ -14,6 +14,7 @@ from oneloop_kernels.ops.sampling.triton.common import (
     NEG_INF,
     NUM_LOGPROBS,
     TEMPERATURE,
+    edited_row,
     float_of_key,
     noise_key,
     token_key,
@@ -74,7 +75,7 @@ def _write_logprobs(
     sums = tl.load(group_sum_row + lanes, mask=lanes < num_groups, other=0.0)
     best = tl.max(maxima, 0)
     normalizer = best + tl.log(merge_exponentials(maxima, sums, best, 1.0))
-    chosen = tl.load(logits + token).to(tl.float32)
+    chosen = tl.load(logits[0] + token).to(tl.float32)
     out = row * LOGPROB_COLUMNS
     tl.store(logprob_token_ptr + out, token)
     tl.store(logprob_ptr + out, chosen - normalizer)
@@ -119,7 +120,7 @@ def _choose(
 
 @triton.jit(do_not_specialize=["num_groups", "penalties", "logprobs"])
 def finish_kernel(
-    logits_ptr, edited_ptr, row_edited_ptr, history_ptr, header_ptr, sample_slot_ptr, output_index_ptr,
+    logits_ptr, edited_ptr, marks_ptr, row_edited_ptr, history_ptr, header_ptr, sample_slot_ptr, output_index_ptr,
     floats_ptr, ints_ptr, seeds_ptr, group_max_ptr, group_sum_ptr, raw_group_max_ptr, raw_group_sum_ptr,
     groups_ptr, candidate_logit_ptr, candidate_token_ptr, token_out_ptr, last_token_ptr, rank_ptr,
     logprob_token_ptr, logprob_ptr, logits_stride, vocab_size, num_groups, penalties, logprobs,
@@ -139,7 +140,7 @@ def finish_kernel(
     maxima, _ = load_maxima(group_max_row, num_groups, PADDED_GROUPS)
     is_bad = tl.max((~(maxima < INF)).to(tl.int32), 0) > 0
     is_random = (tl.load(floats + TEMPERATURE) >= MIN_TEMPERATURE) & (tl.max(maxima, 0) > NEG_INF)
-    logits, edited = logits_ptr + row * logits_stride, edited_ptr + row * vocab_size
+    logits = (logits_ptr + row * logits_stride,)
     groups_row = groups_ptr + row * num_groups
     candidate_logit = candidate_logit_ptr + row * MAX_CANDIDATES
     candidate_token = candidate_token_ptr + row * MAX_CANDIDATES
@@ -148,7 +149,8 @@ def finish_kernel(
         if was_edited(row_edited_ptr, row, EDITS):
             token = _choose(
                 is_random, row, slot, output_index_ptr, floats, ints, seeds_ptr, groups_row, group_max_row,
-                group_sum_row, num_groups, candidate_logit, candidate_token, edited, vocab_size,
+                group_sum_row, num_groups, candidate_logit, candidate_token,
+                edited_row(logits[0], edited_ptr, marks_ptr, row, slot, vocab_size), vocab_size,
                 TILE_GROUPS, PASS_GROUPS, PADDED_GROUPS,
             )  # fmt: skip
         else:
@@ -158,7 +160,17 @@ def finish_kernel(
                 TILE_GROUPS, PASS_GROUPS, PADDED_GROUPS,
             )  # fmt: skip
     write_token(
-        row, slot, token, is_bad, token_out_ptr, last_token_ptr, ints, history_ptr, vocab_size, penalties
+        row,
+        slot,
+        token,
+        is_bad,
+        token_out_ptr,
+        last_token_ptr,
+        ints,
+        history_ptr,
+        marks_ptr,
+        vocab_size,
+        penalties,
     )
     num_top = tl.load(ints + NUM_LOGPROBS)
     if (logprobs != 0) & (num_top >= 0) & (not is_bad):

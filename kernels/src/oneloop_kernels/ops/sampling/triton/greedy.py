@@ -12,14 +12,28 @@ from oneloop_kernels.ops.sampling.triton.common import (
     NEG_INF,
     NO_TOKEN,
     PENALIZED,
-    load_row,
+    edited_row,
+    load_marks,
+    mark,
+    take_edits,
     was_edited,
+    words_of_row,
 )
 
 
 @triton.jit
 def write_token(
-    row, slot, token, is_bad, token_out_ptr, last_token_ptr, ints, history_ptr, vocab_size, penalties
+    row,
+    slot,
+    token,
+    is_bad,
+    token_out_ptr,
+    last_token_ptr,
+    ints,
+    history_ptr,
+    marks_ptr,
+    vocab_size,
+    penalties,
 ):
     """−1 tells the host of NaN or +∞; the step that may be in flight already computes with the slot's last token."""
     tl.store(token_out_ptr + row, tl.where(is_bad, -1, token))
@@ -27,32 +41,35 @@ def write_token(
     if penalties != 0:
         if tl.load(ints + PENALIZED) != 0:
             tl.atomic_add(history_ptr + slot * vocab_size + token, 1, sem="relaxed")
+            mark(marks_ptr + slot * words_of_row(vocab_size), token, token >= 0)
 
 
 @triton.jit
-def _maximum_of_tiles(logits, columns, num_tiles, vocab_size, AHEAD: tl.constexpr, BLOCK: tl.constexpr):
-    """Per lane: the maximum of its tokens and its first tile; NaN where one is. AHEAD: the next tile is loaded too."""
+def _best_of_tiles(logits, first, num_tiles, vocab_size, BLOCK: tl.constexpr):
+    """(whether one is NaN, the maximum of the others, its lowest id). logits: as `load_row` takes them."""
+    columns = first + tl.arange(0, BLOCK)
     best = tl.full((BLOCK,), NEG_INF, tl.float32)
     best_tile = tl.zeros((BLOCK,), tl.int32)
-    if AHEAD:
-        following = tl.load(logits + columns, mask=columns < vocab_size, other=NEG_INF)
+    following = tl.load(logits[0] + columns, mask=columns < vocab_size, other=NEG_INF)
     for tile in range(num_tiles):
-        if AHEAD:
-            x = following.to(tl.float32)
-            ahead = columns + (tile + 1) * BLOCK
-            ahead_mask = (ahead < vocab_size) & (tile + 1 < num_tiles)
-            following = tl.load(logits + ahead, mask=ahead_mask, other=NEG_INF)
-        else:
-            here = columns + tile * BLOCK
-            x = load_row(logits, here, here < vocab_size)
+        x = following.to(tl.float32)
+        if len(logits) > 1:
+            start = first + tile * BLOCK
+            x = take_edits(logits, columns + tile * BLOCK, load_marks(logits, start, vocab_size, BLOCK), x)
+        ahead = columns + (tile + 1) * BLOCK
+        ahead_mask = (ahead < vocab_size) & (tile + 1 < num_tiles)
+        following = tl.load(logits[0] + ahead, mask=ahead_mask, other=NEG_INF)
         best_tile = tl.where(x > best, tile, best_tile)
         best = tl.maximum(best, x, propagate_nan=tl.PropagateNan.ALL)
-    return best, best_tile
+    is_nan = tl.max((best != best).to(tl.int32), 0) > 0
+    best = tl.where(best != best, NEG_INF, best)
+    maximum = tl.max(best, 0)
+    return is_nan, maximum, tl.min(tl.where(best == maximum, columns + best_tile * BLOCK, NO_TOKEN), 0)
 
 
 @triton.jit(do_not_specialize=["edits", "penalties", "splits", "num_tiles"])
 def greedy_kernel(
-    logits_ptr, edited_ptr, row_edited_ptr, history_ptr, header_ptr, sample_slot_ptr, ints_ptr,
+    logits_ptr, edited_ptr, marks_ptr, row_edited_ptr, history_ptr, header_ptr, sample_slot_ptr, ints_ptr,
     partial_max_ptr, partial_token_ptr, ticket_ptr, token_out_ptr, last_token_ptr, logits_stride,
     vocab_size, edits, penalties, splits, num_tiles,
     NUM_SAMPLES: tl.constexpr, BLOCK: tl.constexpr, USE_PDL: tl.constexpr,
@@ -68,17 +85,15 @@ def greedy_kernel(
     if row >= tl.load(header_ptr + NUM_SAMPLES):
         return
     split = tl.program_id(0)
-    columns = split * (num_tiles * BLOCK) + tl.arange(0, BLOCK)
+    first = split * (num_tiles * BLOCK)
+    logits = (logits_ptr + row * logits_stride,)
     if was_edited(row_edited_ptr, row, edits):
-        edited = edited_ptr + row * vocab_size  # twice as wide: no registers for two tiles
-        best, best_tile = _maximum_of_tiles(edited, columns, num_tiles, vocab_size, False, BLOCK)
+        slot = tl.load(sample_slot_ptr + row).to(tl.int64)
+        with_edits = edited_row(logits[0], edited_ptr, marks_ptr, row, slot, vocab_size)
+        # Half tiles: no registers for whole ones.
+        is_nan, maximum, token = _best_of_tiles(with_edits, first, num_tiles * 2, vocab_size, BLOCK // 2)
     else:
-        logits = logits_ptr + row * logits_stride
-        best, best_tile = _maximum_of_tiles(logits, columns, num_tiles, vocab_size, True, BLOCK)
-    is_nan = tl.max((best != best).to(tl.int32), 0) > 0
-    best = tl.where(best != best, NEG_INF, best)
-    maximum = tl.max(best, 0)
-    token = tl.min(tl.where(best == maximum, columns + best_tile * BLOCK, NO_TOKEN), 0)
+        is_nan, maximum, token = _best_of_tiles(logits, first, num_tiles, vocab_size, BLOCK)
     partials = partial_max_ptr + row * MAX_SPLITS
     tokens = partial_token_ptr + row * MAX_SPLITS
     tl.store(partials + split, tl.where(is_nan, float("nan"), maximum))
@@ -99,5 +114,15 @@ def greedy_kernel(
     slot = tl.load(sample_slot_ptr + row).to(tl.int64)
     ints = ints_ptr + slot * COLUMNS
     write_token(
-        row, slot, token, is_bad, token_out_ptr, last_token_ptr, ints, history_ptr, vocab_size, penalties
+        row,
+        slot,
+        token,
+        is_bad,
+        token_out_ptr,
+        last_token_ptr,
+        ints,
+        history_ptr,
+        marks_ptr,
+        vocab_size,
+        penalties,
     )

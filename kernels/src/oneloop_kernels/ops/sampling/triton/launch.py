@@ -8,11 +8,11 @@ import torch
 import triton
 
 from oneloop_kernels.launch import num_sms, pdl_options
-from oneloop_kernels.ops.sampling.device import GROUP, MAX_BANNED, MAX_BIAS
+from oneloop_kernels.ops.sampling.device import GROUP, MAX_BANNED, MAX_BIAS, mark_words
 from oneloop_kernels.ops.sampling.triton.admit import (
     admit_kernel,
-    clear_history_kernel,
-    fill_history_kernel,
+    clear_edits_kernel,
+    fill_edits_kernel,
     fork_history_kernel,
 )
 from oneloop_kernels.ops.sampling.triton.configs import (
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 _LIST_BLOCK: Final = 1024
 _EDIT_LIST_BLOCK: Final = 256
+_EDIT_WORDS: Final = 512
+"""Of marks, that a program of the edits looks through: 16,384 tokens."""
 _ROW_BLOCK: Final = 4096
 _HISTORY_PROGRAMS: Final = 8
 """Programs that share the list of one slot's known tokens."""
@@ -84,33 +86,45 @@ class TritonSamplingOps:
             BLOCK=_LIST_BLOCK,
         )
 
-    def admit_history(
-        self, slab: Mapping[str, torch.Tensor], slots: SlotSampling, history: torch.Tensor, num_admitted: int
+    def admit_edits(
+        self, slab: Mapping[str, torch.Tensor], slots: SlotSampling, edits: EditTables, num_admitted: int
     ) -> None:
         """See the contract."""
-        vocab_size = history.shape[1]
-        clear_history_kernel[(num_admitted, triton.cdiv(vocab_size, _ROW_BLOCK))](
-            slab["admitted_slot"], slots.ints, history, vocab_size, BLOCK=_ROW_BLOCK, num_warps=8
-        )
-        fill_history_kernel[(num_admitted, _HISTORY_PROGRAMS)](
+        vocab_size = edits.logits.shape[1]
+        has_history = int(edits.history is not None)
+        history = edits.marks if edits.history is None else edits.history  # without one it is not looked at
+        clear_edits_kernel[(num_admitted, triton.cdiv(vocab_size, _ROW_BLOCK))](
+            slab["admitted_slot"], slots.ints, history, edits.marks, vocab_size, has_history,
+            BLOCK=_ROW_BLOCK, num_warps=8,
+        )  # fmt: skip
+        fill_edits_kernel[(num_admitted, _HISTORY_PROGRAMS)](
             slab["admitted_slot"],
             slab["admitted_history_start"],
             slab["admitted_num_prompt_tokens"],
             slab["history_token"],
             slots.ints,
+            slots.bias_token,
+            slots.banned_token,
             history,
+            edits.marks,
             vocab_size,
+            has_history,
+            MAX_BIAS=MAX_BIAS,
+            MAX_BANNED=MAX_BANNED,
             BLOCK=_LIST_BLOCK,
         )
 
     def fork_history(
-        self, slab: Mapping[str, torch.Tensor], slots: SlotSampling, history: torch.Tensor, num_forks: int
+        self, slab: Mapping[str, torch.Tensor], slots: SlotSampling, edits: EditTables, num_forks: int
     ) -> None:
         """See the contract."""
-        vocab_size = history.shape[1]
+        if edits.history is None:
+            return
+        vocab_size = edits.logits.shape[1]
         fork_history_kernel[(num_forks, triton.cdiv(vocab_size, _ROW_BLOCK))](
-            slab["fork_src"], slab["fork_dst"], slots.ints, history, vocab_size, BLOCK=_ROW_BLOCK, num_warps=8
-        )
+            slab["fork_src"], slab["fork_dst"], slots.ints, edits.history, edits.marks, vocab_size,
+            BLOCK=_ROW_BLOCK, num_warps=8,
+        )  # fmt: skip
 
     def sample(
         self,
@@ -142,15 +156,15 @@ def launch_sample(
         division = divide(bucket, vocab_size, num_sms(logits.device), tokens_per_thread)
     # Without edits no kernel looks at the tables; any address will do.
     edited = scratch.partial_max if edits is None else edits.logits
+    marks = scratch.tickets if edits is None else edits.marks
     history = scratch.tickets if edits is None or edits.history is None else edits.history
     common = {"NUM_SAMPLES": step.header_index["num_samples"], **pdl_options(logits.device)}
-    rows = (logits, edited, scratch.row_edited, history, step.slab["header"], step.slab["sample_slot"])
+    rows = (logits, edited, marks, scratch.row_edited, history, step.slab["header"], step.slab["sample_slot"])
     if variant.edits:
-        edit_kernel[(division.splits, bucket)](
+        edit_kernel[(triton.cdiv(mark_words(vocab_size), _EDIT_WORDS), bucket)](
             *rows, step.slab["sample_output_index"], slots.floats, slots.ints, slots.bias_token, slots.bias_value,
-            slots.banned_token, logits.stride(0), vocab_size, int(variant.penalties), division.num_tiles,
-            MAX_BIAS=MAX_BIAS, MAX_BANNED=MAX_BANNED, BLOCK=division.tile, LIST_BLOCK=_EDIT_LIST_BLOCK,
-            num_warps=division.num_warps, maxnreg=GREEDY_REGISTERS,
+            slots.banned_token, logits.stride(0), vocab_size, int(variant.penalties),
+            MAX_BIAS=MAX_BIAS, MAX_BANNED=MAX_BANNED, WORDS=_EDIT_WORDS, LIST_BLOCK=_EDIT_LIST_BLOCK,
             enable_fp_fusion=False,  # the same roundings as the reference, which multiplies before it adds
             **common,
         )  # fmt: skip
@@ -175,10 +189,11 @@ def _launch_scan(
     division: Division,
     common: Mapping[str, object],
 ) -> None:
-    logits, edited, row_edited, _, header, sample_slot = rows
+    logits, edited, marks, row_edited, _, header, sample_slot = rows
     scan_kernel[(division.splits, logits.shape[0])](
         logits,
         edited,
+        marks,
         row_edited,
         header,
         sample_slot,

@@ -23,10 +23,12 @@ from oneloop_kernels.ops.sampling.triton.common import (
     firsts_of_race,
     float_of_key,
     gumbel,
+    load_marks,
     load_row,
     noise_of,
     order_key,
     scaled,
+    take_edits,
     token_key,
 )
 
@@ -44,6 +46,12 @@ _LOWEST_FLOAT = tl.constexpr((-0x7F800001) >> 16)
 _RANKED_AT_ONCE = tl.constexpr(32)
 _RACES_AT_ONCE = tl.constexpr(256)
 """Groups that are asked at once for the bids of their four tokens with the most noise."""
+
+
+@triton.constexpr_function
+def stages_of(logits, stages):
+    """Of a loop over tiles. With edits none: shared memory has no place for the words and logits that they look up."""
+    return stages if len(logits) == 1 else 1
 
 
 @triton.jit
@@ -106,7 +114,7 @@ def _load_groups(groups_row, start, num_listed, logits, vocab_size, TILE_GROUPS:
 def count_beyond(groups_row, num_listed, logits, vocab_size, limit, limit_id, TILE_GROUPS: tl.constexpr):
     """How many of the listed tokens are beyond the limit."""
     total = tl.zeros((TILE_GROUPS, GROUP), tl.int32)
-    for start in tl.range(0, num_listed, TILE_GROUPS, num_stages=PASS_STAGES):
+    for start in tl.range(0, num_listed, TILE_GROUPS, num_stages=stages_of(logits, PASS_STAGES)):
         x, columns, mask, _ = _load_groups(groups_row, start, num_listed, logits, vocab_size, TILE_GROUPS)
         total += (beyond(x, columns, limit, limit_id) & mask).to(tl.int32)
     return tl.sum(tl.sum(total, 1), 0)
@@ -118,7 +126,7 @@ def mass_beyond(
 ):
     """Σ exp((x − best) · inverse) of the listed tokens beyond the limit."""
     total = tl.zeros((TILE_GROUPS, GROUP), tl.float32)
-    for start in tl.range(0, num_listed, TILE_GROUPS, num_stages=PASS_STAGES):
+    for start in tl.range(0, num_listed, TILE_GROUPS, num_stages=stages_of(logits, PASS_STAGES)):
         x, columns, _, _ = _load_groups(groups_row, start, num_listed, logits, vocab_size, TILE_GROUPS)
         mass = tl.exp2((x - best) * (inverse * LOG2_E))  # 0 where masked: x is −∞
         total += tl.where(beyond(x, columns, limit, limit_id), mass, 0.0)
@@ -136,15 +144,17 @@ def mass_of_row(logits, vocab_size, best, inverse, limit, limit_id, TILE: tl.con
     lanes = tl.arange(0, TILE)
     total = tl.zeros((TILE,), tl.float32)
     full = vocab_size // TILE * TILE
-    for start in tl.range(0, full, TILE, num_stages=ROW_STAGES):
-        x = tl.load(logits + start + lanes).to(tl.float32)
+    for start in tl.range(0, full, TILE, num_stages=stages_of(logits, ROW_STAGES)):
+        x = tl.load(logits[0] + start + lanes).to(tl.float32)
+        if len(logits) > 1:
+            x = take_edits(logits, start + lanes, load_marks(logits, start, vocab_size, TILE), x)
         reach = tl.where(start + TILE <= limit_id, below, limit)
         total += tl.where(x > reach, tl.exp2((x - best) * scale), 0.0)
     columns = full + lanes
-    x = tl.load(logits + columns, mask=columns < vocab_size, other=NEG_INF).to(tl.float32)
+    x = load_row(logits, columns, columns < vocab_size)
     total += tl.where(beyond(x, columns, limit, limit_id), tl.exp2((x - best) * scale), 0.0)
     columns = limit_id // TILE * TILE + lanes  # the tile of the limit, in which some that equal it count
-    x = tl.load(logits + columns, mask=columns < tl.minimum(limit_id, full), other=NEG_INF).to(tl.float32)
+    x = load_row(logits, columns, columns < tl.minimum(limit_id, full))
     total += tl.where(x == limit, tl.exp2((x - best) * scale), 0.0)
     return tl.sum(total, 0)
 
@@ -158,7 +168,7 @@ def _draw_among_listed(
     bids = tl.full((TILE_GROUPS, GROUP), NEG_INF, tl.float32)
     token = tl.full((TILE_GROUPS, GROUP), NO_TOKEN, tl.int32)
     logit = tl.full((TILE_GROUPS, GROUP), NEG_INF, tl.float32)
-    for start in tl.range(0, num_listed, TILE_GROUPS, num_stages=DRAW_STAGES):
+    for start in tl.range(0, num_listed, TILE_GROUPS, num_stages=stages_of(logits, DRAW_STAGES)):
         x, columns, mask, groups = _load_groups(
             groups_row, start, num_listed, logits, vocab_size, TILE_GROUPS
         )
@@ -269,7 +279,7 @@ def first_of_largest(maxima, lanes, best, logits, vocab_size):
 def largest_below(groups_row, num_listed, logits, vocab_size, below, TILE_GROUPS: tl.constexpr):
     """The largest key of a listed token that is smaller than `below`."""
     largest = tl.full((TILE_GROUPS, GROUP), NO_KEY, tl.int64)
-    for start in tl.range(0, num_listed, TILE_GROUPS, num_stages=DRAW_STAGES):
+    for start in tl.range(0, num_listed, TILE_GROUPS, num_stages=stages_of(logits, DRAW_STAGES)):
         x, columns, mask, _ = _load_groups(groups_row, start, num_listed, logits, vocab_size, TILE_GROUPS)
         key = token_key(x, columns)
         largest = tl.maximum(largest, tl.where(mask & (key < below), key, NO_KEY))

@@ -20,8 +20,10 @@ from oneloop_kernels.ops.sampling.triton.common import (
     TEMPERATURE,
     TOP_K,
     TOP_P,
+    edited_row,
     group_maximum,
-    load_row,
+    load_marks,
+    take_edits,
     was_edited,
 )
 
@@ -49,35 +51,35 @@ def merge_exponentials(maxima, sums, best, inverse):
 
 @triton.jit
 def _scan_row(
-    logits, raw_logits, first_group, num_tiles, vocab_size, inverse, whole_mass, wants_raw,
+    logits, first_group, num_tiles, vocab_size, inverse, whole_mass, wants_raw,
     group_max_row, group_sum_row, raw_group_max_row, raw_group_sum_row,
-    IS_EDITED: tl.constexpr, TILE_GROUPS: tl.constexpr,
+    TILE_GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """logits: those to draw from, of which the next tile is loaded ahead; the model's are raw_logits."""
+    """logits: as `load_row` takes them. The next tile of the model's is loaded ahead."""
     num_groups = (vocab_size + GROUP - 1) // GROUP
     lines = tl.arange(0, TILE_GROUPS)
     offsets = (first_group + lines)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    if not IS_EDITED:
-        following = tl.load(logits + offsets, mask=offsets < vocab_size, other=NEG_INF)
+    following = tl.load(logits[0] + offsets, mask=offsets < vocab_size, other=NEG_INF)
     for tile in range(num_tiles):
         groups = first_group + tile * TILE_GROUPS + lines
         columns = offsets + tile * (TILE_GROUPS * GROUP)
-        if IS_EDITED:  # twice as wide: no registers for two tiles
-            x = load_row(logits, columns, columns < vocab_size)
-        else:
-            x = following.to(tl.float32)
-            ahead = columns + TILE_GROUPS * GROUP
-            ahead_mask = (ahead < vocab_size) & (tile + 1 < num_tiles)
-            following = tl.load(logits + ahead, mask=ahead_mask, other=NEG_INF)
+        raw = following.to(tl.float32)
+        ahead = columns + TILE_GROUPS * GROUP
+        ahead_mask = (ahead < vocab_size) & (tile + 1 < num_tiles)
+        following = tl.load(logits[0] + ahead, mask=ahead_mask, other=NEG_INF)
+        x = raw
+        if len(logits) > 1:
+            start = (first_group + tile * TILE_GROUPS) * GROUP
+            marked = load_marks(logits, start, vocab_size, TILE_GROUPS * GROUP)
+            x = take_edits(logits, columns, tl.reshape(marked, (TILE_GROUPS, GROUP)), raw)
         maxima = group_maximum(x)
         there = groups < num_groups
         tl.store(group_max_row + groups, maxima, mask=there)
         if whole_mass:
             tl.store(group_sum_row + groups, _sum_of_exponentials(x, maxima, inverse), mask=there)
         if wants_raw:
-            raw, raw_maxima = x, maxima
-            if IS_EDITED:
-                raw = load_row(raw_logits, columns, columns < vocab_size)
+            raw_maxima = maxima
+            if len(logits) > 1:
                 raw_maxima = tl.max(raw, 1)
             tl.store(raw_group_max_row + groups, raw_maxima, mask=there)
             tl.store(raw_group_sum_row + groups, _sum_of_exponentials(raw, raw_maxima, 1.0), mask=there)
@@ -85,7 +87,7 @@ def _scan_row(
 
 @triton.jit(do_not_specialize=["edits", "logprobs", "num_tiles"])
 def scan_kernel(
-    logits_ptr, edited_ptr, row_edited_ptr, header_ptr, sample_slot_ptr, floats_ptr, ints_ptr,
+    logits_ptr, edited_ptr, marks_ptr, row_edited_ptr, header_ptr, sample_slot_ptr, floats_ptr, ints_ptr,
     group_max_ptr, group_sum_ptr, raw_group_max_ptr, raw_group_sum_ptr, logits_stride, vocab_size,
     edits, logprobs, num_tiles,
     NUM_SAMPLES: tl.constexpr, TILE_GROUPS: tl.constexpr, USE_PDL: tl.constexpr,
@@ -105,18 +107,19 @@ def scan_kernel(
     inverse = 1.0 / tl.maximum(tl.load(floats + TEMPERATURE), MIN_TEMPERATURE)
     whole_mass = uses_whole_mass(floats, ints)
     wants_raw = (tl.load(ints + NUM_LOGPROBS) >= 0) & (logprobs != 0)
-    logits, edited = logits_ptr + row * logits_stride, edited_ptr + row * vocab_size
+    logits = (logits_ptr + row * logits_stride,)
     first_group = tl.program_id(0) * num_tiles * TILE_GROUPS
     at = row * ((vocab_size + GROUP - 1) // GROUP)
     if was_edited(row_edited_ptr, row, edits):
+        with_edits = edited_row(logits[0], edited_ptr, marks_ptr, row, slot, vocab_size)
         _scan_row(
-            edited, logits, first_group, num_tiles, vocab_size, inverse, whole_mass, wants_raw,
+            with_edits, first_group, num_tiles, vocab_size, inverse, whole_mass, wants_raw,
             group_max_ptr + at, group_sum_ptr + at, raw_group_max_ptr + at, raw_group_sum_ptr + at,
-            True, TILE_GROUPS,
+            TILE_GROUPS,
         )  # fmt: skip
     else:
         _scan_row(
-            logits, logits, first_group, num_tiles, vocab_size, inverse, whole_mass, wants_raw,
+            logits, first_group, num_tiles, vocab_size, inverse, whole_mass, wants_raw,
             group_max_ptr + at, group_sum_ptr + at, raw_group_max_ptr + at, raw_group_sum_ptr + at,
-            False, TILE_GROUPS,
+            TILE_GROUPS,
         )  # fmt: skip
