@@ -226,23 +226,59 @@ def load_row(row, columns, mask):
     x = tl.load(row[0] + columns, mask=mask, other=NEG_INF).to(tl.float32)
     if len(row) > 1:
         word = tl.load(row[2] + (columns >> 5), mask=mask, other=0)
-        x = take_edits(row, columns, ((word >> (columns & 31)) & 1) != 0, x)
+        x = tl.load(row[1] + columns, mask=((word >> (columns & 31)) & 1) != 0, other=x)
     return x
 
 
 @triton.jit
-def take_edits(row, columns, marked, x):
-    """x (the model's logits) but for the marked tokens, whose edited ones are loaded."""
-    return tl.load(row[1] + columns, mask=marked, other=x)
+def _load_marks(row, first, vocab_size, there, SIZE: tl.constexpr):
+    """Bits of tokens first (a multiple of 8) to first + SIZE − 1, eight in each of [SIZE / 8]; 0 where not there."""
+    at = tl.arange(0, SIZE // 8)
+    marks = row[2].to(tl.pointer_type(tl.uint8)) + first // 8
+    return tl.load(marks + at, mask=(first + at * 8 < vocab_size) & there, other=0)
 
 
 @triton.jit
-def load_marks(row, first, vocab_size, SIZE: tl.constexpr):
-    """Whether tokens first to first + SIZE − 1 are marked, [SIZE] bool: one load for each eight. first: a multiple."""
-    at = tl.arange(0, SIZE // 8)
-    marks = row[2].to(tl.pointer_type(tl.uint8)) + first // 8
-    eight = tl.load(marks + at, mask=first + at * 8 < vocab_size, other=0).to(tl.int32)
-    return tl.reshape((eight[:, None] >> tl.arange(0, 8)[None, :]) & 1, (SIZE,)) != 0
+def _are_marked(marks, SIZE: tl.constexpr):
+    """[SIZE] bool."""
+    return tl.reshape((marks.to(tl.int32)[:, None] >> tl.arange(0, 8)[None, :]) & 1, (SIZE,)) != 0
+
+
+@triton.jit
+def first_tile(row, first, vocab_size, num_tiles, SIZE: tl.constexpr):
+    """What `tile_logits` and `next_tile` take: the tile of SIZE tokens from `first` on. row: as `load_row` takes it.
+
+    The marks of the tile after it are asked for too: with them, edited logits can be loaded a tile ahead.
+    """
+    columns = first + tl.arange(0, SIZE)
+    x = tl.load(row[0] + columns, mask=columns < vocab_size, other=NEG_INF)
+    tile = (x,)
+    if len(row) > 1:
+        marks = _load_marks(row, first, vocab_size, True, SIZE)
+        edited = tl.load(row[1] + columns, mask=_are_marked(marks, SIZE), other=0.0)
+        tile = (x, edited, marks, _load_marks(row, first + SIZE, vocab_size, num_tiles > 1, SIZE))
+    return tile
+
+
+@triton.jit
+def tile_logits(tile, SIZE: tl.constexpr):
+    """[SIZE] float32."""
+    x = tile[0].to(tl.float32)
+    if len(tile) > 1:
+        x = tl.where(_are_marked(tile[2], SIZE), tile[1], x)
+    return x
+
+
+@triton.jit
+def next_tile(row, tile, first, vocab_size, num_left, SIZE: tl.constexpr):
+    """The tile from `first` on, after the tile before it. num_left: tiles from there on; 0: nothing is loaded."""
+    columns = first + tl.arange(0, SIZE)
+    x = tl.load(row[0] + columns, mask=(columns < vocab_size) & (num_left > 0), other=NEG_INF)
+    following = (x,)
+    if len(row) > 1:
+        edited = tl.load(row[1] + columns, mask=_are_marked(tile[3], SIZE), other=0.0)
+        following = (x, edited, tile[3], _load_marks(row, first + SIZE, vocab_size, num_left > 1, SIZE))
+    return following
 
 
 @triton.jit

@@ -20,15 +20,16 @@ from oneloop_kernels.ops.sampling.triton.common import (
     NO_TOKEN,
     beyond,
     first_of_race,
+    first_tile,
     firsts_of_race,
     float_of_key,
     gumbel,
-    load_marks,
     load_row,
+    next_tile,
     noise_of,
     order_key,
     scaled,
-    take_edits,
+    tile_logits,
     token_key,
 )
 
@@ -144,12 +145,20 @@ def mass_of_row(logits, vocab_size, best, inverse, limit, limit_id, TILE: tl.con
     lanes = tl.arange(0, TILE)
     total = tl.zeros((TILE,), tl.float32)
     full = vocab_size // TILE * TILE
-    for start in tl.range(0, full, TILE, num_stages=stages_of(logits, ROW_STAGES)):
-        x = tl.load(logits[0] + start + lanes).to(tl.float32)
-        if len(logits) > 1:
-            x = take_edits(logits, start + lanes, load_marks(logits, start, vocab_size, TILE), x)
-        reach = tl.where(start + TILE <= limit_id, below, limit)
-        total += tl.where(x > reach, tl.exp2((x - best) * scale), 0.0)
+    if len(logits) == 1:
+        for start in tl.range(0, full, TILE, num_stages=ROW_STAGES):
+            x = tl.load(logits[0] + start + lanes).to(tl.float32)
+            reach = tl.where(start + TILE <= limit_id, below, limit)
+            total += tl.where(x > reach, tl.exp2((x - best) * scale), 0.0)
+    else:
+        following = first_tile(logits, 0, vocab_size, full // TILE, TILE)
+        for start in range(0, full, TILE):
+            x = tile_logits(following, TILE)
+            following = next_tile(
+                logits, following, start + TILE, vocab_size, full // TILE - start // TILE - 1, TILE
+            )
+            reach = tl.where(start + TILE <= limit_id, below, limit)
+            total += tl.where(x > reach, tl.exp2((x - best) * scale), 0.0)
     columns = full + lanes
     x = load_row(logits, columns, columns < vocab_size)
     total += tl.where(beyond(x, columns, limit, limit_id), tl.exp2((x - best) * scale), 0.0)
