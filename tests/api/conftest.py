@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
+from oneloop.api.peers import watch_peers
 from oneloop.api.server import run_server
 from oneloop.config import ServerConfig
 
@@ -105,6 +106,7 @@ async def serving(engine: Any = None, **settings: Any) -> AsyncIterator[Served]:
     """Serve an engine until the block ends."""
     sock = socket.create_server(("127.0.0.1", 0))
     config = ServerConfig(**{"shutdown_timeout": 1.0, **settings})
+    watch_peers(sock, config.write_timeout_s)
     served = Served(engine or fake.FakeEngine(), config, sock)
     served.task = asyncio.create_task(run_server(served.engine, config, sock, served.stop))
     async with aiohttp.ClientSession() as session:

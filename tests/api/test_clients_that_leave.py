@@ -205,7 +205,7 @@ async def test_the_kernel_waits_for_a_reader_as_long_as_we_do(
 ) -> None:
     """Linux counts a window that stays closed as data that nobody acknowledges."""
     small_send_buffers(monkeypatch)
-    monkeypatch.setattr("oneloop.api.connection._UNACKNOWLEDGED_S", 0.2)
+    monkeypatch.setattr("oneloop.api.peers._UNACKNOWLEDGED_S", 0.2)
     async with serve(fake_engine_type(max_model_len=50_000), write_timeout_s=20.0) as server:
         reader, writer = await connect_slowly(
             server, {"prompt": "s", "max_tokens": 3_000, "ignore_eos": True, "stream": True}

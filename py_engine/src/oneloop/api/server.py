@@ -9,7 +9,7 @@ from aiohttp import web
 
 from oneloop.api.app import create_app, one_exit
 from oneloop.api.auth import KeyCheck
-from oneloop.api.connection import Connection, watch_peers
+from oneloop.api.connection import Connection
 from oneloop.api.express import ExpressLane
 from oneloop.api.limits import HEADER_TIMEOUT_S
 from oneloop.api.listener import Listener
@@ -35,7 +35,7 @@ _CONNECTIONS_PER_TURN = EVENTS_PER_TURN - 1
 async def run_server(
     engine: AsyncEngine, config: ServerConfig, sock: socket.socket, stop: asyncio.Event
 ) -> None:
-    """Serve a started engine on a bound socket until `stop` is set; then end in order.
+    """Serve a started engine on a bound socket (see peers.watch_peers) until `stop` is set; then end in order.
 
     Order: stop listening; take what has arrived; the engine drains for `config.shutdown_timeout` seconds, and who asks
     by a connection that was kept gets 503 and its end; what still runs is ended with an error event; connections are
@@ -61,7 +61,6 @@ async def run_server(
             access_log=None,  # as AppRunner takes it: no access log
         )
 
-    watch_peers(sock, config.write_timeout_s)
     listener = Listener(sock, connection)
     try:
         await stop.wait()
