@@ -35,7 +35,8 @@ class Connection(web.RequestHandler):
     """aiohttp's connection with our error body. A peer that vanished is noticed, one that is only quiet is answered."""
 
     __slots__ = (
-        "_body", "_express", "_is_deaf", "_lane", "_looking", "_num_body_bytes", "_num_framing_bytes", "_num_heads", "_owed",
+        "_body", "_express", "_is_deaf", "_lane", "_looking", "_num_body_bytes", "_num_framing_bytes", "_num_heads",
+        "_owed",
     )  # fmt: skip
 
     def __init__(self, manager: web.Server, *, lane: ExpressLane, **options: Any) -> None:
