@@ -41,7 +41,10 @@ PASS_STAGES = tl.constexpr(4)
 ROW_STAGES = tl.constexpr(6)
 """The same of a whole row, whose tiles are known ahead."""
 _SLACK = tl.constexpr(1e-4)
-"""By how much rounding may put a token's noise above the largest of its group."""
+"""By how much rounding may put a token's bid above what its group was taken to bid at most. What can win is scaled to
+−30 … 0: no noise is above 27 (the least variate is 2⁻³² / GROUP), and the likeliest token's is at least −3. Quotients
+are then off by 4e-6 (2 ulp), logarithms by 6e-6 (`_fast_log`), sums by 1e-6: 2.2e-5 between two bids. More costs next
+to nothing: a group that is listed in vain is looked at."""
 _LOWEST_FLOAT = tl.constexpr((-0x7F800001) >> 16)
 """Upper half of the order_key of −∞; with zeros below it stands for no number."""
 _RANKED_AT_ONCE = tl.constexpr(32)
