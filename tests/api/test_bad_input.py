@@ -26,7 +26,7 @@ CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE = (
     "/detokenize",
 )
 HELLO = [{"role": "user", "content": "hello"}]
-CANARY = {"prompt": "canary", "max_tokens": 24, "temperature": 0}
+CANARY = {"prompt": "canary", "max_tokens": 24, "seed": 1}
 LEAKS = re.compile(
     r"(/\w+/|\.py|Traceback|0x[0-9a-f]{6}|site-packages|line \d+, in|python3|orjson|aiohttp|msgspec)"
 )

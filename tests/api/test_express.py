@@ -96,17 +96,17 @@ BODIES: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-async def test_same_reply_as_through_aiohttp(server: Any, taken: list[Any], name: str) -> None:
-    server.engine.in_step = True
+async def test_same_reply_as_through_aiohttp(scripted: Any, taken: list[Any], name: str) -> None:
+    scripted.engine.in_step = True
     body, path = BODIES[name]
     for _ in range(2):  # the second one is known from the first
-        quick = await ask(server, message(body, path))
+        quick = await ask(scripted, message(body, path))
     assert len(taken) == 2
-    slow = await ask(server, by_aiohttp(body, path))
+    slow = await ask(scripted, by_aiohttp(body, path))
     assert len(taken) == 2
     assert parts(quick) == parts(slow)
-    await server.settled()
-    metrics = (await server.get("/metrics"))[1]
+    await scripted.settled()
+    metrics = (await scripted.get("/metrics"))[1]
     status = "2xx" if quick.startswith(b"HTTP/1.1 200") else "4xx"
     assert f'http_requests_total{{handler="{path}",method="POST",status="{status}"}} 3.0' in metrics
 

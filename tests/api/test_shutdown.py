@@ -152,6 +152,30 @@ async def test_a_slow_reader_is_told_all_the_same(
         writer.close()
 
 
+@pytest.mark.parametrize("stream", [True, False], ids=["express", "aiohttp"])
+@pytest.mark.parametrize(("takes_s", "expected"), [(0.2, 200), (0.8, 503)], ids=["in time", "too late"])
+async def test_who_is_being_tokenised_is_waited_for(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, stream: bool, takes_s: float, expected: int
+) -> None:
+    began = asyncio.Event()
+
+    async def encode(_: str, *, add_special_tokens: bool = True) -> list[int]:
+        began.set()
+        await asyncio.sleep(takes_s)
+        return [1, 2, 3]
+
+    async with serve(shutdown_timeout=0.5) as server:
+        monkeypatch.setattr(server.engine, "encode", encode)
+        body = {"prompt": "a", "max_tokens": 3, "stream": stream}
+        asking = asyncio.create_task(server.session.post(server.url + COMPLETIONS, json=body))
+        await began.wait()
+        server.stop.set()
+        async with await asking as reply:
+            assert reply.status == expected
+            await reply.read()
+        await server.task
+
+
 def test_who_has_asked_already_is_answered(serve: Any) -> None:
     """On the product's event loop, which looks at a few connections in a turn: none of the others is taken for idle."""
 

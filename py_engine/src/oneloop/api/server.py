@@ -37,9 +37,9 @@ async def run_server(
 ) -> None:
     """Serve a started engine on a bound socket (see peers.watch_peers) until `stop` is set; then end in order.
 
-    Order: stop listening; take what has arrived; the engine drains for `config.shutdown_timeout` seconds, and who asks
-    by a connection that was kept gets 503 and its end; what still runs is ended with an error event; connections are
-    closed. Returns when all of it is done.
+    Order: stop listening; take what has arrived, and queue it; the engine drains until `config.shutdown_timeout` seconds
+    are over, and who asks by a connection that was kept gets 503 and its end; what still runs is ended with an error
+    event; connections are closed. Returns when all of it is done.
     """
     app = create_app(engine, config)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
@@ -65,8 +65,10 @@ async def run_server(
     try:
         await stop.wait()
         listener.close()
+        ends = loop.time() + config.shutdown_timeout
         await _let_arrive(server)
-        await engine.shutdown(drain_timeout=config.shutdown_timeout)
+        await app[STATE].arrivals.passed(config.shutdown_timeout)
+        await engine.shutdown(drain_timeout=max(0.0, ends - loop.time()))
         server.pre_shutdown()  # not before: a kept connection that just ends is no answer to who is asking
     finally:
         listener.close()
