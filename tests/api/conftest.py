@@ -2,8 +2,8 @@
 
 Its engine is the product's over the null executor (null_engine.py). A double of the engine (fake_engine.py, fixtures
 `scripted` and `fake_engine_type`) writes from a script where a test needs what that cannot give: steps that wait until
-each was read, so that bytes can be compared event by event (test_golden, test_express); deltas that the test pushes
-itself (test_outbox); steps that fail, an engine that is overloaded or dead.
+each was read, so that bytes can be compared event by event (test_golden, the express lane beside aiohttp, streams
+beside whole replies); steps that fail, an engine that is overloaded or dead.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ async def serving(engine: Any = None, **settings: Any) -> AsyncIterator[Served]:
         try:
             yield served
         finally:
-            if isinstance(engine, fake.FakeEngine | null.NullEngine):
+            if isinstance(engine, null.NullEngine):
                 engine.paused.set()
             served.stop.set()
             await served.task

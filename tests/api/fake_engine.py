@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from oneloop.config import EngineConfig, ModelConfig, SchedulerConfig
+from oneloop.config import EngineConfig, ModelConfig
 from oneloop.engine.async_engine import Health
 from oneloop.engine.metrics import EngineMetrics
 from oneloop.engine.params import SamplingDefaults, SamplingParams
@@ -116,20 +116,18 @@ class Writer:
 
 
 class FakeEngine:
-    """AsyncEngine's face. `paused` holds all generation; `fail_after` breaks every sequence at that many tokens."""
+    """AsyncEngine's face."""
 
-    def __init__(self, *, priority: bool = False, max_model_len: int = MAX_MODEL_LEN) -> None:
-        policy = "priority" if priority else "fcfs"
-        self.config = EngineConfig(model=ModelConfig(), scheduler=SchedulerConfig(scheduling_policy=policy))
+    def __init__(self) -> None:
+        self.config = EngineConfig(model=ModelConfig())
         self.served_model_names = ("fake", "alias")
         self.metrics = EngineMetrics()
         self.tokenizer = FakeTokenizer()
-        self.model_info = ModelInfo(VOCAB_SIZE, max_model_len, 64, 16)
+        self.model_info = ModelInfo(VOCAB_SIZE, MAX_MODEL_LEN, 64, 16)
         self.default_sampling = SamplingDefaults()
         self.state = "ready"
-        self.paused = asyncio.Event()
-        self.paused.set()
         self.fail_after: int | None = None
+        """Every sequence breaks at that many tokens."""
         self.overloaded = False
         self.step_s = 0.0
         self.in_step = False
@@ -228,7 +226,6 @@ class FakeEngine:
         loop, first = asyncio.get_running_loop(), True
         while sequences and not stream.finished:
             await asyncio.sleep(self.step_s)
-            await self.paused.wait()
             while self.in_step and self._unread(stream):  # noqa: ASYNC110
                 await asyncio.sleep(0)
             self.num_steps += 1

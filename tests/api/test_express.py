@@ -241,7 +241,7 @@ async def test_a_bug_in_preparing_is_a_status(server: Any, monkeypatch: pytest.M
 
 
 async def test_what_waits_behind_a_stalled_reader_is_not_begun(
-    serve: Any, fake_engine_type: Any, taken: list[Any], monkeypatch: pytest.MonkeyPatch
+    serve: Any, null_engine_type: Any, taken: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = Connection.connection_made
 
@@ -250,7 +250,9 @@ async def test_what_waits_behind_a_stalled_reader_is_not_begun(
         original(self, transport)
 
     monkeypatch.setattr(Connection, "connection_made", connection_made)
-    async with serve(fake_engine_type(max_model_len=50_000), write_timeout_s=0.2) as server:
+    async with serve(
+        null_engine_type(max_model_len=50_000, num_blocks=1 << 16), write_timeout_s=0.2
+    ) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         writer.write(message(stream(max_tokens=40_000, ignore_eos=True, n=8)) + message(stream()))

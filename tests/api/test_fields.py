@@ -90,8 +90,8 @@ async def test_sampling_fields_reach_the_engine(server: Any) -> None:
     assert (priority, salt) == (0, "tenant-1")
 
 
-async def test_priority_needs_its_policy(serve: Any, fake_engine_type: Any) -> None:
-    async with serve(fake_engine_type(priority=True)) as server:
+async def test_priority_needs_its_policy(serve: Any, null_engine_type: Any) -> None:
+    async with serve(null_engine_type(scheduling_policy="priority")) as server:
         assert (await server.post(COMPLETIONS, {"prompt": "a", "priority": -3}))[0] == 200
         assert server.engine.submitted[-1][2] == -3
         assert (await server.post(COMPLETIONS, {"prompt": "a", "priority": 2**31}))[0] == 400

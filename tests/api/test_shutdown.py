@@ -101,8 +101,8 @@ async def test_stop_with_nothing_running_is_quick(serve: Any) -> None:
         assert time.monotonic() - begin < 0.5
 
 
-async def test_a_stalled_reader_does_not_hold_up_the_end(serve: Any, fake_engine_type: Any) -> None:
-    engine = fake_engine_type(max_model_len=10**6)
+async def test_a_stalled_reader_does_not_hold_up_the_end(serve: Any, null_engine_type: Any) -> None:
+    engine = null_engine_type(max_model_len=10**6, num_blocks=1 << 16)
     async with serve(engine, shutdown_timeout=0.2, write_timeout_s=60.0) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
         body = {"prompt": "a", "max_tokens": 900_000, "ignore_eos": True, "stream": True, "n": 16}
@@ -124,11 +124,11 @@ async def test_a_stalled_reader_does_not_hold_up_the_end(serve: Any, fake_engine
 
 @pytest.mark.parametrize("media_type", ["application/json", "Application/JSON"], ids=["express", "aiohttp"])
 async def test_a_slow_reader_is_told_all_the_same(
-    serve: Any, fake_engine_type: Any, monkeypatch: pytest.MonkeyPatch, media_type: str
+    serve: Any, null_engine_type: Any, monkeypatch: pytest.MonkeyPatch, media_type: str
 ) -> None:
     """Who reads on is waited for, and nobody any longer once it has its last events."""
     monkeypatch.setattr("oneloop.api.server.LAST_WORDS_S", 3.0)
-    engine = fake_engine_type(max_model_len=10**6)
+    engine = null_engine_type(max_model_len=10**6, num_blocks=1 << 16)
     async with serve(engine, shutdown_timeout=0.1, write_timeout_s=60.0) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
         data = json.dumps({"prompt": "a", "max_tokens": 900_000, "ignore_eos": True, "stream": True, "n": 16})

@@ -280,8 +280,8 @@ async def test_many_logprobs_do_not_hold_the_loop(server: Any, path: str, stream
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
-async def test_logprobs_that_json_cannot_say(fake_engine_type: Any, value: float) -> None:
-    vocabulary = fake_engine_type().tokenizer.vocabulary
+async def test_logprobs_that_json_cannot_say(server: Any, value: float) -> None:
+    vocabulary = server.engine.vocabulary
     for form, count in (("chat", 2), ("completion", 3)):
         encoder = LogprobsEncoder(vocabulary, form, num_top=1, skip_special_tokens=True)
         encoder.add([(1, [(65, value), (66, value)])])
