@@ -37,9 +37,9 @@ async def run_server(
 ) -> None:
     """Serve a started engine on a bound socket (see peers.watch_peers) until `stop` is set; then end in order.
 
-    Order: stop listening; take what has arrived, and queue it; the engine drains until `config.shutdown_timeout` seconds
-    are over, and who asks by a connection that was kept gets 503 and its end; what still runs is ended with an error
-    event; connections are closed. Returns when all of it is done.
+    Order: stop listening; take what has arrived, and queue it; the engine drains until `config.shutdown_timeout`
+    seconds are over, and who asks by a connection that was kept gets 503 and its end; what still runs is ended with an
+    error event; connections are closed. Returns when all of it is done.
     """
     app = create_app(engine, config)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
