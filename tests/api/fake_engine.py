@@ -133,7 +133,8 @@ class FakeEngine:
         self.in_step = False
         """Whether a step waits until the last one was taken, so that nothing is ever merged."""
         self.live: dict[int, RequestStream] = {}
-        self.submitted: list[tuple[list[int], SamplingParams, int, str]] = []
+        self.prompts: list[list[int]] = []
+        """What it was asked."""
         self.num_steps = 0
         self.generated = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -147,7 +148,7 @@ class FakeEngine:
             num_running=len(self.live), num_waiting=0, num_preemptions=0, num_steps=self.num_steps,
             num_total_blocks=64, num_free_blocks=64 - len(self.live), num_cached_blocks=0,
             num_used_blocks=len(self.live), num_prefix_hit_tokens=0, num_prefix_query_tokens=0,
-            num_prompt_tokens=sum(len(prompt) for prompt, *_ in self.submitted),
+            num_prompt_tokens=sum(map(len, self.prompts)),
             num_generation_tokens=self.generated,
         )  # fmt: skip
 
@@ -193,13 +194,13 @@ class FakeEngine:
         )
         resolved = resolved.behind(len(prompt), self.model_info.max_model_len)
         room = self.model_info.max_model_len - len(prompt)
-        handle = len(self.submitted) + 1
+        handle = len(self.prompts) + 1
         stream = RequestStream(
             handle=handle, request_id=request_id or f"r{handle}", prompt=None, prompt_token_ids=prompt,
             num_sequences=resolved.n, arrived=asyncio.get_running_loop().time(), metrics=self.metrics,
             on_end=self._ended,
         )  # fmt: skip
-        self.submitted.append((prompt, params or SamplingParams(), priority, cache_salt))
+        self.prompts.append(prompt)
         self.metrics.submitted(stream, resolved)
         self.live[handle] = stream
         limit = room if resolved.max_tokens is None else resolved.max_tokens
