@@ -246,7 +246,7 @@ def _are_marked(marks, SIZE: tl.constexpr):
 
 @triton.jit
 def first_tile(row, first, vocab_size, num_tiles, SIZE: tl.constexpr):
-    """What `tile_logits` and `next_tile` take: the tile of SIZE tokens from `first` on. row: as `load_row` takes it.
+    """The tile of SIZE tokens from `first` on, for `tile_logits`. row: as `load_row` takes it.
 
     The marks of the tile after it are asked for too: with them, edited logits can be loaded a tile ahead.
     """
@@ -261,15 +261,6 @@ def first_tile(row, first, vocab_size, num_tiles, SIZE: tl.constexpr):
 
 
 @triton.jit
-def tile_logits(tile, SIZE: tl.constexpr):
-    """[SIZE] float32."""
-    x = tile[0].to(tl.float32)
-    if len(tile) > 1:
-        x = tl.where(_are_marked(tile[2], SIZE), tile[1], x)
-    return x
-
-
-@triton.jit
 def next_tile(row, tile, first, vocab_size, num_left, SIZE: tl.constexpr):
     """The tile from `first` on, after the tile before it. num_left: tiles from there on; 0: nothing is loaded."""
     columns = first + tl.arange(0, SIZE)
@@ -279,6 +270,42 @@ def next_tile(row, tile, first, vocab_size, num_left, SIZE: tl.constexpr):
         edited = tl.load(row[1] + columns, mask=_are_marked(tile[3], SIZE), other=0.0)
         following = (x, edited, tile[3], _load_marks(row, first + SIZE, vocab_size, num_left > 1, SIZE))
     return following
+
+
+@triton.jit
+def first_tiles(row, first, vocab_size, num_tiles, SIZE: tl.constexpr):
+    """Two tiles for `tile_logits` and `next_tiles`: the one of SIZE tokens from `first` on, and what is loaded ahead.
+
+    row: as `load_row` takes it. With edits two tiles are under way, for whoever has smaller tiles then, else one.
+    """
+    following = first_tile(row, first, vocab_size, num_tiles, SIZE)
+    later = following
+    if len(row) > 1:
+        later = next_tile(row, following, first + SIZE, vocab_size, num_tiles - 1, SIZE)
+    return following, later
+
+
+@triton.jit
+def next_tiles(row, following, later, first, tile, vocab_size, num_tiles, SIZE: tl.constexpr):
+    """The two after tile number `tile`, which was the first of the two before."""
+    if len(row) > 1:
+        following = later
+        left = num_tiles - tile - 2
+        later = next_tile(row, later, first + (tile + 2) * SIZE, vocab_size, left, SIZE)
+    else:
+        left = num_tiles - tile - 1
+        following = next_tile(row, following, first + (tile + 1) * SIZE, vocab_size, left, SIZE)
+        later = following
+    return following, later
+
+
+@triton.jit
+def tile_logits(tile, SIZE: tl.constexpr):
+    """[SIZE] float32."""
+    x = tile[0].to(tl.float32)
+    if len(tile) > 1:
+        x = tl.where(_are_marked(tile[2], SIZE), tile[1], x)
+    return x
 
 
 @triton.jit

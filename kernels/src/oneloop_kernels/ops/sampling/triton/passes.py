@@ -20,12 +20,12 @@ from oneloop_kernels.ops.sampling.triton.common import (
     NO_TOKEN,
     beyond,
     first_of_race,
-    first_tile,
+    first_tiles,
     firsts_of_race,
     float_of_key,
     gumbel,
     load_row,
-    next_tile,
+    next_tiles,
     noise_of,
     order_key,
     scaled,
@@ -154,12 +154,11 @@ def mass_of_row(logits, vocab_size, best, inverse, limit, limit_id, TILE: tl.con
             reach = tl.where(start + TILE <= limit_id, below, limit)
             total += tl.where(x > reach, tl.exp2((x - best) * scale), 0.0)
     else:
-        following = first_tile(logits, 0, vocab_size, full // TILE, TILE)
-        for start in range(0, full, TILE):
+        following, later = first_tiles(logits, 0, vocab_size, full // TILE, TILE)
+        for tile in range(full // TILE):
+            start = tile * TILE
             x = tile_logits(following, TILE)
-            following = next_tile(
-                logits, following, start + TILE, vocab_size, full // TILE - start // TILE - 1, TILE
-            )
+            following, later = next_tiles(logits, following, later, 0, tile, vocab_size, full // TILE, TILE)
             reach = tl.where(start + TILE <= limit_id, below, limit)
             total += tl.where(x > reach, tl.exp2((x - best) * scale), 0.0)
     columns = full + lanes

@@ -21,9 +21,9 @@ from oneloop_kernels.ops.sampling.triton.common import (
     TOP_K,
     TOP_P,
     edited_row,
-    first_tile,
+    first_tiles,
     group_maximum,
-    next_tile,
+    next_tiles,
     tile_logits,
     was_edited,
 )
@@ -60,13 +60,12 @@ def _scan_row(
     num_groups = (vocab_size + GROUP - 1) // GROUP
     TILE: tl.constexpr = TILE_GROUPS * GROUP
     first = first_group * GROUP
-    following = first_tile(logits, first, vocab_size, num_tiles, TILE)
+    following, later = first_tiles(logits, first, vocab_size, num_tiles, TILE)
     for tile in range(num_tiles):
         groups = first_group + tile * TILE_GROUPS + tl.arange(0, TILE_GROUPS)
         raw = tl.reshape(following[0].to(tl.float32), (TILE_GROUPS, GROUP))
         x = tl.reshape(tile_logits(following, TILE), (TILE_GROUPS, GROUP))
-        ahead = first + (tile + 1) * TILE
-        following = next_tile(logits, following, ahead, vocab_size, num_tiles - tile - 1, TILE)
+        following, later = next_tiles(logits, following, later, first, tile, vocab_size, num_tiles, TILE)
         maxima = group_maximum(x)
         there = groups < num_groups
         tl.store(group_max_row + groups, maxima, mask=there)
