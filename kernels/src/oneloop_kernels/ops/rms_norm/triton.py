@@ -82,12 +82,8 @@ def rms_norm(
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if out.numel():
         block = triton.next_power_of_2(x.shape[-1])
-        num_rows, sms = out.numel() // x.shape[-1], num_sms(x.device)
-        if residual is not None and block <= _RESIDUAL_BLOCK and num_rows >= 3 * sms * _RESIDUAL_ROWS:
-            rows = warps = _RESIDUAL_ROWS
-        else:
-            rows = rows_of_a_program(num_rows, block, sms)
-            warps = max(num_warps(rows * block), _SPREAD_WARPS if rows == 1 and block >= _SPREAD_BLOCK else 1)
+        num_rows = out.numel() // x.shape[-1]
+        rows, warps = program_shape(num_rows, block, num_sms(x.device), has_residual=residual is not None)
         launch(x, weight, eps, residual, out, rows=rows, num_warps=warps)
     return out
 
@@ -126,6 +122,14 @@ def launch(
         num_warps=num_warps,
         **pdl_options(x.device),
     )
+
+
+def program_shape(num_rows: int, block: int, sms: int, *, has_residual: bool) -> tuple[int, int]:
+    """(rows, warps). block: of elements of a row; sms: multiprocessors."""
+    if has_residual and block <= _RESIDUAL_BLOCK and num_rows >= 3 * sms * _RESIDUAL_ROWS:
+        return _RESIDUAL_ROWS, _RESIDUAL_ROWS
+    rows = rows_of_a_program(num_rows, block, sms)
+    return rows, max(num_warps(rows * block), _SPREAD_WARPS if rows == 1 and block >= _SPREAD_BLOCK else 1)
 
 
 def rows_of_a_program(num_rows: int, block: int, sms: int) -> int:

@@ -252,12 +252,12 @@ def first_tile(row, first, vocab_size, num_tiles, SIZE: tl.constexpr):
     """
     columns = first + tl.arange(0, SIZE)
     x = tl.load(row[0] + columns, mask=columns < vocab_size, other=NEG_INF)
-    tile = (x,)
-    if len(row) > 1:
+    if len(row) == 1:
+        return (x,)
+    else:
         marks = _load_marks(row, first, vocab_size, True, SIZE)
         edited = tl.load(row[1] + columns, mask=_are_marked(marks, SIZE), other=0.0)
-        tile = (x, edited, marks, _load_marks(row, first + SIZE, vocab_size, num_tiles > 1, SIZE))
-    return tile
+        return x, edited, marks, _load_marks(row, first + SIZE, vocab_size, num_tiles > 1, SIZE)
 
 
 @triton.jit
@@ -265,11 +265,11 @@ def next_tile(row, tile, first, vocab_size, num_left, SIZE: tl.constexpr):
     """The tile from `first` on, after the tile before it. num_left: tiles from there on; 0: nothing is loaded."""
     columns = first + tl.arange(0, SIZE)
     x = tl.load(row[0] + columns, mask=(columns < vocab_size) & (num_left > 0), other=NEG_INF)
-    following = (x,)
-    if len(row) > 1:
+    if len(row) == 1:
+        return (x,)
+    else:
         edited = tl.load(row[1] + columns, mask=_are_marked(tile[3], SIZE), other=0.0)
-        following = (x, edited, tile[3], _load_marks(row, first + SIZE, vocab_size, num_left > 1, SIZE))
-    return following
+        return x, edited, tile[3], _load_marks(row, first + SIZE, vocab_size, num_left > 1, SIZE)
 
 
 @triton.jit
