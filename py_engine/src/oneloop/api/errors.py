@@ -14,6 +14,7 @@ import orjson
 from aiohttp import web
 
 from oneloop.errors import (
+    EngineClosedError,
     EngineDeadError,
     GenerationError,
     OverloadedError,
@@ -130,6 +131,8 @@ def from_exception(error: Exception) -> ApiError | None:
             headers = {"Retry-After": str(error.retry_after_s)}
             ends_connection = isinstance(error, ShuttingDownError)
             return ApiError(ErrorKind.UNAVAILABLE, str(error), None, headers, ends_connection)
+        case EngineClosedError():
+            return from_exception(ShuttingDownError())
         case EngineDeadError():
             return ApiError(ErrorKind.UNAVAILABLE, "The engine has stopped; nothing is served any more.")
         case GenerationError():
