@@ -36,15 +36,16 @@ async def test_what_cannot_end_in_time_is_told(serve: Any) -> None:
         server.engine.step_s = 0.02
         body = {"prompt": "a", "max_tokens": 250, "ignore_eos": True}
         stream = asyncio.create_task(server.stream(COMPLETIONS, body))
-        whole = asyncio.create_task(server.post(COMPLETIONS, body))
+        whole = asyncio.create_task(server.session.post(server.url + COMPLETIONS, json=body))
         await asyncio.sleep(0.1)
         begin = time.monotonic()
         server.stop.set()
         events = await stream
         assert json.loads(events[-1])["error"]["type"] == "ServiceUnavailableError"
         assert len(events) > 2
-        status, answer = await whole
-        assert (status, answer["error"]["type"]) == (503, "ServiceUnavailableError")
+        async with await whole as reply:
+            assert (reply.status, reply.headers["Retry-After"]) == (503, "10")
+            assert (await reply.json())["error"]["type"] == "ServiceUnavailableError"
         await server.task
         assert time.monotonic() - begin < 2.0
 
@@ -174,6 +175,28 @@ async def test_who_is_being_tokenised_is_waited_for(
             assert reply.status == expected
             await reply.read()
         await server.task
+
+
+async def test_tokenising_is_part_of_the_time_that_running_requests_get(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = asyncio.Event()
+
+    async def encode(_: str, *, add_special_tokens: bool = True) -> list[int]:
+        began.set()
+        await asyncio.sleep(0.8)
+        return [1, 2, 3]
+
+    async with serve(shutdown_timeout=1.0) as server:
+        monkeypatch.setattr(server.engine, "encode", encode)
+        server.engine.step_s = 0.02
+        body = {"prompt": "a", "max_tokens": 250, "ignore_eos": True}
+        asking = asyncio.create_task(server.post(COMPLETIONS, body))
+        await began.wait()
+        server.stop.set()
+        begin = time.monotonic()
+        assert (await asking)[0] == 503
+        assert 0.9 < time.monotonic() - begin < 1.5
 
 
 async def test_who_comes_while_others_are_tokenised_is_refused(
