@@ -62,6 +62,20 @@ def test_parts_side_by_side_share_the_cpus(tool, tmp_path, monkeypatch, workers,
     assert [(tmp_path / f"part_{share}.log").read_text().split() for share in (1, 2)] == [[threads] * 2] * 2
 
 
+def test_who_has_the_card_to_itself_is_held_to_the_loops_limits(tool, tmp_path, monkeypatch):
+    pytest_itself = tmp_path / "python"
+    pytest_itself.write_text('#!/bin/sh\necho "$@"\n')
+    pytest_itself.chmod(0o755)
+    monkeypatch.setattr(tool.sys, "executable", str(pytest_itself))
+    run = tool.Run(tmp_path, time.monotonic() + 120, [])
+    tool.run_all(run, [*tool.parts_of("beside", "tests"), tool.alone("alone", "tests")], 1)
+    asked = {name: (tmp_path / f"{name}.log").read_text().split() for name in ("beside", "alone")}
+    assert [name for name, words in asked.items() if "--shared-card" in words] == ["beside"]
+    assert tool.ALONE
+    assert all(part.alone for part in tool.ALONE)
+    assert not any(part.alone for part in tool.TOGETHER)
+
+
 def test_what_fails_is_told_with_its_reason(tool, tmp_path):
     report = tmp_path / "part.xml"
     report.write_text(
