@@ -76,6 +76,31 @@ def test_who_has_the_card_to_itself_is_held_to_the_loops_limits(tool, tmp_path, 
     assert not any(part.alone for part in tool.TOGETHER)
 
 
+@pytest.mark.parametrize("status", [0, 2])
+def test_the_whole(tool, tmp_path, monkeypatch, capsys, status):
+    """What runs alone comes last and one by one; the status tells of failures; an unknown part is refused."""
+    order = tmp_path / "order"
+    pytest_itself = tmp_path / "python"
+    pytest_itself.write_text(
+        f"#!/bin/sh\necho begin >>{order}\nsleep 0.2\necho end >>{order}\nexit {status}\n"
+    )
+    pytest_itself.chmod(0o755)
+    monkeypatch.setattr(tool.sys, "executable", str(pytest_itself))
+    names = ["rope", *(part.name for part in tool.ALONE)]
+    monkeypatch.setattr(
+        tool.sys, "argv", ["x", "--out", str(tmp_path / "out"), "--workers", "4", "--only", ",".join(names)]
+    )
+    with pytest.raises(SystemExit) as ended:
+        tool.main()
+    assert bool(ended.value.code) == bool(status)
+    assert order.read_text().split() == ["begin", "end"] * len(names)
+    assert capsys.readouterr().out.count("pytest ended with status") == bool(status) * len(names)
+    monkeypatch.setattr(tool.sys, "argv", ["x", "--only", "nosuch"])
+    with pytest.raises(SystemExit):
+        tool.main()
+    assert "no part is called nosuch" in capsys.readouterr().err
+
+
 def test_what_fails_is_told_with_its_reason(tool, tmp_path):
     report = tmp_path / "part.xml"
     report.write_text(
