@@ -129,6 +129,7 @@ def test_a_part_without_tests_or_without_time_has_not_passed(tool, tmp_path):
         ("exit 2", "status 2"),  # as where a file cannot be collected
         ("exit 1", "status 1"),  # and no failure in the report
         ("sleep 60 & wait $!", "budget"),
+        ("trap '' INT; exec sleep 20", "budget"),  # as one that hangs in a driver
     ],
 )
 def test_how_pytest_ended_is_told(tool, tmp_path, monkeypatch, script, reason):
@@ -137,7 +138,9 @@ def test_how_pytest_ended_is_told(tool, tmp_path, monkeypatch, script, reason):
     pytest_itself.write_text(f"#!/bin/sh\ntrap 'kill $!; exit 2' INT\n{script}\n")
     pytest_itself.chmod(0o755)
     monkeypatch.setattr(tool.sys, "executable", str(pytest_itself))
-    (problem,) = tool.Run(tmp_path, time.monotonic() + 1, []).part(tool.Part("part", ("tests",))).problems
+    outcome = tool.Run(tmp_path, time.monotonic() + 1, []).part(tool.Part("part", ("tests",)))
+    (problem,) = outcome.problems
+    assert outcome.seconds < 10
     assert problem[0] == "part"
     assert reason in problem[1]
 
