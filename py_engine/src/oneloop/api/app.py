@@ -22,6 +22,7 @@ from oneloop.api.handlers.version import version
 from oneloop.api.limits import Limits
 from oneloop.api.metrics import CLIENT_GONE, HttpMetrics
 from oneloop.api.outbox import Outbox
+from oneloop.api.parsing import OutputFormats
 from oneloop.api.protocol.sampling import safe_request_id
 from oneloop.api.replies import new_request_id
 from oneloop.api.state import REQUEST_ID, STATE, ApiState
@@ -91,6 +92,7 @@ def _make_state(engine: AsyncEngine, config: ServerConfig, paths: Iterable[str])
         bodies=BodyReader(limits),
         metrics=HttpMetrics(dict.fromkeys(paths)),
         outbox=Outbox(engine.metrics.loop),
+        formats=OutputFormats.choose(config, tokenizer),
         started=int(time.time()),
     )
 

@@ -29,7 +29,7 @@ def event(value: object) -> bytes:
     return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
-class _Frame:
+class ChunkFrame:
     """The constant bytes around a choice's payload, and the usage that a chunk carries."""
 
     def __init__(
@@ -78,9 +78,10 @@ class _Shape:
     """In a last chunk that brings none."""
 
 
-_CHAT = _Shape("chat.completion.chunk", b'"delta":{"content":', b"}", b'"delta":{}')
+CHAT_KIND = "chat.completion.chunk"
+_CHAT = _Shape(CHAT_KIND, b'"delta":{"content":', b"}", b'"delta":{}')
 _COMPLETION = _Shape("text_completion", b'"text":', b"", b'"text":""')
-_ROLE = b'"delta":{"role":"assistant","content":""}'
+ROLE = b'"delta":{"role":"assistant","content":""}'
 _LOGPROBS = b',"logprobs":'
 _OPEN = b',"finish_reason":null}'
 
@@ -100,7 +101,7 @@ class ChunkEncoder:
 
     def __init__(
         self,
-        frame: _Frame,
+        frame: ChunkFrame,
         shape: _Shape,
         openings: Sequence[bytes],
         logprobs: Sequence[LogprobsEncoder] | None,
@@ -179,8 +180,8 @@ def chat_chunks(
     logprobs: Sequence[LogprobsEncoder] | None,
 ) -> ChunkEncoder:
     """Chunks of a chat completion; each choice's first one has the role. logprobs: one per choice."""
-    frame = _Frame(head, _CHAT.kind, num_choices, options, usage)
-    return ChunkEncoder(frame, _CHAT, [_ROLE] * num_choices, logprobs)
+    frame = ChunkFrame(head, _CHAT.kind, num_choices, options, usage)
+    return ChunkEncoder(frame, _CHAT, [ROLE] * num_choices, logprobs)
 
 
 def completion_chunks(
@@ -195,6 +196,6 @@ def completion_chunks(
 
     echoes: per choice the prompt text to send first ("" without echo). logprobs: one per choice.
     """
-    frame = _Frame(head, _COMPLETION.kind, len(echoes), options, usage)
+    frame = ChunkFrame(head, _COMPLETION.kind, len(echoes), options, usage)
     openings = [_COMPLETION.text_start + orjson.dumps(echo) if echo else b"" for echo in echoes]
     return ChunkEncoder(frame, _COMPLETION, openings, logprobs)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from oneloop.api.limits import Limits
     from oneloop.api.metrics import HttpMetrics
     from oneloop.api.outbox import Outbox
+    from oneloop.api.parsing import OutputFormats
     from oneloop.api.protocol.chat import ChatRequest
     from oneloop.api.protocol.completions import CompletionRequest
     from oneloop.config import ServerConfig
@@ -33,6 +34,7 @@ class ApiState:
     bodies: BodyReader
     metrics: HttpMetrics
     outbox: Outbox
+    formats: OutputFormats
     arrivals: Arrivals = field(default_factory=Arrivals)
     repeated_completions: Repeated[CompletionRequest] = field(default_factory=Repeated)
     repeated_chats: Repeated[ChatRequest] = field(default_factory=Repeated)

@@ -12,6 +12,7 @@ from oneloop.api.replies import Choice
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from oneloop.api.chat_replies import ParsedChunkEncoder
     from oneloop.api.chunks import ChunkEncoder
     from oneloop.api.protocol.sampling import Scheduling, StreamOptions
     from oneloop.api.replies import Logprobs, Usage
@@ -39,7 +40,7 @@ class Job:
     num_choices: int
     logprobs: Sequence[LogprobsEncoder] | None
     """One per choice."""
-    make_encoder: Callable[[], ChunkEncoder]
+    make_encoder: Callable[[], ChunkEncoder | ParsedChunkEncoder]
     """For a streamed reply."""
     make_reply: Callable[[Sequence[Choice], Sequence[Logprobs]], dict[str, Any]]
     """The body of a whole one, of all choices and their log-probabilities."""
