@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
+import re
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -35,23 +36,41 @@ WORDS = ("one ", "two ", "three, ", "naïve ", "日本", "語 ", "🙂 ", "👩�
 class FakeTokenizer:
     """Bytes as tokens."""
 
-    vocab_size = 258
-    special_ids = frozenset({BEGIN, END})
+    chat_template: Any = None
     bos_token_id = None
     eos_token_ids = (END,)
 
-    def __init__(self) -> None:
-        pieces = [bytes([i]) for i in range(256)] + [b"<|begin|>", b"<|end|>"]
+    def __init__(self, marks: Sequence[str] = (), template: str | None = None) -> None:
+        """marks: more special tokens. template: source of the chat template."""
+        self.marks = tuple(marks)
+        names = ["<|begin|>", "<|end|>", *marks]
+        pieces = [bytes([i]) for i in range(256)] + [name.encode() for name in names]
         self._pieces = pieces
+        self.vocab_size = len(pieces)
+        self.special_ids = frozenset(range(256, len(pieces)))
+        if template is not None:
+            self.chat_template = SimpleNamespace(source=template, tool_source=None)
         self.vocabulary = Vocabulary(pieces, sorted(self.special_ids))
 
     def token_bytes(self, token_id: int) -> bytes:
         return self._pieces[token_id]
 
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode())
+    def token_id(self, token: str) -> int | None:
+        return 258 + self.marks.index(token) if token in self.marks else None
 
-    chat_template = None
+    def token_str(self, token_id: int) -> str:
+        return self._pieces[token_id].decode(errors="replace")
+
+    def encode(self, text: str) -> list[int]:
+        """A byte a token, but for the marks."""
+        if not self.marks:
+            return list(text.encode())
+        ids: list[int] = []
+        for part in re.split("(" + "|".join(map(re.escape, self.marks)) + ")", text):
+            mark = self.token_id(part)
+            ids += list(part.encode()) if mark is None else [mark]
+        return ids
+
     special_tokens: dict[str, str] = {}  # noqa: RUF012
 
     def id_vocabulary(self) -> Vocabulary:
@@ -76,17 +95,26 @@ class FakeDelta:
 class Writer:
     """One sequence being written."""
 
-    def __init__(self, index: int, prompt: Sequence[int], params: Any, limit: int) -> None:
+    def __init__(
+        self,
+        index: int,
+        prompt: Sequence[int],
+        params: Any,
+        limit: int,
+        tokenizer: FakeTokenizer,
+        script: str | None,
+    ) -> None:
         self.index = index
         self.params = params
         self.limit = limit
         self.num_tokens = 0
         self.source = random.Random(repr((tuple(prompt), params.seed, index if params.temperature else 0)))
         text = "".join(self.source.choice(WORDS) for _ in range(self.source.randint(3, 40)))
-        self.tokens = [*text.encode(), END]
+        self.tokens = [*tokenizer.encode(text if script is None else script), END]
         self.decoder = StreamDecoder(
-            FakeTokenizer().vocabulary,
+            tokenizer.vocabulary,
             skip_special_tokens=params.skip_special_tokens,
+            shown_special_ids=params.shown_special_ids,
             stop=params.stop,
             include_stop_str_in_output=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
@@ -128,12 +156,21 @@ class Writer:
 class FakeEngine:
     """AsyncEngine's face."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        tokenizer: FakeTokenizer | None = None,
+        script: str | None = None,
+        max_model_len: int = MAX_MODEL_LEN,
+    ) -> None:
+        """script: what it writes, instead of something random."""
         self.config = EngineConfig(model=ModelConfig())
         self.served_model_names = ("fake", "alias")
         self.metrics = EngineMetrics()
-        self.tokenizer = FakeTokenizer()
-        self.model_info = ModelInfo(VOCAB_SIZE, MAX_MODEL_LEN, 64, 16)
+        self.tokenizer = tokenizer or FakeTokenizer()
+        self.script = script
+        self.generation_prompt = "[assistant]"
+        self.model_info = ModelInfo(VOCAB_SIZE, max_model_len, 64, 16)
         self.default_sampling = SamplingDefaults()
         self.state = "ready"
         self.fail_after: int | None = None
@@ -187,13 +224,12 @@ class FakeEngine:
     async def render_chat(self, conversation: Any, form: ChatForm) -> str:
         await asyncio.sleep(0)
         found = conversation() if callable(conversation) else conversation
-        text = form.chat_template or ""
-        text += "".join(f"[tool:{tool.name}]" for tool in found.tools)
-        text += "".join(f"[document:{document['text']}]" for document in found.documents)
-        text += "".join(f"[{message.role}]{message.text}" for message in found.messages)
+        text = "".join(f"[{message.role}]{message.text}" for message in found.messages)
+        if found.tools:
+            text += repr([tool.name for tool in found.tools])
         if form.template_arguments:
             text += repr(dict(form.template_arguments))
-        return text + ("[assistant]" if form.add_generation_prompt else "")
+        return text + (self.generation_prompt if form.add_generation_prompt else "")
 
     async def submit(
         self,
@@ -221,7 +257,9 @@ class FakeEngine:
         self.metrics.submitted(stream, resolved)
         self.live[handle] = stream
         limit = room if resolved.max_tokens is None else resolved.max_tokens
-        sequences = [Writer(index, prompt, resolved, limit) for index in range(resolved.n)]
+        sequences = [
+            Writer(index, prompt, resolved, limit, self.tokenizer, self.script) for index in range(resolved.n)
+        ]
         task = asyncio.create_task(self._write(stream, sequences))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

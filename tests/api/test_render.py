@@ -327,3 +327,76 @@ async def test_render_refuses_what_the_route_refuses(server: Any) -> None:
     ):
         status, answer = await server.post(f"{path}/render", body)
         assert (status, answer["error"]["param"]) == (400, field)
+
+
+SCRIPT = (
+    '<think>Hm, 日本?</think>Let me see.<tool_call>{"name": "get_weather", "arguments": {"city": "Köln"}}</tool_call>'
+    '<tool_call>{"name": "get_time", "arguments": {}}</tool_call>'
+)
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+    for name in ("get_time", "get_weather")
+]
+CALLING = {"messages": HELLO, "tools": TOOLS, "max_tokens": 400}
+
+
+def without_ids(message: dict[str, Any]) -> dict[str, Any]:
+    """Ids of calls are drawn."""
+    return {**message, "tool_calls": [{**call, "id": ""} for call in message["tool_calls"]]}
+
+
+@pytest.fixture
+async def calling(serve: Any, fake_engine_type: Any) -> Any:
+    """A server whose model thinks, speaks and calls."""
+    template = '<tool_call>{"name": …, "arguments": …}</tool_call><think></think>'
+    tokenizer = fake_engine_type().tokenizer.__class__(("<think>", "</think>"), template)
+    engine = fake_engine_type(tokenizer=tokenizer, script=SCRIPT, max_model_len=4096)
+    async with serve(engine) as served:
+        yield served
+
+
+async def test_calls_and_thoughts_are_told_as_chat_tells_them(calling: Any) -> None:
+    _, whole = await calling.post(CHAT, CALLING, headers=NAMED)
+    message = whole["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("Hm, 日本?", "Let me see.")
+    assert len(message["tool_calls"]) == 2
+    _, body = await calling.post("/render", CALLING, headers=NAMED)
+    _, generated = await calling.post(GENERATE, body)
+    sent = {"prompt_token_ids": body["token_ids"], "chat_request": CALLING}
+    status, reply = await calling.post("/derender", {**sent, "generate_response": generated})
+    assert status == 200, reply
+    assert reply["usage"] == whole["usage"]
+    assert reply["choices"][0]["finish_reason"] == "tool_calls"
+    assert without_ids(reply["choices"][0]["message"]) == without_ids(message)
+    mode = {**body, "output_mode": "derender", "chat_request": CALLING}
+    _, at_once = await calling.post(GENERATE, mode)
+    assert without_ids(at_once["choices"][0]["message"]) == without_ids(message)
+    calling.engine.in_step = True
+    events = await calling.stream(GENERATE, body)
+    chunks = [json.loads(event) for event in events[:-1]]
+    assert len(chunks) > 50
+    told = await derendered(calling, sent, chunks, f"{CHAT}/derender")
+    assert joined(told, "content") == {0: message["content"]}
+    assert joined(told, "reasoning") == {0: message["reasoning"]}
+    calls: list[dict[str, Any]] = []
+    for chunk in told:
+        for piece in chunk["choices"][0]["delta"].get("tool_calls", []):
+            if piece["index"] == len(calls):
+                calls.append(piece)
+            else:
+                calls[piece["index"]]["function"]["arguments"] += piece["function"]["arguments"]
+    shown = [{**call, "id": ""} for call in calls]
+    assert [call["function"] for call in shown] == [call["function"] for call in message["tool_calls"]]
+    assert told[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_token_ids_beside_calls(calling: Any) -> None:
+    """Every token once, whatever it came to: a mark, a thought, a piece of a call."""
+    asked = {**CALLING, "return_token_ids": True}
+    _, whole = await calling.post(CHAT, asked)
+    calling.engine.in_step = True
+    chunks = [json.loads(event) for event in (await calling.stream(CHAT, asked))[:-1]]
+    streamed = [token for chunk in chunks for token in chunk["choices"][0].get("token_ids", [])]
+    assert streamed == whole["choices"][0]["token_ids"]
+    assert ["prompt_token_ids" in chunk for chunk in chunks] == [True] + [False] * (len(chunks) - 1)
+    assert chunks[0]["prompt_token_ids"] == whole["prompt_token_ids"]

@@ -215,6 +215,16 @@ class ServerConfig(_Settings):
     strict_fields: bool = setting(
         False, "answer 400 to fields that have no effect, instead of naming them in X-Oneloop-Ignored"
     )
+    tool_call_parser: str = setting(
+        "auto", "format of the model's tool calls, none for no tools; auto: by the chat template"
+    )
+    reasoning_parser: str = setting(
+        "auto", "format of the model's thinking, none to leave it in the text; auto: by the chat template"
+    )
+    enable_auto_tool_choice: bool = setting(
+        True,
+        "let the model choose among a request's tools, where the format of its calls is known",
+    )
     shutdown_timeout: float = setting(5.0, "seconds that running requests get after SIGTERM", minimum=0)
 
     def __post_init__(self) -> None:

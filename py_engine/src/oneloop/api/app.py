@@ -26,6 +26,7 @@ from oneloop.api.handlers.version import version
 from oneloop.api.limits import Limits
 from oneloop.api.metrics import CLIENT_GONE, HttpMetrics
 from oneloop.api.outbox import Outbox
+from oneloop.api.parsing import OutputFormats
 from oneloop.api.protocol.sampling import safe_request_id
 from oneloop.api.replies import new_request_id
 from oneloop.api.state import REQUEST_ID, STATE, TEXT, ApiState, TextState
@@ -97,6 +98,7 @@ def create_text_app(engine: TextEngine, config: ServerConfig) -> web.Application
         limits=replace(limits, priority=True),
         bodies=BodyReader(limits),
         metrics=HttpMetrics(dict.fromkeys(path for _, path, _ in routes)),
+        formats=OutputFormats.choose(config, engine.tokenizer),
         started=int(time.time()),
     )
     return app
@@ -145,6 +147,7 @@ def _make_state(engine: AsyncEngine, config: ServerConfig, paths: Iterable[str])
         bodies=BodyReader(limits),
         metrics=HttpMetrics(dict.fromkeys(paths)),
         outbox=Outbox(engine.metrics.loop),
+        formats=OutputFormats.choose(config, engine.tokenizer),
         started=int(time.time()),
     )
 

@@ -29,7 +29,7 @@ def event(value: object) -> bytes:
     return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
-class _Frame:
+class ChunkFrame:
     """The constant bytes around a choice's payload, and the usage that a chunk carries."""
 
     def __init__(
@@ -80,9 +80,10 @@ class _Shape:
     """What is told of the prompt stands in the choice, as each may have a prompt of its own."""
 
 
-_CHAT = _Shape("chat.completion.chunk", b'"delta":{"content":', b"}", b'"delta":{}', False)
+CHAT_KIND = "chat.completion.chunk"
+_CHAT = _Shape(CHAT_KIND, b'"delta":{"content":', b"}", b'"delta":{}', False)
 _COMPLETION = _Shape("text_completion", b'"text":', b"", b'"text":""', True)
-_ROLE = b'"delta":{"role":"assistant","content":""}'
+ROLE = b'"delta":{"role":"assistant","content":""}'
 _LOGPROBS = b',"logprobs":'
 _OPEN = b',"finish_reason":null}'
 
@@ -104,7 +105,7 @@ class ChunkEncoder:
 
     def __init__(
         self,
-        frame: _Frame,
+        frame: ChunkFrame,
         shape: _Shape,
         openings: Sequence[bytes],
         logprobs: Sequence[LogprobsEncoder] | None,
@@ -216,9 +217,13 @@ def chat_chunks(
 
     echo: text that goes before each answer, in the chunk with the role.
     """
-    frame = _Frame(head, _CHAT.kind, num_choices, options, usage)
-    opening = _ROLE if not echo else _ROLE.removesuffix(b'""}') + orjson.dumps(echo) + b"}"
-    return ChunkEncoder(frame, _CHAT, [opening] * num_choices, logprobs, told)
+    frame = ChunkFrame(head, _CHAT.kind, num_choices, options, usage)
+    return ChunkEncoder(frame, _CHAT, [role_payload(echo)] * num_choices, logprobs, told)
+
+
+def role_payload(echo: str) -> bytes:
+    """The payload of a choice's first chunk. echo: text that goes before the answer."""
+    return ROLE.removesuffix(b'""}') + orjson.dumps(echo) + b"}"
 
 
 def completion_chunks(
@@ -234,6 +239,6 @@ def completion_chunks(
 
     echoes: per choice the prompt text to send first ("" without echo). logprobs: one per choice.
     """
-    frame = _Frame(head, _COMPLETION.kind, len(echoes), options, usage)
+    frame = ChunkFrame(head, _COMPLETION.kind, len(echoes), options, usage)
     openings = [_COMPLETION.text_start + orjson.dumps(echo) if echo else b"" for echo in echoes]
     return ChunkEncoder(frame, _COMPLETION, openings, logprobs, told)

@@ -15,6 +15,9 @@ MAX_DOCUMENT_BYTES = 4 << 20
 """Of all documents, as JSON."""
 MAX_TEMPLATE_CHARS = 1 << 16
 """Of a template that a request brings."""
+MAX_TOOLS_BYTES = 1 << 20
+"""Of all tools, as JSON."""
+MAX_TOOL_NAME_LEN = 128
 MAX_TEMPLATE_ARGUMENTS = 32
 MAX_TEMPLATE_ARGUMENT_BYTES = 16 << 10
 MAX_NAME_LEN = 256

@@ -15,6 +15,7 @@ from oneloop.api.logprobs import encode_whole
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from oneloop.api.chat_replies import Answer
     from oneloop.engine.logprobs import LogprobsEncoder
     from oneloop.engine.outputs import Added, FinishReason, TokenLogprobs
 
@@ -53,15 +54,20 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int | None = None
+    """None: the model has no thinking that we know."""
 
     def wire(self) -> dict[str, Any]:
         """The `usage` object."""
-        return {
+        wire: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "completion_tokens": self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
+        if self.reasoning_tokens is not None:
+            wire["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+        return wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +118,14 @@ async def encode_logprobs(
 def chat_reply(
     head: ReplyHead,
     choices: Sequence[Choice],
+    answers: Sequence[Answer],
     usage: Usage,
     logprobs: Sequence[Logprobs],
     *,
     echo: str = "",
     told: Told | None = None,
 ) -> dict[str, Any]:
-    """The body of a chat completion. logprobs: per choice. echo: text that goes before each answer."""
+    """The body of a chat completion. answers, logprobs: per choice. echo: text that goes before each answer."""
     ids = told is not None and told.token_ids
     return {
         "id": head.id,
@@ -126,7 +133,7 @@ def chat_reply(
         "created": head.created,
         "model": head.model,
         "choices": [
-            _chat_choice(index, choice, logprobs[index], echo) | _ids(choice, ids)
+            _chat_choice(index, choice, answers[index], logprobs[index], echo) | _ids(choice, ids)
             for index, choice in enumerate(choices)
         ],
         "service_tier": None,
@@ -142,20 +149,23 @@ def _ids(choice: Choice, asked: bool) -> dict[str, Any]:
     return {"token_ids": choice.token_ids} if asked else {}
 
 
-def _chat_choice(index: int, choice: Choice, logprobs: Logprobs, echo: str) -> dict[str, Any]:
+def _chat_choice(index: int, choice: Choice, answer: Answer, logprobs: Logprobs, echo: str) -> dict[str, Any]:
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": echo + (answer.content or "") if echo else answer.content,
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": None,
+        "reasoning": answer.reasoning,
+    }
+    if answer.tool_calls:
+        message["tool_calls"] = answer.tool_calls
     return {
         "index": index,
-        "message": {
-            "role": "assistant",
-            "content": echo + choice.text,
-            "refusal": None,
-            "annotations": None,
-            "audio": None,
-            "function_call": None,
-            "reasoning": None,
-        },
+        "message": message,
         "logprobs": logprobs,
-        "finish_reason": choice.finish_reason,
+        "finish_reason": answer.finish_reason,
         "stop_reason": choice.stop_reason,
     }
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from oneloop.api.limits import Limits
     from oneloop.api.metrics import HttpMetrics
     from oneloop.api.outbox import Outbox
+    from oneloop.api.parsing import OutputFormats
     from oneloop.api.protocol.chat import ChatRequest
     from oneloop.api.protocol.completions import CompletionRequest
     from oneloop.config import ServerConfig
@@ -80,6 +81,7 @@ class TextState:
     limits: Limits
     bodies: BodyReader
     metrics: HttpMetrics
+    formats: OutputFormats
     arrivals: Arrivals = field(default_factory=Arrivals)
     repeated_completions: Repeated[CompletionRequest] = field(default_factory=Repeated)
     repeated_chats: Repeated[ChatRequest] = field(default_factory=Repeated)

@@ -27,6 +27,7 @@ class TextForm:
     """What of the tokens is text. Fields as SamplingParams has them."""
 
     skip_special_tokens: bool = True
+    shown_special_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     min_tokens: int = 0
@@ -36,6 +37,7 @@ class TextForm:
         return StreamDecoder(
             vocabulary,
             skip_special_tokens=self.skip_special_tokens,
+            shown_special_ids=self.shown_special_ids,
             stop=self.stop,
             include_stop_str_in_output=self.include_stop_str_in_output,
             min_tokens=max(self.min_tokens - num_tokens, 0),

@@ -71,7 +71,7 @@ class ChatTemplate:
         """
         environment = BoundedEnvironment()
         self.source = source
-        self._tool_source = tool_source or ""
+        self.tool_source = tool_source
         self._file = file
         self._compile_limit_s = compile_limit_s
         self._special_tokens = dict(special_tokens or {})
@@ -155,7 +155,7 @@ class ChatTemplate:
             raise ModelError(self._file, f"cannot be compiled: {error}", item="chat_template") from error
 
     def _names(self, role: str) -> bool:
-        return names_role(self.source, role) or names_role(self._tool_source, role)
+        return names_role(self.source, role) or names_role(self.tool_source or "", role)
 
     def _fit(self, message: dict[str, Any]) -> None:
         """Give a prepared message the form that this template reads."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from oneloop.api.chunks import chat_chunks
+from oneloop.api.chat_replies import ChatTeller
 from oneloop.api.handlers.answer import answer
 from oneloop.api.handlers.generation import Job
 from oneloop.api.handlers.prompt import check_context, render, tokenized
+from oneloop.api.parsing import parsing_of
 from oneloop.api.protocol.chat import read_chat
 from oneloop.api.protocol.messages import read_messages
-from oneloop.api.replies import ReplyHead, Told, Usage, chat_reply
+from oneloop.api.replies import ReplyHead, Told, Usage
 from oneloop.engine.logprobs import make_encoders
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from oneloop.api.handlers.prompt import Prompt
+    from oneloop.api.parsing import Parsing
     from oneloop.api.protocol.chat import ChatRequest
     from oneloop.api.state import TextState
 
@@ -49,6 +52,9 @@ async def prepare_chat(
     state.engine.check_accepting()
     params, told_back = chat.params, chat.told_back
     prompt = await conversation_prompt(state, messages, chat)
+    parsing = _parsing(state, chat, prompt, messages)
+    if parsing is not None and state.formats.shown_special_ids:
+        params = replace(params, shown_special_ids=state.formats.shown_special_ids)
     check_context(
         params,
         len(prompt.token_ids),
@@ -56,12 +62,17 @@ async def prepare_chat(
         prompt_field="messages",
         max_tokens_field=chat.max_tokens_field,
     )
-    head = ReplyHead.make("chatcmpl", request_id, model)
     usage = Usage(prompt_tokens=len(prompt.token_ids))
     vocabulary = await state.engine.id_vocabulary() if told_back.tokens_as_ids else None
     logprobs = make_encoders(state.engine.tokenizer, "chat", params, params.n, vocabulary=vocabulary)
     told = Told(told_back.token_ids, [prompt.told(told_back)])
-    echo = _echo(messages[-1]) if chat.echo else ""
+    teller = ChatTeller(
+        head=ReplyHead.make("chatcmpl", request_id, model),
+        parsing=parsing,
+        usage=usage,
+        echo=_text(messages[-1]) if chat.echo and messages[-1]["role"] == "assistant" else "",
+        told=told,
+    )
     return Job(
         prompts=[(prompt.token_ids, params)],
         scheduling=chat.scheduling,
@@ -70,17 +81,8 @@ async def prepare_chat(
         headers=headers,
         num_choices=params.n,
         logprobs=logprobs,
-        make_encoder=partial(
-            chat_chunks,
-            head,
-            num_choices=params.n,
-            options=chat.stream,
-            usage=usage,
-            logprobs=logprobs,
-            echo=echo,
-            told=told,
-        ),
-        make_reply=lambda choices, encoded: chat_reply(head, choices, usage, encoded, echo=echo, told=told),
+        make_encoder=partial(teller.encoder, params.n, chat.stream, logprobs),
+        make_reply=teller.reply,
         told=told,
     )
 
@@ -88,7 +90,7 @@ async def prepare_chat(
 async def conversation_prompt(state: TextState, messages: list[dict[str, Any]], chat: ChatRequest) -> Prompt:
     """The conversation as the model reads it. messages: as read_messages() makes them."""
     form = chat.form
-    text = await render(state, messages, form, chat.tools, chat.documents)
+    text = await render(state, messages, form, chat.tools.offered, chat.documents)
     asked = chat.truncation
     return await tokenized(
         state,
@@ -100,9 +102,21 @@ async def conversation_prompt(state: TextState, messages: list[dict[str, Any]], 
     )
 
 
-def _echo(final: dict[str, Any]) -> str:
-    """The final message's text, where the answer goes on with it: it is the assistant's own."""
-    content = final["content"]
-    if final["role"] != "assistant":
-        return ""
+def _parsing(
+    state: TextState, chat: ChatRequest, prompt: Prompt, messages: list[dict[str, Any]]
+) -> Parsing | None:
+    return parsing_of(
+        state.formats,
+        chat.tools,
+        prompt=prompt.text or "",
+        continued=_text(messages[-1]) if chat.form.continue_final_message else None,
+        template_arguments=chat.form.template_arguments,
+        include_reasoning=chat.include_reasoning,
+        skip_special_tokens=chat.params.skip_special_tokens,
+    )
+
+
+def _text(message: dict[str, Any]) -> str:
+    """A message's text, parts on lines of their own."""
+    content = message["content"]
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from oneloop.api.chat_replies import ChatTeller, events_delta
 from oneloop.api.errors import bad_request
 from oneloop.api.handlers.json_reply import json_reply
+from oneloop.api.parsing import parsing_of
 from oneloop.api.protocol.derender import STATE_VERSION, ChoiceState, read_derender
-from oneloop.api.replies import Choice, ReplyHead, Usage, chat_reply, completion_reply, encode_logprobs
+from oneloop.api.replies import Choice, ReplyHead, Usage, completion_reply, encode_logprobs
 from oneloop.api.state import TEXT
 from oneloop.engine.logprobs import make_encoder
 from oneloop.tokenize.output_text import Ended, TextState, next_text, whole_text
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from oneloop.api.protocol.derender import Api, DerenderRequest, Generated, Output
+    from oneloop.api.parsing import Parsing
+    from oneloop.api.protocol.derender import Api, ChatParts, DerenderRequest, Generated, Output
     from oneloop.api.state import TextState as ServerTextState
     from oneloop.engine.logprobs import LogprobsEncoder
     from oneloop.tokenize.output_text import TextForm
@@ -51,10 +54,28 @@ async def _answer(request: web.Request, members: dict[str, object], api: Api) ->
     model = state.check_model(asked.model)
     headers = state.note_ignored(asked.ignored)
     _check_vocabulary(state, asked)
+    parsing = derender_parsing(state, asked.parts, asked.form) if api == "chat" else None
+    if parsing is not None:
+        asked = replace(asked, form=replace(asked.form, shown_special_ids=state.formats.shown_special_ids))
     if asked.stream:
-        chunk, carried = await asyncio.to_thread(_next_chunk, state, asked, api, model)
+        chunk, carried = await asyncio.to_thread(_next_chunk, state, asked, api, model, parsing)
         return json_reply({"chunk": chunk, "stream_state": carried}, headers)
-    return json_reply(await _whole_reply(state, asked, api, model), headers)
+    return json_reply(await _whole_reply(state, asked, api, model, parsing), headers)
+
+
+def derender_parsing(state: ServerTextState, parts: ChatParts, form: TextForm) -> Parsing | None:
+    """How chat replies are taken apart. None: all of the text is content."""
+    vocabulary, end = state.engine.tokenizer.vocabulary, list(parts.prompt_end)
+    known = [token for token in end if token < len(vocabulary)]
+    return parsing_of(
+        state.formats,
+        parts.tools,
+        prompt=vocabulary.decode(known, skip_special_tokens=False),
+        continued=parts.continued,
+        template_arguments=parts.template_arguments,
+        include_reasoning=parts.include_reasoning,
+        skip_special_tokens=form.skip_special_tokens,
+    )
 
 
 def _check_vocabulary(state: ServerTextState, asked: DerenderRequest) -> None:
@@ -67,7 +88,7 @@ def _check_vocabulary(state: ServerTextState, asked: DerenderRequest) -> None:
 
 
 async def _whole_reply(
-    state: ServerTextState, asked: DerenderRequest, api: Api, model: str
+    state: ServerTextState, asked: DerenderRequest, api: Api, model: str, parsing: Parsing | None
 ) -> dict[str, Any]:
     outputs = [output for one in asked.generated for output in one.outputs]
     texts = await asyncio.to_thread(_texts, state, asked.form, outputs)
@@ -91,7 +112,7 @@ async def _whole_reply(
     usage = _usage(asked)
     usage.completion_tokens = sum(len(output.token_ids) for output in outputs)
     if api == "chat":
-        return chat_reply(head, choices, usage, shown)
+        return ChatTeller(head=head, parsing=parsing, usage=usage).reply(choices, shown)
     return completion_reply(head, choices, usage, echoes=[""] * len(choices), logprobs=shown)
 
 
@@ -104,7 +125,7 @@ def _texts(state: ServerTextState, form: TextForm, outputs: Sequence[Output]) ->
 
 
 def _next_chunk(
-    state: ServerTextState, asked: DerenderRequest, api: Api, model: str
+    state: ServerTextState, asked: DerenderRequest, api: Api, model: str, parsing: Parsing | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """In a thread: what one chunk of tokens comes to, and the state behind it."""
     (chunk,) = asked.generated
@@ -112,7 +133,7 @@ def _next_chunk(
     choices = []
     for output in chunk.outputs:
         before = states.get(output.index)
-        shown, states[output.index] = _next_choice(state, asked.form, api, output, before)
+        shown, states[output.index] = _next_choice(state, asked.form, api, output, before, parsing)
         choices.append(shown)
     reply: dict[str, Any] = {
         "id": chunk.request_id,
@@ -130,7 +151,12 @@ def _next_chunk(
 
 
 def _next_choice(
-    state: ServerTextState, form: TextForm, api: Api, output: Output, before: ChoiceState | None
+    state: ServerTextState,
+    form: TextForm,
+    api: Api,
+    output: Output,
+    before: ChoiceState | None,
+    parsing: Parsing | None,
 ) -> tuple[dict[str, Any], ChoiceState]:
     known = before or ChoiceState(text=TextState())
     if known.ended:
@@ -138,20 +164,37 @@ def _next_choice(
     ended = None if output.finish_reason is None else _ended(output)
     vocabulary = state.engine.tokenizer.vocabulary
     text, behind = next_text(vocabulary, _form_of(form, output), known.text, output.token_ids, ended)
-    after = ChoiceState(text=behind, ended=ended is not None)
+    said = "" if parsing is None else known.said + text
+    after = ChoiceState(text=behind, ended=ended is not None, said=said)
     shown: dict[str, Any] = {"index": output.index}
+    finish_reason: str | None = output.finish_reason
     if api == "chat":
-        role = {"role": "assistant"} if before is None else {}
-        shown["delta"] = {**role, **({"content": text} if text or role else {})}
+        role = {"role": "assistant", "content": ""} if before is None else {}
+        if parsing is None:
+            delta = {"content": text} if text else {}
+        else:
+            delta, finish_reason = _parsed(parsing, known.said, text, output)
+        shown["delta"] = {**role, **delta}
     else:
         shown["text"] = text
     encoder = _encoder(state, form, api, output)
     if encoder is not None:
         shown["logprobs"] = _logprobs(encoder, known.text, output)
-    shown["finish_reason"] = output.finish_reason
+    shown["finish_reason"] = finish_reason
     if output.finish_reason is not None:
         shown["stop_reason"] = output.stop_reason
     return shown, after
+
+
+def _parsed(parsing: Parsing, before: str, text: str, output: Output) -> tuple[dict[str, Any], str | None]:
+    """A chunk's text taken apart, and its finish reason. The parser reads what was before again: no cut changes what
+    comes out, so what follows is what an uninterrupted one would say.
+    """
+    parser = parsing.parser(Usage())
+    parser.add(before, [], None)
+    delta = events_delta(parser.add(text, output.token_ids, output.finish_reason), parser.call_id)
+    reason = output.finish_reason
+    return delta, None if reason is None else parser.finish_reason(reason)
 
 
 def _logprobs(encoder: LogprobsEncoder, before: TextState, output: Output) -> dict[str, Any]:

@@ -6,20 +6,23 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from oneloop.api.chunks import chat_chunks
+from oneloop.api.chat_replies import ChatTeller
 from oneloop.api.handlers.answer import answer
+from oneloop.api.handlers.derender import derender_parsing
 from oneloop.api.handlers.generation import Job
 from oneloop.api.handlers.prompt import check_context
 from oneloop.api.protocol.generate import read_generate
-from oneloop.api.replies import ReplyHead, Usage, chat_reply
+from oneloop.api.replies import ReplyHead, Usage
 from oneloop.api.token_chunks import TokenChunks, generate_reply
 from oneloop.engine.logprobs import make_encoders
+from oneloop.tokenize.output_text import TextForm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aiohttp import web
 
+    from oneloop.api.parsing import Parsing
     from oneloop.api.protocol.generate import GenerateRequest
     from oneloop.api.state import TextState
     from oneloop.engine.params import ResolvedParams
@@ -48,6 +51,12 @@ async def prepare_generate(
         max_tokens_field="sampling_params.max_tokens",
     )
     params = asked.params if asked.output_mode != "tokens" else _without_text(asked.params)
+    parsing = None
+    if asked.output_mode == "derender":
+        form = TextForm(skip_special_tokens=params.skip_special_tokens)
+        parsing = derender_parsing(state, asked.parts, form)
+    if parsing is not None:
+        params = replace(params, shown_special_ids=state.formats.shown_special_ids)
     head = ReplyHead.named(request_id, model)
     usage = Usage(prompt_tokens=len(asked.token_ids))
     named_by_text = asked.output_mode == "derender"
@@ -74,7 +83,7 @@ async def prepare_generate(
             head, choices, usage, encoded, with_text=asked.output_mode == "text"
         ),
     )
-    return _as_chat(job, head, asked) if named_by_text else job
+    return _as_chat(job, head, asked, parsing) if named_by_text else job
 
 
 def _without_text(params: ResolvedParams) -> ResolvedParams:
@@ -82,18 +91,11 @@ def _without_text(params: ResolvedParams) -> ResolvedParams:
     return params if params.stop else replace(params, detokenize=False)
 
 
-def _as_chat(job: Job, head: ReplyHead, asked: GenerateRequest) -> Job:
+def _as_chat(job: Job, head: ReplyHead, asked: GenerateRequest, parsing: Parsing | None) -> Job:
     """The same, answered as /v1/chat/completions does."""
-    usage, logprobs = job.usage, job.logprobs
+    teller = ChatTeller(head=head, parsing=parsing, usage=job.usage)
     return replace(
         job,
-        make_encoder=partial(
-            chat_chunks,
-            head,
-            num_choices=job.num_choices,
-            options=asked.stream,
-            usage=usage,
-            logprobs=logprobs,
-        ),
-        make_reply=lambda choices, encoded: chat_reply(head, choices, usage, encoded),
+        make_encoder=partial(teller.encoder, job.num_choices, asked.stream, job.logprobs),
+        make_reply=teller.reply,
     )

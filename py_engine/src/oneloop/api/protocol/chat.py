@@ -14,7 +14,6 @@ from oneloop.api.protocol.prompt_fields import (
     ToldBack,
     read_documents,
     read_told_back,
-    read_tools,
     read_truncation,
 )
 from oneloop.api.protocol.sampling import (
@@ -26,6 +25,7 @@ from oneloop.api.protocol.sampling import (
     read_scheduling,
     read_stream_options,
 )
+from oneloop.api.protocol.tools import ToolUse, read_tools
 from oneloop.tokenize.conversation import ChatForm
 
 if TYPE_CHECKING:
@@ -46,8 +46,6 @@ class ChatRequest:
 
     model: str | None
     form: ChatForm
-    tools: list[dict[str, Any]]
-    """As templates read them."""
     documents: list[dict[str, Any]]
     truncation: AskedTruncation | None
     told_back: ToldBack
@@ -58,6 +56,9 @@ class ChatRequest:
     """The client's name for params.max_tokens."""
     stream: StreamOptions
     scheduling: Scheduling
+    tools: ToolUse
+    include_reasoning: bool
+    """Whether the thinking is shown."""
     ignored: list[str]
     """Fields that had no effect."""
 
@@ -68,7 +69,8 @@ def read_chat(members: Mapping[str, Any], limits: Limits, defaults: SamplingDefa
     model = fields.text("model")
     form = read_chat_form(fields, limits)
     stream = read_stream_options(fields)
-    tools = _read_tools(fields)
+    tools = read_tools(fields)
+    include_reasoning = fields.flag("include_reasoning", True)
     documents = read_documents(fields)
     truncation = read_truncation(fields, limits)
     told_back = read_told_back(fields)
@@ -93,6 +95,7 @@ def read_chat(members: Mapping[str, Any], limits: Limits, defaults: SamplingDefa
         max_tokens_field=max_tokens_field,
         stream=stream,
         scheduling=scheduling,
+        include_reasoning=include_reasoning,
         ignored=fields.unread(),
     )
 
@@ -133,13 +136,6 @@ def _chat_template(fields: Fields, limits: Limits) -> str | None:
             "chat_template", f"may have at most {MAX_TEMPLATE_CHARS} characters, got {len(template)}"
         )
     return template
-
-
-def _read_tools(fields: Fields) -> list[dict[str, Any]]:
-    """Tools that the model may call, which is not supported yet. With tool_choice "none" it is shown none."""
-    if read_tools(fields) and fields.given("tool_choice") != "none":
-        raise fields.refuse("tools", 'is not supported yet; leave it out, or send tool_choice "none"')
-    return []
 
 
 def _max_tokens(fields: Fields) -> tuple[int | None, str]:

@@ -7,16 +7,19 @@ change nothing but this client's own reply.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from oneloop.api.errors import bad_request
 from oneloop.api.protocol.fields import Fields, shown, token_ids
+from oneloop.api.protocol.messages import read_template_arguments
 from oneloop.api.protocol.sampling import read_text_form
+from oneloop.api.protocol.tools import ToolUse, read_tools
+from oneloop.parsers.engine import PROMPT_END_CHARS
 from oneloop.tokenize.output_text import MAX_TAIL, TextForm, TextState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from oneloop.api.limits import Limits
     from oneloop.engine.outputs import FinishReason, TokenLogprobs
@@ -56,6 +59,19 @@ class Generated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChatParts:
+    """What of a chat request says how its reply is taken apart."""
+
+    tools: ToolUse = field(default_factory=ToolUse)
+    include_reasoning: bool = True
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    continued: str | None = None
+    """Text of the turn that is to go on."""
+    prompt_end: Sequence[int] = ()
+    """The last tokens of the prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DerenderRequest:
     """As checked."""
 
@@ -66,6 +82,7 @@ class DerenderRequest:
     prompt_tokens: list[int | None]
     """One per prompt."""
     form: TextForm
+    parts: ChatParts
     state: dict[int, ChoiceState] | None
     """Of a stream; None at its beginning."""
     ignored: list[str]
@@ -77,6 +94,8 @@ class ChoiceState:
 
     text: TextState
     ended: bool = False
+    said: str = ""
+    """All of the text so far, where it is taken apart: the parser reads it again."""
 
     def wire(self, index: int) -> dict[str, Any]:
         """As JSON carries it."""
@@ -88,6 +107,7 @@ class ChoiceState:
             "num_shown": text.num_shown,
             "num_chars": text.num_chars,
             "ended": self.ended,
+            "said": self.said,
         }
 
 
@@ -98,7 +118,11 @@ def read_derender(members: Mapping[str, Any], api: Api, limits: Limits) -> Deren
     stream = fields.flag("stream", False)
     original = "chat_request" if api == "chat" else "completion_request"
     request = fields.object(original)
-    form = TextForm() if request is None else read_text_form(Fields(request, f"{original}."))
+    form, parts = TextForm(), ChatParts()
+    if request is not None:
+        asked = Fields(request, f"{original}.")
+        form = read_text_form(asked)
+        parts = read_chat_parts(asked) if api == "chat" else parts
     if stream:
         given = fields.object("generate_chunk")
         if given is None:
@@ -108,14 +132,32 @@ def read_derender(members: Mapping[str, Any], api: Api, limits: Limits) -> Deren
     else:
         generated = _whole(fields, api, limits)
         state = None
+    prompt = fields.array("prompt_token_ids", at_most=limits.max_detokenize_ids) or []
     return DerenderRequest(
         model=model,
         stream=stream,
         generated=generated,
         prompt_tokens=_prompt_tokens(fields, len(generated), limits),
         form=form,
+        parts=replace(parts, prompt_end=prompt[-PROMPT_END_CHARS:]),
         state=state,
         ignored=fields.unread(),
+    )
+
+
+def read_chat_parts(fields: Fields) -> ChatParts:
+    """Of the original request; what else it has was checked when it was rendered."""
+    messages = fields.given("messages")
+    continued = None
+    if fields.flag("continue_final_message", False) and type(messages) is list and messages:
+        final = messages[-1]
+        content = final.get("content") if type(final) is dict else None
+        continued = content if type(content) is str else ""
+    return ChatParts(
+        tools=read_tools(fields),
+        include_reasoning=fields.flag("include_reasoning", True),
+        template_arguments=read_template_arguments(fields),
+        continued=continued,
     )
 
 
@@ -288,7 +330,15 @@ def _choice_state(fields: Fields, limits: Limits) -> ChoiceState:
             num_chars=_count(fields, "num_chars", _MAX_COUNT) or 0,
         ),
         ended=fields.flag("ended", False),
+        said=_said(fields, limits),
     )
+
+
+def _said(fields: Fields, limits: Limits) -> str:
+    said = fields.text("said") or ""
+    if len(said) > limits.max_prompt_chars:
+        raise fields.refuse("said", f"may have at most {limits.max_prompt_chars} characters")
+    return said
 
 
 def _count(fields: Fields, key: str, at_most: int) -> int | None:

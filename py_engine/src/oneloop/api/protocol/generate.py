@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from oneloop.api.protocol import unsupported
+from oneloop.api.protocol.derender import ChatParts, read_chat_parts
 from oneloop.api.protocol.fields import Fields, token_ids
 from oneloop.api.protocol.sampling import (
     Scheduling,
@@ -17,6 +18,7 @@ from oneloop.api.protocol.sampling import (
     read_scheduling,
     read_stream_options,
 )
+from oneloop.parsers.engine import PROMPT_END_CHARS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,6 +47,8 @@ class GenerateRequest:
     token_ids: list[int]
     params: ResolvedParams
     output_mode: OutputMode
+    parts: ChatParts
+    """Of the chat request behind it, for output_mode derender."""
     stream: StreamOptions
     scheduling: Scheduling
     ignored: list[str]
@@ -62,6 +66,8 @@ def read_generate(members: Mapping[str, Any], limits: Limits, defaults: Sampling
         raise fields.refuse("token_ids", "is missing; send a list of token ids")
     ids = token_ids("token_ids", prompt, limits.vocab_size, at_most=limits.max_model_len)
     mode = fields.choice("output_mode", OUTPUT_MODES) or "tokens"
+    original = fields.object("chat_request")
+    parts = ChatParts() if original is None else read_chat_parts(Fields(original, "chat_request."))
     if fields.given("features") is not None:
         raise fields.refuse("features", "is not supported: this model reads text")
     params = _read_params(fields, limits, defaults)
@@ -79,6 +85,7 @@ def read_generate(members: Mapping[str, Any], limits: Limits, defaults: Sampling
         token_ids=ids,
         params=params,
         output_mode=cast("OutputMode", mode),
+        parts=replace(parts, prompt_end=ids[-PROMPT_END_CHARS:]),
         stream=stream,
         scheduling=scheduling,
         ignored=fields.unread(),

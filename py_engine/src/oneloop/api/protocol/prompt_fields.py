@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import orjson
 
 from oneloop.api.errors import bad_request
-from oneloop.api.limits import MAX_DOCUMENT_BYTES, MAX_DOCUMENTS, MAX_NAME_LEN, MAX_TOOLS
+from oneloop.api.limits import MAX_DOCUMENT_BYTES, MAX_DOCUMENTS
 from oneloop.api.protocol.fields import shown
 from oneloop.tokenize.conversation import Truncation
 
@@ -91,38 +91,3 @@ def read_documents(fields: Fields) -> list[dict[str, Any]]:
     if size > MAX_DOCUMENT_BYTES:
         raise fields.refuse("documents", f"may have at most {MAX_DOCUMENT_BYTES} bytes, got {size}")
     return documents
-
-
-def read_tools(fields: Fields) -> list[dict[str, Any]]:
-    """`tools` as templates read them. An empty list is refused: it is a client's mistake."""
-    tools = fields.array("tools", at_most=MAX_TOOLS)
-    if tools is None:
-        return []
-    if not tools:
-        raise fields.refuse("tools", "must not be an empty list; leave it out")
-    return [_tool(fields, f"tools[{index}]", tool) for index, tool in enumerate(tools)]
-
-
-def _tool(outer: Fields, place: str, raw: Any) -> dict[str, Any]:
-    path = outer.name(place)
-    if type(raw) is not dict:
-        raise bad_request(path, f"{path} must be an object, got {shown(raw)}")
-    fields = outer.inner(raw, place)
-    if fields.text("type") not in (None, "function"):
-        raise fields.refuse("type", f"must be function, got {shown(raw['type'])}")
-    given = fields.object("function")
-    if given is None:
-        raise fields.refuse("function", "is missing")
-    function = fields.inner(given, "function")
-    name = function.text("name")
-    if not name or len(name) > MAX_NAME_LEN:
-        raise function.refuse("name", f"must be a string of 1 to {MAX_NAME_LEN} characters")
-    made: dict[str, Any] = {"name": name}
-    described, schema = function.text("description"), function.object("parameters")
-    if described is not None:
-        made["description"] = described
-    if schema is not None:
-        made["parameters"] = schema
-    if function.given("strict") is not None:
-        made["strict"] = function.flag("strict", False)
-    return {"type": "function", "function": made}

@@ -12,9 +12,9 @@ from oneloop.api.protocol.messages import read_messages
 from oneloop.api.protocol.prompt_fields import (
     AskedTruncation,
     read_documents,
-    read_tools,
     read_truncation,
 )
+from oneloop.api.protocol.tools import read_tools
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +28,7 @@ class Conversation:
 
     messages: list[dict[str, Any]]
     form: ChatForm
-    tools: list[dict[str, Any]]
+    tools: tuple[dict[str, Any], ...]
     documents: list[dict[str, Any]]
 
 
@@ -70,7 +70,7 @@ def read_tokenize(members: Mapping[str, Any], limits: Limits) -> TokenizeRequest
             raise fields.refuse("prompt", "is missing; send prompt or messages")
         messages = read_messages(fields.given("messages"), ignored)
         prompt = Conversation(
-            messages, read_chat_form(fields, limits), read_tools(fields), read_documents(fields)
+            messages, read_chat_form(fields, limits), read_tools(fields).offered, read_documents(fields)
         )
         add_special_tokens = prompt.form.add_special_tokens
         unsupported.refuse_unsupported(fields, unsupported.TOKENIZE)
