@@ -9,6 +9,12 @@ MAX_CONTENT_PARTS = 4096
 """Over all messages."""
 MAX_TOOL_CALLS = 4096
 """Over all messages."""
+MAX_TOOLS = 1024
+MAX_DOCUMENTS = 1024
+MAX_DOCUMENT_BYTES = 4 << 20
+"""Of all documents, as JSON."""
+MAX_TEMPLATE_CHARS = 1 << 16
+"""Of a template that a request brings."""
 MAX_TEMPLATE_ARGUMENTS = 32
 MAX_TEMPLATE_ARGUMENT_BYTES = 16 << 10
 MAX_NAME_LEN = 256
@@ -44,6 +50,8 @@ class Limits:
     """Size of a body, after decompression."""
     priority: bool
     """Whether the priority policy is on."""
+    request_templates: bool = False
+    """Whether a request may bring a chat template."""
 
     @property
     def max_detokenize_ids(self) -> int:

@@ -13,7 +13,7 @@ import oneloop
 from oneloop.api.logprobs import encode_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from oneloop.engine.logprobs import LogprobsEncoder
     from oneloop.engine.outputs import Added, FinishReason, TokenLogprobs
@@ -40,6 +40,11 @@ class ReplyHead:
         """prefix: "chatcmpl" or "cmpl"."""
         return cls(f"{prefix}-{request_id}", int(time.time()), model)
 
+    @classmethod
+    def named(cls, reply_id: str, model: str) -> ReplyHead:
+        """With an id that was chosen already."""
+        return cls(reply_id, int(time.time()), model)
+
 
 @dataclass(slots=True)
 class Usage:
@@ -59,11 +64,22 @@ class Usage:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a reply tells of tokens beside texts."""
+
+    token_ids: bool
+    """Whether each choice has the ids of its tokens."""
+    prompts: Sequence[Mapping[str, Any]]
+    """Per choice (of chat: the one of all) what is told of its prompt: `prompt_token_ids` and the like, or nothing."""
+
+
 @dataclass(slots=True)
 class Choice:
     """One sequence, added up."""
 
     text: str = ""
+    token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -71,6 +87,7 @@ class Choice:
     def add(self, delta: Added) -> None:
         """Append what a delta brings."""
         self.text += delta.text
+        self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs or []
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
@@ -93,29 +110,44 @@ async def encode_logprobs(
 
 
 def chat_reply(
-    head: ReplyHead, choices: Sequence[Choice], usage: Usage, logprobs: Sequence[Logprobs]
+    head: ReplyHead,
+    choices: Sequence[Choice],
+    usage: Usage,
+    logprobs: Sequence[Logprobs],
+    *,
+    echo: str = "",
+    told: Told | None = None,
 ) -> dict[str, Any]:
-    """The body of a chat completion. logprobs: per choice."""
+    """The body of a chat completion. logprobs: per choice. echo: text that goes before each answer."""
+    ids = told is not None and told.token_ids
     return {
         "id": head.id,
         "object": "chat.completion",
         "created": head.created,
         "model": head.model,
-        "choices": [_chat_choice(index, choice, logprobs[index]) for index, choice in enumerate(choices)],
+        "choices": [
+            _chat_choice(index, choice, logprobs[index], echo) | _ids(choice, ids)
+            for index, choice in enumerate(choices)
+        ],
         "service_tier": None,
         "system_fingerprint": SYSTEM_FINGERPRINT,
         "usage": usage.wire(),
         "prompt_logprobs": None,
         "kv_transfer_params": None,
+        **({} if told is None else told.prompts[0]),
     }
 
 
-def _chat_choice(index: int, choice: Choice, logprobs: Logprobs) -> dict[str, Any]:
+def _ids(choice: Choice, asked: bool) -> dict[str, Any]:
+    return {"token_ids": choice.token_ids} if asked else {}
+
+
+def _chat_choice(index: int, choice: Choice, logprobs: Logprobs, echo: str) -> dict[str, Any]:
     return {
         "index": index,
         "message": {
             "role": "assistant",
-            "content": choice.text,
+            "content": echo + choice.text,
             "refusal": None,
             "annotations": None,
             "audio": None,
@@ -135,6 +167,7 @@ def completion_reply(
     *,
     echoes: Sequence[str],
     logprobs: Sequence[Logprobs],
+    told: Told | None = None,
 ) -> dict[str, Any]:
     """The body of a completion. echoes, logprobs: per choice; an echo is the prompt text in front, "" for none."""
     return {
@@ -143,7 +176,7 @@ def completion_reply(
         "created": head.created,
         "model": head.model,
         "choices": [
-            _completion_choice(index, choice, echoes[index], logprobs[index])
+            _completion_choice(index, choice, echoes[index], logprobs[index]) | _told(index, choice, told)
             for index, choice in enumerate(choices)
         ],
         "service_tier": None,
@@ -151,6 +184,10 @@ def completion_reply(
         "usage": usage.wire(),
         "kv_transfer_params": None,
     }
+
+
+def _told(index: int, choice: Choice, told: Told | None) -> dict[str, Any]:
+    return {} if told is None else {**_ids(choice, told.token_ids), **told.prompts[index]}
 
 
 def _completion_choice(index: int, choice: Choice, echo: str, logprobs: Logprobs) -> dict[str, Any]:
