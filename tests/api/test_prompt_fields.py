@@ -92,6 +92,7 @@ async def test_text_and_offsets_told_back(server: Any) -> None:
 async def test_tokens_named_by_their_ids(server: Any) -> None:
     asked = {
         "messages": HELLO,
+        "seed": 3,
         "max_tokens": 4,
         "logprobs": True,
         "top_logprobs": 1,
@@ -123,7 +124,6 @@ async def test_tokens_named_by_their_ids(server: Any) -> None:
     ],
 )
 async def test_truncation(server: Any, fields: dict[str, Any], expected: list[int]) -> None:
-    server.engine.tokenizer.bos_token_id = 256
     assert (await server.post(COMPLETIONS, {"prompt": "abcdef", "max_tokens": 2, **fields}))[0] == 200
     assert server.engine.submitted[-1][0] == expected
     assert (await server.post(TOKENIZE, {"prompt": "abcdef", **fields}))[1]["tokens"] == expected
@@ -171,12 +171,9 @@ async def test_echo_of_a_turn_that_goes_on(server: Any) -> None:
 async def test_documents_tools_and_effort_reach_the_template(server: Any) -> None:
     body = {"messages": HELLO, "documents": [{"text": "one"}], "tools": [TOOL], "reasoning_effort": "low"}
     _, found = await server.post(TOKENIZE, body)
-    assert (
-        bytes(found["tokens"]).decode()
-        == "[tool:f][document:one][user]hello 日本{'reasoning_effort': 'low'}[assistant]"
-    )
+    assert bytes(found["tokens"]).decode() == "[tool:f][document:one][user]hello 日本effort: low[assistant]"
     _, found = await server.post(TOKENIZE, {"messages": HELLO, "reasoning_effort": "none"})
-    assert b"{'enable_thinking': False}" in bytes(found["tokens"])
+    assert b"enable_thinking: False" in bytes(found["tokens"])
 
 
 async def test_parts_and_thoughts(server: Any) -> None:

@@ -14,6 +14,13 @@ ASKED = {"messages": HELLO, "max_tokens": 40, "seed": 11, "temperature": 0.7}
 NAMED = {"X-Request-Id": "one"}
 
 
+@pytest.fixture
+async def server(serve: Any, null_engine_type: Any) -> Any:
+    """Without a prefix cache, or usage tells which of two equal requests was the first."""
+    async with serve(null_engine_type(enable_prefix_caching=False)) as served:
+        yield served
+
+
 async def derendered(server: Any, body: dict[str, Any], chunks: list[dict[str, Any]], path: str) -> list[Any]:
     """Each chunk's reply, the state carried as JSON."""
     state: Any = None
@@ -79,7 +86,6 @@ async def test_streamed_they_are_the_same_text(server: Any, variant: str) -> Non
         {**asked, "stream": True, "stream_options": {"include_usage": True}},
         headers=NAMED,
     )
-    server.engine.in_step = True
     events = await server.stream(GENERATE, body)
     assert events[-1] == "[DONE]"
     chunks = await derendered(
@@ -127,7 +133,6 @@ async def test_the_three_together_are_completions(server: Any, fields: dict[str,
     assert status == 200, reply
     assert reply | {"id": whole["id"], "created": whole["created"]} == whole
     # streamed, one prompt at a time
-    server.engine.in_step = True
     events = await server.stream(GENERATE, bodies[0])
     chunks = await derendered(
         server,
