@@ -360,6 +360,26 @@ async def test_templates_of_requests(serve: Any, template: str) -> None:
             assert not any(word in answer["error"]["message"] for word in ("class '", "/usr", ".py", "root:"))
 
 
+async def test_a_models_own_template_is_no_more_trusted(serve: Any, tiny_model: Path, tmp_path: Path) -> None:
+    """T5 on every route that renders: an error for who asks, and others' texts meanwhile."""
+    folder = tmp_path / "hostile"
+    shutil.copytree(tiny_model, folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": LOOPS}))
+    async with real(serve, model=str(folder), load_format="dummy") as server:
+        asked = {"messages": HELLO, "max_tokens": 2}
+        routes = (CHAT, TOKENIZE, "/render", f"{CHAT}/render")
+        rendering = [asyncio.create_task(server.post(path, asked)) for path in routes]
+        num_served = 0
+        while not all(task.done() for task in rendering):
+            assert (await server.post(COMPLETIONS, {"prompt": "a", "max_tokens": 2}))[0] == 200
+            num_served += 1
+        assert num_served > 3
+        for task in rendering:
+            status, answer = task.result()
+            assert (status, answer["error"]["message"]) == (400, "the chat template ran longer than 1 s")
+
+
 async def test_a_template_of_the_request(serve: Any) -> None:
     async with real(serve, trust_request_chat_template=True) as server:
         body = {"messages": HELLO, "chat_template": "{{ messages[0].content }}"}
