@@ -85,7 +85,7 @@ async def _serve(
         listener.close()
         ends = loop.time() + config.shutdown_timeout
         await _let_arrive(server)
-        await app[TEXT].arrivals.passed(config.shutdown_timeout)
+        await app[TEXT].arrivals.close(config.shutdown_timeout)
         await engine.shutdown(drain_timeout=max(0.0, ends - loop.time()))
         server.pre_shutdown()  # not before: a kept connection that just ends is no answer to who is asking
     finally:
