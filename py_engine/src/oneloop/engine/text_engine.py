@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from oneloop.engine.async_engine import Health, State
 from oneloop.engine.metrics import EngineMetrics
 from oneloop.engine.texts import Texts
-from oneloop.errors import EngineDeadError
+from oneloop.errors import ShuttingDownError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,9 +57,9 @@ class TextEngine:
         return Health(self._state)
 
     def check_accepting(self) -> None:
-        """EngineDeadError (503) once it is shut down."""
+        """ShuttingDownError (503) once it is shut down."""
         if self._state != "ready":
-            raise EngineDeadError("the server is shutting down")
+            raise ShuttingDownError
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """As Texts.encode."""
