@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NUM_THREADS = 2
-"""Tokenising and rendering threads: a huge prompt takes one, and does not hold up the small ones."""
+"""For tokenising, and as many for rendering: a huge prompt or a slow template takes one, and others go on."""
 
 
 class Texts:
@@ -30,6 +30,7 @@ class Texts:
         self.tokenizer = tokenizer
         self.renderer = renderer
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="oneloop-intake")
+        self._rendering = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="oneloop-render")
         self._encoding = Encoding(tokenizer, self._threads)
         self._foreign = asyncio.Semaphore(1)
         """Templates that requests bring take one thread at most: whoever sends a slow one waits for his own."""
@@ -37,7 +38,8 @@ class Texts:
 
     def close(self) -> None:
         """Refuse what waits for a thread; what runs ends by itself."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._rendering):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text. RequestError for lone surrogates."""
@@ -69,9 +71,9 @@ class Texts:
             return self.renderer.render_text(found, form)
 
         if form.chat_template is None:
-            return await self.in_thread(work)
+            return await in_thread(self._rendering, work)
         async with self._foreign:
-            return await self.in_thread(work)
+            return await in_thread(self._rendering, work)
 
     async def id_vocabulary(self) -> Vocabulary:
         """As Tokenizer.id_vocabulary(), made at its first use."""
