@@ -12,11 +12,10 @@ from oneloop.api.replies import Choice
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from oneloop.api.chat_replies import ParsedChunkEncoder
-    from oneloop.api.chunks import ChunkEncoder
+    from oneloop.api.encoder import EventEncoder
     from oneloop.api.protocol.sampling import Scheduling, StreamOptions
-    from oneloop.api.replies import Logprobs, Usage
-    from oneloop.api.state import ApiState
+    from oneloop.api.replies import Logprobs, Told, Usage
+    from oneloop.api.state import ApiState, TextState
     from oneloop.engine.logprobs import LogprobsEncoder
     from oneloop.engine.outputs import Added
     from oneloop.engine.params import ResolvedParams
@@ -40,10 +39,12 @@ class Job:
     num_choices: int
     logprobs: Sequence[LogprobsEncoder] | None
     """One per choice."""
-    make_encoder: Callable[[], ChunkEncoder | ParsedChunkEncoder]
+    make_encoder: Callable[[], EventEncoder]
     """For a streamed reply."""
     make_reply: Callable[[Sequence[Choice], Sequence[Logprobs]], dict[str, Any]]
     """The body of a whole one, of all choices and their log-probabilities."""
+    told: Told | None = None
+    """What the reply tells of tokens."""
 
 
 class Prepare(Protocol):
@@ -56,6 +57,15 @@ class Prepare(Protocol):
 
         members: of the body. request_id: for the reply. rename: told the client's own id, where the body has one.
         """
+
+
+class PrepareText(Protocol):
+    """The same of a route that needs no model for it."""
+
+    async def __call__(
+        self, state: TextState, members: dict[str, object], request_id: str, rename: Callable[[str], None]
+    ) -> Job:
+        """As Prepare."""
 
 
 async def submit_all(state: ApiState, streams: list[RequestStream], job: Job, request_id: str) -> None:

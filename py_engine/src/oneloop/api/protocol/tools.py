@@ -50,7 +50,7 @@ def read_tools(fields: Fields) -> ToolUse:
     if not raw:
         raise fields.refuse("tools", "must not be an empty list; leave it out")
     parallel = fields.flag("parallel_tool_calls", True)
-    tools = tuple([_tool(f"tools[{index}]", tool) for index, tool in enumerate(raw)])
+    tools = tuple([_tool(fields, f"tools[{index}]", tool) for index, tool in enumerate(raw)])
     schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
     if len(schemas) < len(tools):
         raise fields.refuse("tools", "must have different names")
@@ -61,13 +61,14 @@ def read_tools(fields: Fields) -> ToolUse:
     return ToolUse(tools=tools, choice=kind, name=name, parallel=parallel, schemas=schemas)
 
 
-def _tool(path: str, raw: Any) -> dict[str, Any]:
+def _tool(outer: Fields, place: str, raw: Any) -> dict[str, Any]:
+    path = outer.name(place)
     if type(raw) is not dict:
         raise bad_request(path, f"{path} must be an object, got {shown(raw)}")
-    fields = Fields(raw, f"{path}.")
+    fields = outer.inner(raw, place)
     if fields.text("type") != "function":
         raise fields.refuse("type", 'must be "function"')
-    function = Fields(fields.object("function") or {}, f"{path}.function.")
+    function = fields.inner(fields.object("function") or {}, "function")
     name = function.text("name")
     if name is None or not _NAME.fullmatch(name):
         raise function.refuse(
