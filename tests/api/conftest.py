@@ -41,6 +41,7 @@ def _load(name: str) -> Any:
 
 fake = _load("fake_engine")
 null = _load("null_engine")
+event_rules = _load("event_rules")
 
 
 class Served:
@@ -154,6 +155,18 @@ async def scripted() -> AsyncIterator[Served]:
 def null_engine_type() -> Any:
     """NullEngine, for tests that choose its settings."""
     return null.NullEngine
+
+
+def rules() -> Any:
+    """Module `event_rules`."""
+    return event_rules
+
+
+@pytest.fixture
+def marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replies are in the format of `event_rules.MarkedParser`."""
+    for place in ("oneloop.api.anthropic.handler", "oneloop.api.responses.prepare"):
+        monkeypatch.setattr(f"{place}.make_parser", lambda *_: event_rules.MarkedParser())
 
 
 @pytest.fixture

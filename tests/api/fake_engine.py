@@ -69,13 +69,15 @@ class FakeDelta:
 class Writer:
     """One sequence being written."""
 
-    def __init__(self, index: int, prompt: Sequence[int], params: Any, limit: int) -> None:
+    def __init__(
+        self, index: int, prompt: Sequence[int], params: Any, limit: int, script: str | None
+    ) -> None:
         self.index = index
         self.params = params
         self.limit = limit
         self.num_tokens = 0
         self.source = random.Random(repr((tuple(prompt), params.seed, index if params.temperature else 0)))
-        text = "".join(self.source.choice(WORDS) for _ in range(self.source.randint(3, 40)))
+        text = script or "".join(self.source.choice(WORDS) for _ in range(self.source.randint(3, 40)))
         self.tokens = [*text.encode(), END]
         self.decoder = StreamDecoder(
             FakeTokenizer().vocabulary,
@@ -130,6 +132,8 @@ class FakeEngine:
         """Every sequence breaks at that many tokens."""
         self.overloaded = False
         self.step_s = 0.0
+        self.script: str | None = None
+        """What every sequence says; None: words of its own."""
         self.in_step = False
         """Whether a step waits until the last one was taken, so that nothing is ever merged."""
         self.live: dict[int, RequestStream] = {}
@@ -204,11 +208,20 @@ class FakeEngine:
         self.metrics.submitted(stream, resolved)
         self.live[handle] = stream
         limit = room if resolved.max_tokens is None else resolved.max_tokens
-        sequences = [Writer(index, prompt, resolved, limit) for index in range(resolved.n)]
+        sequences = [Writer(index, prompt, resolved, limit, self.script) for index in range(resolved.n)]
         task = asyncio.create_task(self._write(stream, sequences))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return stream
+
+    def num_live(self, request_id: str) -> int:
+        return sum(stream.request_id == request_id for stream in self.live.values())
+
+    def abort(self, request_id: str) -> bool:
+        streams = [stream for stream in self.live.values() if stream.request_id == request_id]
+        for stream in streams:
+            stream.abort()
+        return bool(streams)
 
     def check_accepting(self) -> None:
         if self.overloaded:

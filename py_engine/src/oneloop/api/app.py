@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from oneloop.api.auth import KeyCheck
+from oneloop.api.anthropic.errors import anthropic_error, has_anthropic_errors
+from oneloop.api.anthropic.handler import count_tokens, messages
+from oneloop.api.auth import KeyCheck, Owners
 from oneloop.api.body import BodyReader
 from oneloop.api.errors import SERVER_NAME, bad_request, error_response, told
 from oneloop.api.framing import framing_fault
 from oneloop.api.handlers.chat import chat_completions
 from oneloop.api.handlers.completions import completions
+from oneloop.api.handlers.control import control
 from oneloop.api.handlers.debug import scheduler, stacks
 from oneloop.api.handlers.health import health
 from oneloop.api.handlers.metrics import metrics
@@ -24,6 +27,14 @@ from oneloop.api.metrics import CLIENT_GONE, HttpMetrics
 from oneloop.api.outbox import Outbox
 from oneloop.api.protocol.sampling import safe_request_id
 from oneloop.api.replies import new_request_id
+from oneloop.api.responses.handler import (
+    cancel_response,
+    create_response,
+    delete_response,
+    show_response,
+)
+from oneloop.api.responses.store import ResponseStore
+from oneloop.api.socket.session import stream_socket
 from oneloop.api.state import REQUEST_ID, STATE, ApiState
 
 if TYPE_CHECKING:
@@ -31,6 +42,7 @@ if TYPE_CHECKING:
 
     from aiohttp.typedefs import Handler, Middleware
 
+    from oneloop.api.errors import ApiError
     from oneloop.config import ServerConfig
     from oneloop.engine.async_engine import AsyncEngine
 
@@ -45,6 +57,14 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/v1/models/{model:.+}", show_model),
     ("POST", "/v1/chat/completions", chat_completions),
     ("POST", "/v1/completions", completions),
+    ("POST", "/v1/messages", messages),
+    ("POST", "/v1/messages/count_tokens", count_tokens),
+    ("POST", "/v1/responses", create_response),
+    ("GET", "/v1/responses/{response_id}", show_response),
+    ("DELETE", "/v1/responses/{response_id}", delete_response),
+    ("POST", "/v1/responses/{response_id}/cancel", cancel_response),
+    ("POST", "/v1/requests/{request_id}/control", control),
+    ("GET", "/v1/stream", stream_socket),
     ("POST", "/tokenize", tokenize),
     ("POST", "/detokenize", detokenize),
 )
@@ -91,6 +111,10 @@ def _make_state(engine: AsyncEngine, config: ServerConfig, paths: Iterable[str])
         bodies=BodyReader(limits),
         metrics=HttpMetrics(dict.fromkeys(paths)),
         outbox=Outbox(engine.metrics.loop),
+        owners=Owners(config.api_key),
+        responses=ResponseStore(
+            config.response_store_entries, config.response_store_bytes, config.response_store_ttl_s
+        ),
         started=int(time.time()),
     )
 
@@ -111,7 +135,7 @@ def one_exit(inner: Handler) -> Handler:
             except ConnectionError:
                 raise
             except Exception as error:
-                response = error_response(told(error, request[REQUEST_ID]))
+                response = _told(request, told(error, request[REQUEST_ID]))
             status = response.status
             return response
         finally:
@@ -128,6 +152,12 @@ async def _mark(request: web.Request, response: web.StreamResponse) -> None:
     response.headers["X-Request-Id"] = request[REQUEST_ID]
 
 
+def _told(request: web.Request, error: ApiError, *, close: bool = False) -> web.Response:
+    """The reply to a request that cannot be served, in the form of the API that it is of."""
+    body = anthropic_error(error, request[REQUEST_ID]) if has_anthropic_errors(request.path) else None
+    return error_response(error, close=close, body=body)
+
+
 def _gate(keys: KeyCheck) -> Middleware:
     """Framing, host and key, decided before the handler runs and on the handler the router chose."""
 
@@ -135,7 +165,7 @@ def _gate(keys: KeyCheck) -> Middleware:
     async def gate(request: web.Request, handler: Handler) -> web.StreamResponse:
         fault = framing_fault(request.version, request.headers)
         if fault is not None:
-            return error_response(bad_request(None, fault), close=True)
+            return _told(request, bad_request(None, fault), close=True)
         if request.match_info.handler not in OPEN_HANDLERS:
             keys.check(request)
         return await handler(request)

@@ -10,18 +10,20 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from oneloop.api.errors import error_body
 from oneloop.api.replies import SYSTEM_FINGERPRINT
 from oneloop.engine.relay import TextFrame
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from oneloop.api.errors import ApiError
     from oneloop.api.protocol.sampling import StreamOptions
     from oneloop.api.replies import ReplyHead, Usage
     from oneloop.engine.logprobs import LogprobsEncoder
     from oneloop.engine.outputs import Added
 
-DONE = b"data: [DONE]\n\n"
+_DONE = b"data: [DONE]\n\n"
 
 
 def event(value: object) -> bytes:
@@ -43,6 +45,8 @@ class _Frame:
         """Whether every chunk ends in the usage so far."""
         without = b',"usage":null}\n\n' if options.include_usage else b"}\n\n"
         self._fingerprint = b',"system_fingerprint":' + orjson.dumps(SYSTEM_FINGERPRINT)
+        self.include_usage = options.include_usage
+        """Whether the usage comes as an event of its own."""
         self._end = b"]" + without
         self._terminal_end = b"]" + self._fingerprint + without
 
@@ -136,9 +140,13 @@ class ChunkEncoder:
         before, usage = self._frame.running_usage()
         return replace(frame, after=frame.after + before, usage=usage)
 
-    def usage_event(self) -> bytes:
-        """The chunk with the usage and no choices."""
-        return self._frame.usage_event()
+    def closing(self) -> bytes:
+        """The end mark, behind the chunk with the usage and no choices where one is asked for."""
+        return self._frame.usage_event() + _DONE if self._frame.include_usage else _DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """One error event; no end mark: a reader must not take the text for whole."""
+        return event(error_body(error))
 
     def _opening(self, choice: int) -> bytes:
         opening, self._openings[choice] = self._openings[choice], b""

@@ -9,7 +9,7 @@ from oneloop.api.handlers.generation import check_delta
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from oneloop.api.chunks import ChunkEncoder
+    from oneloop.api.encoder import EventEncoder
     from oneloop.api.replies import Usage
     from oneloop.api.state import ApiState
     from oneloop.api.stream import EventWriter
@@ -34,7 +34,7 @@ class StreamSender:
         state: ApiState,
         writer: EventWriter,
         streams: Sequence[RequestStream],
-        encoder: ChunkEncoder,
+        encoder: EventEncoder,
         usage: Usage,
         on_turn: Callable[[bytes, Exception | None], None],
     ) -> None:

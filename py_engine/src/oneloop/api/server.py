@@ -13,6 +13,7 @@ from oneloop.api.connection import Connection
 from oneloop.api.express import ExpressLane
 from oneloop.api.limits import HEADER_TIMEOUT_S
 from oneloop.api.listener import Listener
+from oneloop.api.socket.session import close_sockets
 from oneloop.api.state import STATE
 from oneloop.engine.event_loop import EVENTS_PER_TURN
 
@@ -69,6 +70,7 @@ async def run_server(
         await _let_arrive(server)
         await app[STATE].arrivals.passed(config.shutdown_timeout)
         await engine.shutdown(drain_timeout=max(0.0, ends - loop.time()))
+        await close_sockets(app[STATE])
         server.pre_shutdown()  # not before: a kept connection that just ends is no answer to who is asking
     finally:
         listener.close()

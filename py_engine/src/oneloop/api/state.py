@@ -13,12 +13,16 @@ from oneloop.api.protocol.fields import shown
 from oneloop.api.protocol.repeated import Repeated
 
 if TYPE_CHECKING:
+    import asyncio
+
+    from oneloop.api.auth import Owners
     from oneloop.api.body import BodyReader
     from oneloop.api.limits import Limits
     from oneloop.api.metrics import HttpMetrics
     from oneloop.api.outbox import Outbox
     from oneloop.api.protocol.chat import ChatRequest
     from oneloop.api.protocol.completions import CompletionRequest
+    from oneloop.api.responses.store import ResponseStore
     from oneloop.config import ServerConfig
     from oneloop.engine.async_engine import AsyncEngine
 
@@ -34,6 +38,14 @@ class ApiState:
     metrics: HttpMetrics
     outbox: Outbox
     arrivals: Arrivals = field(default_factory=Arrivals)
+    owners: Owners
+    responses: ResponseStore
+    sockets: set[web.WebSocketResponse] = field(default_factory=set)
+    """Those that are open."""
+    running_responses: dict[str, str] = field(default_factory=dict)
+    """Ids of responses that run → their requests'."""
+    background: set[asyncio.Task[None]] = field(default_factory=set)
+    """Replies that run without their client."""
     repeated_completions: Repeated[CompletionRequest] = field(default_factory=Repeated)
     repeated_chats: Repeated[ChatRequest] = field(default_factory=Repeated)
     started: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from oneloop.api.errors import GENERATION_FAILED, ApiError, ErrorKind
@@ -12,7 +12,7 @@ from oneloop.api.replies import Choice
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from oneloop.api.chunks import ChunkEncoder
+    from oneloop.api.encoder import EventEncoder
     from oneloop.api.protocol.sampling import Scheduling, StreamOptions
     from oneloop.api.replies import Logprobs, Usage
     from oneloop.api.state import ApiState
@@ -39,10 +39,12 @@ class Job:
     num_choices: int
     logprobs: Sequence[LogprobsEncoder] | None
     """One per choice."""
-    make_encoder: Callable[[], ChunkEncoder]
+    make_encoder: Callable[[], EventEncoder]
     """For a streamed reply."""
-    make_reply: Callable[[Sequence[Choice], Sequence[Logprobs]], dict[str, Any]]
-    """The body of a whole one, of all choices and their log-probabilities."""
+    make_reply: Callable[[Sequence[Choice], Sequence[Logprobs]], dict[str, Any]] | None
+    """The body of a whole one, of all choices and their log-probabilities. None: the route makes it itself."""
+    streams: list[RequestStream] = field(default_factory=list)
+    """One per prompt, once they are queued."""
 
 
 class Prepare(Protocol):

@@ -14,12 +14,15 @@ if TYPE_CHECKING:
     from oneloop.engine.params import ResolvedParams
 
 
-async def render(state: ApiState, messages: list[dict[str, Any]], form: ChatForm) -> str:
+async def render(
+    state: ApiState, messages: list[dict[str, Any]], form: ChatForm, tools: list[dict[str, Any]] | None = None
+) -> str:
     """The chat template's text for a conversation."""
     return await state.engine.render_chat(
         messages,
         add_generation_prompt=form.add_generation_prompt,
         continue_final_message=form.continue_final_message,
+        tools=tools,
         template_arguments=form.template_arguments or None,
     )
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from oneloop.api.chunks import ChunkEncoder
+    from oneloop.api.encoder import EventEncoder
     from oneloop.api.handlers.generation import Job
     from oneloop.api.replies import Usage
     from oneloop.api.state import ApiState
@@ -52,8 +52,8 @@ async def stream_reply(
     except Exception as error:
         if not writer.started:
             raise
-        return await writer.fail(told_under_way(error, request[REQUEST_ID]))
-    return await writer.done(last + encoder.usage_event() if job.stream.include_usage else last)
+        return await writer.end(encoder.failure(told_under_way(error, request[REQUEST_ID])))
+    return await writer.end(last + encoder.closing())
 
 
 def told_under_way(error: Exception, request_id: str) -> ApiError:
@@ -64,7 +64,7 @@ def told_under_way(error: Exception, request_id: str) -> ApiError:
     return ApiError(ErrorKind.INTERNAL, INTERNAL_MESSAGE)
 
 
-def nothing_generated(encoder: ChunkEncoder) -> bytes:
+def nothing_generated(encoder: EventEncoder) -> bytes:
     """The events of a request for no tokens."""
     choices = range(encoder.num_choices)
     ends = [SequenceDelta(choice, "", [], None, "length") for choice in choices]
@@ -72,7 +72,7 @@ def nothing_generated(encoder: ChunkEncoder) -> bytes:
 
 
 async def _until_last(
-    state: ApiState, writer: SseWriter, streams: Sequence[RequestStream], encoder: ChunkEncoder, usage: Usage
+    state: ApiState, writer: SseWriter, streams: Sequence[RequestStream], encoder: EventEncoder, usage: Usage
 ) -> bytes:
     """Start the reply, send everything but the last events and return those. ApiError when a sequence failed."""
     loop = asyncio.get_running_loop()
