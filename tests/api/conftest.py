@@ -157,6 +157,7 @@ def null_engine_type() -> Any:
     return null.NullEngine
 
 
+@pytest.fixture
 def rules() -> Any:
     """Module `event_rules`."""
     return event_rules

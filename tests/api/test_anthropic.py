@@ -31,13 +31,13 @@ async def streamed(server: Any, rules: Any, **members: Any) -> tuple[list[dict[s
     return events, rules.AnthropicRules.check(events)
 
 
-async def test_a_whole_message(server: Any) -> None:
-    reply = await ask(server, max_tokens=3)
+async def test_a_whole_message(scripted: Any) -> None:
+    reply = await ask(scripted, max_tokens=3)
     assert reply["id"].startswith("msg_")
     assert (reply["type"], reply["role"], reply["model"]) == ("message", "assistant", "fake")
     assert reply["stop_reason"] == "max_tokens"
     assert [block["type"] for block in reply["content"]] == ["text"]
-    num_prompt = len(prompt_of(server))
+    num_prompt = len(prompt_of(scripted))
     assert reply["usage"] == {
         "input_tokens": num_prompt - num_prompt // 2,
         "cache_creation_input_tokens": 0,
@@ -251,8 +251,8 @@ async def test_what_is_refused(server: Any, index: int) -> None:
         ("request_too_large", 413),
     ],
 )
-async def test_errors_have_anthropics_form(serve: Any, kind: str, status: int) -> None:
-    async with serve(max_body_bytes=4096) as server:
+async def test_errors_have_anthropics_form(serve: Any, fake_engine_type: Any, kind: str, status: int) -> None:
+    async with serve(fake_engine_type(), max_body_bytes=4096) as server:
         server.engine.overloaded = status == 503
         body = {**ASK, "model": "other"} if status == 404 else ASK
         if status == 413:

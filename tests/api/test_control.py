@@ -62,14 +62,15 @@ async def test_a_reply_that_is_not_streamed_ends_too(server: Any) -> None:
     assert (status, reply["choices"][0]["finish_reason"]) == (200, "abort")
 
 
-async def test_priorities(serve: Any, fake_engine_type: Any) -> None:
-    async with serve(fake_engine_type(priority=True)) as server:
+async def test_priorities(serve: Any, null_engine_type: Any) -> None:
+    async with serve(null_engine_type(scheduling_policy="priority")) as server:
         server.engine.paused.clear()
         background = {"input": "x", "background": True}
         reply = (await server.post("/v1/responses", background, headers={"X-Request-Id": "mine"}))[1]
-        assert (await control(server, "mine", action="set_priority", priority=-3))[0] == 200
-        assert (await control(server, reply["id"], action="set_priority", priority=4))[0] == 200
-        assert server.engine.prioritized == [("mine", -3), ("mine", 4)]
+        for name, priority in (("mine", -3), (reply["id"], 4)):
+            assert (await control(server, name, action="set_priority", priority=priority))[0] == 200
+            view = server.engine.scheduler_view()
+            assert [each["priority"] for each in (*view["running"], *view["waiting"])] == [priority]
 
 
 async def test_what_cannot_be_done(server: Any) -> None:

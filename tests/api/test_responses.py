@@ -43,9 +43,9 @@ def same(response: dict[str, Any]) -> dict[str, Any]:
     return {**response, "id": "", "created_at": 0, "completed_at": 0, "output": output}
 
 
-async def test_a_whole_response(server: Any) -> None:
-    reply = await ask(server, instructions="be brief", metadata={"a": "b"}, temperature=0.5)
-    assert prompt_of(server) == "[system]be brief[user]hello[assistant]"
+async def test_a_whole_response(scripted: Any) -> None:
+    reply = await ask(scripted, instructions="be brief", metadata={"a": "b"}, temperature=0.5)
+    assert prompt_of(scripted) == "[system]be brief[user]hello[assistant]"
     assert reply["id"].startswith("resp_")
     assert (reply["object"], reply["status"], reply["error"]) == ("response", "incomplete", None)
     assert reply["incomplete_details"] == {"reason": "max_output_tokens"}
@@ -195,7 +195,7 @@ async def until_ended(server: Any, response_id: str) -> dict[str, Any]:
 
 async def test_in_the_background(server: Any) -> None:
     server.engine.paused.clear()
-    begun = await ask(server, background=True, max_output_tokens=200)
+    begun = await ask(server, background=True, max_output_tokens=200, seed=3)
     assert (begun["status"], begun["background"], begun["output"]) == ("in_progress", True, [])
     assert (await get(server, begun["id"]))[1]["status"] == "in_progress"
     status, refused = await server.post(PATH, {**ASK, "previous_response_id": begun["id"]})
@@ -203,7 +203,7 @@ async def test_in_the_background(server: Any) -> None:
     server.engine.paused.set()
     done = await until_ended(server, begun["id"])
     assert done["status"] == "completed"
-    assert same(done)["output"] == same(await ask(server, max_output_tokens=200))["output"]
+    assert same(done)["output"] == same(await ask(server, max_output_tokens=200, seed=3))["output"]
     status, refused = await server.post(f"{PATH}/{begun['id']}/cancel")
     assert (status, refused["error"]["param"]) == (400, "response_id")
 

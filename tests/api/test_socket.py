@@ -200,8 +200,8 @@ async def test_a_connection_that_breaks(scripted: Any) -> None:
         await scripted.settled()
 
 
-async def test_a_reader_that_stops_is_cut(serve: Any) -> None:
-    async with serve(write_timeout_s=0.3) as server:
+async def test_a_reader_that_stops_is_cut(serve: Any, fake_engine_type: Any) -> None:
+    async with serve(fake_engine_type(), write_timeout_s=0.3) as server:
         server.engine.script = "x" * 200
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -215,7 +215,7 @@ async def test_a_reader_that_stops_is_cut(serve: Any) -> None:
         for number in range(60):
             writer.write(frame({"type": "open", "id": f"g{number}", "endpoint": "chat", "body": body}))
         async with asyncio.timeout(10):
-            while not server.engine.submitted or server.engine.live:
+            while not server.engine.prompts or server.engine.live:
                 await asyncio.sleep(0.02)
         assert server.engine.generated > 0
         writer.close()
@@ -337,16 +337,15 @@ async def test_the_key(serve: Any) -> None:
             await talk.until_ended("a")
 
 
-async def test_the_servers_end(server: Any) -> None:
-    server.engine.paused.clear()
-    async with talking(server) as talk:
+async def test_the_servers_end(scripted: Any) -> None:
+    scripted.engine.step_s = 100.0
+    async with talking(scripted) as talk:
         await talk.open("a")
         await talk.next()
-        server.stop.set()
+        scripted.stop.set()
         await talk.until_ended("a")
         last = talk.received["a"][-1]
-        assert last["type"] == "error"
-        assert last["error"]["code"] == 503
+        assert (last["type"], last["error"]["code"]) == ("error", 503)
         message = await asyncio.wait_for(talk.ws.receive(), 5)
         assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 1001)
-        await server.task
+        await scripted.task
