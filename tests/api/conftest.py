@@ -14,6 +14,7 @@ import io
 import socket
 import sys
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,6 +169,15 @@ def marked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replies are in the format of `event_rules.MarkedParser`."""
     for place in ("oneloop.api.anthropic.handler", "oneloop.api.responses.prepare"):
         monkeypatch.setattr(f"{place}.make_parser", lambda *_: event_rules.MarkedParser())
+
+
+@pytest.fixture
+async def roomy() -> AsyncIterator[Served]:
+    """The double with a context of 4096."""
+    engine = fake.FakeEngine()
+    engine.model_info = replace(engine.model_info, max_model_len=4096)
+    async with serving(engine) as served:
+        yield served
 
 
 @pytest.fixture

@@ -73,6 +73,23 @@ async def test_thinking_and_calls(scripted: Any, rules: Any) -> None:
 
 
 @pytest.mark.usefixtures("marked")
+@pytest.mark.parametrize("arguments", ["", "[1", "7", "{", '{"a":' * 300 + "1" + "}" * 299])
+async def test_calls_that_are_no_objects(roomy: Any, arguments: str) -> None:
+    roomy.engine.script = f"[get|{arguments}]"
+    reply = await ask(roomy, max_tokens=3000)
+    assert reply["content"][0]["input"] == {}
+
+
+@pytest.mark.usefixtures("marked")
+async def test_a_call_as_deep_as_a_model_likes(roomy: Any) -> None:
+    roomy.engine.script = "[get|" + '{"a":' * 300 + "1" + "}" * 300 + "]"
+    found = (await ask(roomy, max_tokens=3000))["content"][0]["input"]
+    for _ in range(300):
+        found = found["a"]
+    assert found == 1
+
+
+@pytest.mark.usefixtures("marked")
 async def test_a_call_that_is_cut(scripted: Any, rules: Any) -> None:
     scripted.engine.script = rules.SCRIPT
     reply = await ask(scripted, max_tokens=rules.SCRIPT.encode().index(b"city"))
@@ -197,6 +214,9 @@ def message(content: Any, role: str = "user") -> dict[str, Any]:
     return {"messages": [{"role": role, "content": content}]}
 
 
+DEEP: Any = {}
+for _ in range(500):
+    DEEP = {"a": DEEP}
 BAD: list[dict[str, Any]] = [
     {"max_tokens": None}, {"max_tokens": 0}, {"max_tokens": -1}, {"max_tokens": 2**63}, {"max_tokens": "1"},
     {"messages": None}, {"messages": []}, {"messages": "x"}, {"messages": [1]}, {"messages": [{}]},
@@ -223,7 +243,8 @@ BAD: list[dict[str, Any]] = [
     {"tool_choice": {"type": "tool"}}, {"tool_choice": {"type": "tool", "name": "nope"}, "tools": [WEATHER]},
     {"thinking": 1}, {"thinking": {"type": "x"}}, {"thinking": {"type": "enabled", "budget_tokens": 0}},
     {"mcp_servers": [{}]}, {"output_config": {"format": {"type": "json_schema"}}}, {"chat_template": "x"},
-    {"chat_template_kwargs": {"tools": []}}, {"model": 1},
+    {"chat_template_kwargs": {"tools": []}}, {"model": 1}, {"tools": [{**WEATHER, "input_schema": DEEP}]},
+    message([{"type": "tool_use", "id": "t", "name": "f", "input": DEEP}], "assistant"),
 ]  # fmt: skip
 
 

@@ -95,6 +95,16 @@ async def test_reasoning_and_calls(scripted: Any, rules: Any) -> None:
 
 
 @pytest.mark.usefixtures("marked")
+async def test_a_call_too_deep_to_be_stored(roomy: Any) -> None:
+    arguments = '{"a":' * 300 + "1" + "}" * 300
+    roomy.engine.script = f"[get|{arguments}]"
+    reply = await ask(roomy, max_output_tokens=3000)
+    assert reply["output"][0]["arguments"] == arguments
+    roomy.engine.script = "yes"
+    assert (await ask(roomy, previous_response_id=reply["id"]))["status"] == "completed"
+
+
+@pytest.mark.usefixtures("marked")
 async def test_logprobs_are_those_of_the_text(scripted: Any, rules: Any) -> None:
     scripted.engine.script, scripted.engine.in_step = "<t>hm</t>yes [now|{}]", True
     wanted = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "max_output_tokens": 100}
@@ -306,6 +316,9 @@ def item(**members: Any) -> dict[str, Any]:
     return {"input": [members]}
 
 
+DEEP: Any = {}
+for _ in range(500):
+    DEEP = {"a": DEEP}
 BAD: list[dict[str, Any]] = [
     {"input": None}, {"input": []}, {"input": {}}, {"input": 1}, {"input": [1]}, {"input": [[]]}, item(), item(role="user"),
     item(role="nobody", content="x"), item(role="user", content=1), item(role="user", content=[1]),
@@ -326,7 +339,9 @@ BAD: list[dict[str, Any]] = [
     {"truncation": "x"}, {"background": True, "store": False}, {"background": True, "stream": True}, {"store": 1},
     {"previous_response_id": 1}, {"instructions": 1}, {"conversation": "x"}, {"prompt": {"id": "x"}}, {"seed": 2**70}, {"n": 2},
     {"stop": ["x"] * 17}, {"logit_bias": {"x": 1}}, {"cache_salt": "x" * 129}, {"priority": 1}, {"max_tool_calls": "x"},
-    {"chat_template_kwargs": {"messages": 1}}, {"parallel_tool_calls": 1},
+    {"chat_template_kwargs": {"messages": 1}}, {"parallel_tool_calls": 1}, {"tools": [{**GET, "parameters": DEEP}]},
+    item(type="function_call", call_id="c", name="f", arguments='{"a":' * 500 + "1" + "}" * 500), {"tool_choice": DEEP},
+    {"text": {"format": DEEP}},
 ]  # fmt: skip
 
 
@@ -342,7 +357,9 @@ async def test_what_is_refused(server: Any, index: int) -> None:
     assert server.engine.prompts == []
 
 
-@pytest.mark.parametrize("response_id", ["x", "resp_" + "0" * 32, "%2e%2e", "%F0%9F%99%82", "x" * 3000])
+@pytest.mark.parametrize(
+    "response_id", ["x", "resp_" + "0" * 32, "%2e%2e", "%F0%9F%99%82", "%ff", "%00", "x" * 3000]
+)
 async def test_unknown_ids(server: Any, response_id: str) -> None:
     for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/cancel")):
         async with server.session.request(method, f"{server.url}{PATH}/{response_id}{path}") as reply:

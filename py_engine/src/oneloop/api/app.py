@@ -150,6 +150,8 @@ async def _mark(request: web.Request, response: web.StreamResponse) -> None:
     """Headers of every reply."""
     response.headers["Server"] = SERVER_NAME
     response.headers["X-Request-Id"] = request[REQUEST_ID]
+    if has_anthropic_errors(request.path):
+        response.headers["request-id"] = request[REQUEST_ID]
 
 
 def _told(request: web.Request, error: ApiError, *, close: bool = False) -> web.Response:

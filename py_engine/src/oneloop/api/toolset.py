@@ -49,7 +49,7 @@ def function(fields: Fields, schema_key: str) -> dict[str, Any]:
     description = fields.text("description")
     if description is not None:
         made["description"] = description
-    made["parameters"] = fields.object(schema_key) or {"type": "object", "properties": {}}
+    made["parameters"] = fields.shallow_object(schema_key) or {"type": "object", "properties": {}}
     return {"type": "function", "function": made}
 
 

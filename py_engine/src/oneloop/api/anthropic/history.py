@@ -106,7 +106,7 @@ def _assistant_block(path: str, raw: Any, turns: Turns) -> None:
             name = _required_text(fields, "name")
             if not name or len(name) > MAX_NAME_LEN:
                 raise fields.refuse("name", f"must be a string of 1 to {MAX_NAME_LEN} characters")
-            turns.call(_call_id(fields, "id"), name, fields.object("input") or {})
+            turns.call(_call_id(fields, "id"), name, fields.shallow_object("input") or {})
         case kind:
             raise _not_supported(fields, kind, "text, thinking and tool_use")
 

@@ -87,8 +87,9 @@ def _block_wire(block: Block) -> dict[str, Any]:
 
 
 def _input(block: Block) -> Any:
-    """The arguments as JSON; a call that was cut has none that could be read."""
+    """The arguments as the model wrote them; a call that was cut has none that could be read."""
     try:
-        return orjson.Fragment(orjson.dumps(orjson.loads(block.text))) if block.text.strip() else {}
+        is_object = type(orjson.loads(block.text)) is dict
     except orjson.JSONDecodeError:
-        return {}
+        is_object = False
+    return orjson.Fragment(block.text) if is_object else {}

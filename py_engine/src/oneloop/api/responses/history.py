@@ -53,10 +53,11 @@ def add_output(messages: list[dict[str, Any]], output: list[dict[str, Any]]) -> 
 
 
 def _generated_arguments(text: str) -> dict[str, Any]:
-    """A call that the model wrote; one that is no JSON object (it was cut) has nothing that a template could show."""
+    """Of a call that the model wrote; what is no JSON object (it was cut) has nothing that a template could show."""
     try:
         value = orjson.loads(text)
-    except orjson.JSONDecodeError:
+        orjson.dumps(value)  # it is stored
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
         return {}
     return value if type(value) is dict else {}
 
@@ -134,7 +135,8 @@ def _arguments(fields: Fields) -> dict[str, Any]:
     text = fields.text("arguments") or ""
     try:
         value = orjson.loads(text) if text.strip() else {}
-    except orjson.JSONDecodeError:
+        orjson.dumps(value)  # what is stored is written again
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
         raise fields.refuse("arguments", "must be a JSON object as text") from None
     if type(value) is not dict:
         raise fields.refuse("arguments", "must be a JSON object as text")

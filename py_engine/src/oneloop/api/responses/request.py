@@ -207,7 +207,7 @@ def _read_metadata(fields: Fields) -> dict[str, str]:
 def _read_text(fields: Fields, ignored: list[str]) -> dict[str, Any]:
     """`text`: what the answer has to look like, as the reply repeats it."""
     text = Fields(fields.object("text") or {}, "text.")
-    wanted = text.object("format") or {"type": "text"}
+    wanted = text.shallow_object("format") or {"type": "text"}
     check_format(wanted, text.name("format"))
     if text.given("verbosity") is not None:
         ignored.append("text.verbosity")
