@@ -19,6 +19,7 @@ UNAUTHORIZED = b'{"error":"Unauthorized"}'
 ROUTES = [
     ("GET", "/v1/models"), ("GET", "/v1/models/fake"), ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"),
     ("POST", "/v1/responses"), ("GET", "/v1/responses/x"), ("DELETE", "/v1/responses/x"), ("POST", "/v1/responses/x/cancel"),
+    ("GET", "/v1/stream"), ("POST", "/v1/requests/x/control"),
     ("POST", "/tokenize"), ("POST", "/detokenize"), ("GET", "/metrics"), ("GET", "/version"), ("GET", "/docs"),
     ("GET", "/openapi.json"), ("GET", "/debug"), ("GET", "/"), ("GET", "/nope"),
 ]  # fmt: skip
