@@ -22,7 +22,7 @@ pub(super) mod tags {
     pub(in super::super) const CACHE_RESET: u8 = 8;
     pub(in super::super) const POISONED: u8 = 9;
     pub(in super::super) const END: u8 = 10;
-    pub(in super::super) const PRIORITIZED: u8 = 12;
+    pub(in super::super) const PRIORITIZED: u8 = 11;
 }
 
 /// Codes of outcomes; a token is its id plus `FIRST_TOKEN`.
