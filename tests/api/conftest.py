@@ -168,7 +168,8 @@ def rules() -> Any:
 def marked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replies are in the format of `event_rules.MarkedParser`."""
     for place in ("oneloop.api.anthropic.handler", "oneloop.api.responses.prepare"):
-        monkeypatch.setattr(f"{place}.make_parser", lambda *_: event_rules.MarkedParser())
+        monkeypatch.setattr(f"{place}.parsing_of", lambda *_, **__: None)
+        monkeypatch.setattr(f"{place}.block_source", lambda *_: event_rules.MarkedParser())
 
 
 @pytest.fixture
@@ -184,3 +185,9 @@ async def roomy() -> AsyncIterator[Served]:
 def fake_engine_type() -> Any:
     """FakeEngine, for tests that prepare one."""
     return fake.FakeEngine
+
+
+@pytest.fixture
+def fake_tokenizer_type() -> Any:
+    """FakeTokenizer, for tests that choose its marks and its template."""
+    return fake.FakeTokenizer

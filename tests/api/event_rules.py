@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from typing import Any, ClassVar
 
 from oneloop.parsers.events import (
@@ -30,17 +31,18 @@ class MarkedParser:
         self._held = ""
         self._calls = 0
 
-    def push(self, text: str) -> list[Event]:
+    is_plain = False
+
+    def add(self, text: str, token_ids: list[int], finish_reason: str | None) -> list[Event]:
         out: list[Event] = []
         for char in text:
             self._char(char, out)
+        if finish_reason is not None and self._held and self._kind != "name":
+            out.append(Reasoning(self._held) if self._kind == "thinking" else Content(self._held))
         return out
 
-    def finish(self) -> list[Event]:
-        held, self._held = self._held, ""
-        if not held or self._kind == "name":
-            return []
-        return [Reasoning(held) if self._kind == "thinking" else Content(held)]
+    def call_id(self, start: ToolCallStart) -> str:
+        return f"call_{secrets.token_hex(12)}"
 
     def _char(self, char: str, out: list[Event]) -> None:
         index = self._calls - 1

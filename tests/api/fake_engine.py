@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
+import re
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -34,21 +35,40 @@ WORDS = ("one ", "two ", "three, ", "naïve ", "日本", "語 ", "🙂 ", "👩�
 class FakeTokenizer:
     """Bytes as tokens."""
 
-    vocab_size = 258
-    special_ids = frozenset({BEGIN, END})
+    chat_template: Any = None
     bos_token_id = None
     eos_token_ids = (END,)
 
-    def __init__(self) -> None:
-        pieces = [bytes([i]) for i in range(256)] + [b"<|begin|>", b"<|end|>"]
+    def __init__(self, marks: Sequence[str] = (), template: str | None = None) -> None:
+        """marks: more special tokens. template: source of the chat template."""
+        self.marks = tuple(marks)
+        names = ["<|begin|>", "<|end|>", *marks]
+        pieces = [bytes([i]) for i in range(256)] + [name.encode() for name in names]
         self._pieces = pieces
+        self.vocab_size = len(pieces)
+        self.special_ids = frozenset(range(256, len(pieces)))
+        if template is not None:
+            self.chat_template = SimpleNamespace(source=template, tool_source=None)
         self.vocabulary = Vocabulary(pieces, sorted(self.special_ids))
 
     def token_bytes(self, token_id: int) -> bytes:
         return self._pieces[token_id]
 
+    def token_id(self, token: str) -> int | None:
+        return 258 + self.marks.index(token) if token in self.marks else None
+
+    def token_str(self, token_id: int) -> str:
+        return self._pieces[token_id].decode(errors="replace")
+
     def encode(self, text: str) -> list[int]:
-        return list(text.encode())
+        """A byte a token, but for the marks."""
+        if not self.marks:
+            return list(text.encode())
+        ids: list[int] = []
+        for part in re.split("(" + "|".join(map(re.escape, self.marks)) + ")", text):
+            mark = self.token_id(part)
+            ids += list(part.encode()) if mark is None else [mark]
+        return ids
 
 
 @dataclass
@@ -70,18 +90,25 @@ class Writer:
     """One sequence being written."""
 
     def __init__(
-        self, index: int, prompt: Sequence[int], params: Any, limit: int, script: str | None
+        self,
+        index: int,
+        prompt: Sequence[int],
+        params: Any,
+        limit: int,
+        tokenizer: FakeTokenizer,
+        script: str | None,
     ) -> None:
         self.index = index
         self.params = params
         self.limit = limit
         self.num_tokens = 0
         self.source = random.Random(repr((tuple(prompt), params.seed, index if params.temperature else 0)))
-        text = script or "".join(self.source.choice(WORDS) for _ in range(self.source.randint(3, 40)))
-        self.tokens = [*text.encode(), END]
+        text = "".join(self.source.choice(WORDS) for _ in range(self.source.randint(3, 40)))
+        self.tokens = [*tokenizer.encode(text if script is None else script), END]
         self.decoder = StreamDecoder(
-            FakeTokenizer().vocabulary,
+            tokenizer.vocabulary,
             skip_special_tokens=params.skip_special_tokens,
+            shown_special_ids=params.shown_special_ids,
             stop=params.stop,
             include_stop_str_in_output=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
@@ -120,20 +147,27 @@ class Writer:
 class FakeEngine:
     """AsyncEngine's face."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        tokenizer: FakeTokenizer | None = None,
+        script: str | None = None,
+        max_model_len: int = MAX_MODEL_LEN,
+    ) -> None:
+        """script: what it writes, instead of something random."""
         self.config = EngineConfig(model=ModelConfig())
         self.served_model_names = ("fake", "alias")
         self.metrics = EngineMetrics()
-        self.tokenizer = FakeTokenizer()
-        self.model_info = ModelInfo(VOCAB_SIZE, MAX_MODEL_LEN, 64, 16)
+        self.tokenizer = tokenizer or FakeTokenizer()
+        self.script = script
+        self.generation_prompt = "[assistant]"
+        self.model_info = ModelInfo(VOCAB_SIZE, max_model_len, 64, 16)
         self.default_sampling = SamplingDefaults()
         self.state = "ready"
         self.fail_after: int | None = None
         """Every sequence breaks at that many tokens."""
         self.overloaded = False
         self.step_s = 0.0
-        self.script: str | None = None
-        """What every sequence says; None: words of its own."""
         self.in_step = False
         """Whether a step waits until the last one was taken, so that nothing is ever merged."""
         self.live: dict[int, RequestStream] = {}
@@ -178,9 +212,11 @@ class FakeEngine:
     ) -> str:
         await asyncio.sleep(0)
         text = "".join(f"[{message['role']}]{message['content']}" for message in messages)
+        if tools:
+            text += repr([tool["function"]["name"] for tool in tools])
         if template_arguments:
             text += repr(dict(template_arguments))
-        return text + ("[assistant]" if add_generation_prompt else "")
+        return text + (self.generation_prompt if add_generation_prompt else "")
 
     async def submit(
         self,
@@ -208,7 +244,9 @@ class FakeEngine:
         self.metrics.submitted(stream, resolved)
         self.live[handle] = stream
         limit = room if resolved.max_tokens is None else resolved.max_tokens
-        sequences = [Writer(index, prompt, resolved, limit, self.script) for index in range(resolved.n)]
+        sequences = [
+            Writer(index, prompt, resolved, limit, self.tokenizer, self.script) for index in range(resolved.n)
+        ]
         task = asyncio.create_task(self._write(stream, sequences))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -66,7 +66,7 @@ async def test_thinking_and_calls(scripted: Any, rules: Any) -> None:
         thinking, text, first, second = reply["content"]
         assert thinking == {"type": "thinking", "thinking": "let me see 日本", "signature": ""}
         assert text == {"type": "text", "text": "\n\nI call: "}
-        assert first["id"].startswith("toolu_")
+        assert first["id"].startswith("call_")
         assert first["id"] != second["id"]
         assert (first["name"], first["input"]) == ("get", {"city": "Köln"})
         assert (second["name"], second["input"]) == ("now", {})
@@ -113,6 +113,7 @@ async def test_max_tokens_beyond_the_context_is_cut(scripted: Any) -> None:
     assert len(prompt_of(scripted)) + reply["usage"]["output_tokens"] == 256
 
 
+@pytest.mark.usefixtures("marked")
 async def test_history(server: Any) -> None:
     messages = [
         {
@@ -164,7 +165,7 @@ async def test_history(server: Any) -> None:
         {"role": "user", "content": "and?"},
     ]
     function = {"name": "get", "description": "weather", "parameters": {"type": "object"}}
-    assert options["tools"] == [{"type": "function", "function": function}]
+    assert list(options["tools"]) == [{"type": "function", "function": function}]
     await ask(server, tools=[WEATHER], tool_choice={"type": "none"})
     assert seen[1][1]["tools"] is None
     await ask(server, messages=[*ASK["messages"], {"role": "assistant", "content": "The answer is"}])

@@ -144,7 +144,7 @@ CHAT_ONLY = [
     ({"chat_template_kwargs": {"a": functools.reduce(lambda inner, _: [inner], range(500), 1)}}, "chat_template_kwargs"),
     ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
     # not supported
-    ({"tools": []}, "tools"), ({"tools": [{"type": "function"}]}, "tools"), ({"tools": {}}, "tools"),
+    ({"tools": []}, "tools"), ({"tools": [{"type": "function"}]}, "tools[0].function.name"), ({"tools": {}}, "tools"),
     ({"tool_choice": "auto"}, "tool_choice"), ({"tool_choice": {"type": "function"}}, "tool_choice"),
     ({"functions": [{}]}, "functions"), ({"function_call": "auto"}, "function_call"), ({"echo": True}, "echo"),
     ({"modalities": ["audio"]}, "modalities"), ({"audio": {}}, "audio"), ({"reasoning_effort": "high"}, "reasoning_effort"),

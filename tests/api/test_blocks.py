@@ -44,7 +44,7 @@ def merged(events: list[Event], cuts: list[bool]) -> list[Event]:
 
 def blocks_of(events: list[Event]) -> tuple[list[tuple[str, str, str]], list[Any]]:
     """(blocks, what was told of them)."""
-    tracker = BlockTracker()
+    tracker = BlockTracker(lambda start: f"call_{start.name}")
     changes = [change for event in events for change in tracker.add([event])]
     changes += tracker.finish()
     return [(block.kind, block.name, block.text) for block in tracker.blocks], changes

@@ -116,6 +116,7 @@ async def test_logprobs_are_those_of_the_text(scripted: Any, rules: Any) -> None
         assert reply["top_logprobs"] == 2
 
 
+@pytest.mark.usefixtures("marked")
 async def test_items_of_the_input(server: Any) -> None:
     seen: list[Any] = []
     render = server.engine.render_chat
@@ -155,7 +156,7 @@ async def test_items_of_the_input(server: Any) -> None:
     ]
     assert seen[0][1]["template_arguments"]["reasoning_effort"] == "low"
     function = {key: GET[key] for key in ("name", "description", "parameters")}
-    assert seen[0][1]["tools"] == [{"type": "function", "function": function}]
+    assert list(seen[0][1]["tools"]) == [{"type": "function", "function": function}]
 
 
 @pytest.mark.usefixtures("marked")

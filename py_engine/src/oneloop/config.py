@@ -211,6 +211,16 @@ class ServerConfig(_Settings):
         False,
         "leave the changing billing line of Claude Code in system prompts, though it spoils prefix hits",
     )
+    tool_call_parser: str = setting(
+        "auto", "format of the model's tool calls, none for no tools; auto: by the chat template"
+    )
+    reasoning_parser: str = setting(
+        "auto", "format of the model's thinking, none to leave it in the text; auto: by the chat template"
+    )
+    enable_auto_tool_choice: bool = setting(
+        True,
+        "let the model choose among a request's tools, where the format of its calls is known",
+    )
     shutdown_timeout: float = setting(5.0, "seconds that running requests get after SIGTERM", minimum=0)
 
     def __post_init__(self) -> None:

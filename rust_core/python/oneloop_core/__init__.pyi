@@ -107,7 +107,8 @@ class StreamDecoder:
 
     stop: the text ends at the first position where one of them ends; of several that end there the longest counts.
     Text is held back only as long as it can still become a stop string. min_tokens: a stop string counts only when a
-    later token than that many completes it. ValueError for an empty stop string.
+    later token than that many completes it. shown_special_ids: special tokens that leave their text all the same.
+    ValueError for an empty stop string.
     """
 
     def __new__(
@@ -115,6 +116,7 @@ class StreamDecoder:
         vocabulary: Vocabulary,
         *,
         skip_special_tokens: bool = True,
+        shown_special_ids: Sequence[int] = (),
         stop: Sequence[str] = (),
         include_stop_str_in_output: bool = False,
         min_tokens: int = 0,
@@ -305,6 +307,7 @@ class Core:
         ignore_eos: bool = False,
         include_stop_str_in_output: bool = False,
         skip_special_tokens: bool = True,
+        shown_special_ids: Sequence[int] = (),
         detokenize: bool = True,
         final_only: bool = False,
         priority: int = 0,
@@ -316,6 +319,7 @@ class Core:
         prompt_token_ids: 4-byte signed buffer (array("i"), int32 numpy) or a sequence of ints, each in [0, vocab_size).
         max_tokens: new tokens per sequence; None fills the context.
         final_only: each sequence gets one delta, at its end, with all that its deltas would have said.
+        shown_special_ids: special tokens whose text is shown though skip_special_tokens hides the others.
         top_k: 0 = off. temperature 0 = greedy. seed: any i64. logprobs: 0 … MAX_LOGPROBS top entries per token.
         Raises RequestError naming the argument: empty prompt, id out of range, prompt + 1 > max_model_len, a
         sequence that could never fit the pool, n > max_num_seqs, non-finite or out-of-range numbers.

@@ -25,6 +25,7 @@ from oneloop.api.handlers.version import version
 from oneloop.api.limits import Limits
 from oneloop.api.metrics import CLIENT_GONE, HttpMetrics
 from oneloop.api.outbox import Outbox
+from oneloop.api.parsing import OutputFormats
 from oneloop.api.protocol.sampling import safe_request_id
 from oneloop.api.replies import new_request_id
 from oneloop.api.responses.handler import (
@@ -115,6 +116,7 @@ def _make_state(engine: AsyncEngine, config: ServerConfig, paths: Iterable[str])
         responses=ResponseStore(
             config.response_store_entries, config.response_store_bytes, config.response_store_ttl_s
         ),
+        formats=OutputFormats.choose(config, tokenizer),
         started=int(time.time()),
     )
 

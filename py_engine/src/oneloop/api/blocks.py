@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from oneloop.parsers.events import Content, Reasoning, ToolCallArguments, ToolCallEnd, ToolCallStart
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from oneloop.parsers.events import Event
 
@@ -25,8 +25,8 @@ class Block:
     kind: Literal["text", "thinking", "call"]
     name: str = ""
     """Of the function."""
-    given_id: str | None = None
-    """Of the call, where the model's format has one."""
+    call_id: str = ""
+    """Of the call."""
     parts: list[str] = field(default_factory=list)
 
     @property
@@ -66,12 +66,19 @@ class BlockTracker:
     White space between blocks makes none: it is held back until text follows. A reply of nothing else keeps it.
     """
 
-    __slots__ = ("_blank", "_open", "blocks")
+    __slots__ = ("_blank", "_call_id", "_open", "blocks")
 
-    def __init__(self) -> None:
+    def __init__(self, call_id: Callable[[ToolCallStart], str]) -> None:
+        """call_id: makes the id of a call."""
+        self._call_id = call_id
         self.blocks: list[Block] = []
         self._open: Block | None = None
         self._blank: Content | Reasoning | None = None
+
+    @property
+    def open_block(self) -> Block | None:
+        """The one that text is being added to."""
+        return self._open
 
     @property
     def has_calls(self) -> bool:
@@ -85,8 +92,9 @@ class BlockTracker:
             match event:
                 case Content() | Reasoning():
                     self._text(event, out)
-                case ToolCallStart(_, name, given_id):
-                    self._begin(Block(len(self.blocks), "call", name, given_id), out)
+                case ToolCallStart():
+                    block = Block(len(self.blocks), "call", event.name, self._call_id(event))
+                    self._begin(block, out)
                 case ToolCallArguments(_, text):
                     self._grow(text, out)
                 case ToolCallEnd():

@@ -26,12 +26,17 @@ if TYPE_CHECKING:
 _DONE = b"data: [DONE]\n\n"
 
 
+def failure(error: ApiError) -> bytes:
+    """One error event; no end mark: a reader must not take the text for whole."""
+    return event(error_body(error))
+
+
 def event(value: object) -> bytes:
     """One SSE event holding a JSON value."""
     return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
-class _Frame:
+class ChunkFrame:
     """The constant bytes around a choice's payload, and the usage that a chunk carries."""
 
     def __init__(
@@ -45,8 +50,7 @@ class _Frame:
         """Whether every chunk ends in the usage so far."""
         without = b',"usage":null}\n\n' if options.include_usage else b"}\n\n"
         self._fingerprint = b',"system_fingerprint":' + orjson.dumps(SYSTEM_FINGERPRINT)
-        self.include_usage = options.include_usage
-        """Whether the usage comes as an event of its own."""
+        self._include_usage = options.include_usage
         self._end = b"]" + without
         self._terminal_end = b"]" + self._fingerprint + without
 
@@ -64,10 +68,12 @@ class _Frame:
         before, _, behind = self.end().partition(grows)
         return before, (between, behind, usage.prompt_tokens, usage.completion_tokens)
 
-    def usage_event(self) -> bytes:
-        """No choices, the final usage."""
+    def closing(self) -> bytes:
+        """The end mark, behind the chunk with the usage and no choices where one is asked for."""
+        if not self._include_usage:
+            return _DONE
         usage = orjson.dumps(self._usage.wire())
-        return self._start + b"]" + self._fingerprint + b',"usage":' + usage + b"}\n\n"
+        return self._start + b"]" + self._fingerprint + b',"usage":' + usage + b"}\n\n" + _DONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +88,10 @@ class _Shape:
     """In a last chunk that brings none."""
 
 
-_CHAT = _Shape("chat.completion.chunk", b'"delta":{"content":', b"}", b'"delta":{}')
+CHAT_KIND = "chat.completion.chunk"
+_CHAT = _Shape(CHAT_KIND, b'"delta":{"content":', b"}", b'"delta":{}')
 _COMPLETION = _Shape("text_completion", b'"text":', b"", b'"text":""')
-_ROLE = b'"delta":{"role":"assistant","content":""}'
+ROLE = b'"delta":{"role":"assistant","content":""}'
 _LOGPROBS = b',"logprobs":'
 _OPEN = b',"finish_reason":null}'
 
@@ -104,7 +111,7 @@ class ChunkEncoder:
 
     def __init__(
         self,
-        frame: _Frame,
+        frame: ChunkFrame,
         shape: _Shape,
         openings: Sequence[bytes],
         logprobs: Sequence[LogprobsEncoder] | None,
@@ -142,11 +149,11 @@ class ChunkEncoder:
 
     def closing(self) -> bytes:
         """The end mark, behind the chunk with the usage and no choices where one is asked for."""
-        return self._frame.usage_event() + _DONE if self._frame.include_usage else _DONE
+        return self._frame.closing()
 
     def failure(self, error: ApiError) -> bytes:
-        """One error event; no end mark: a reader must not take the text for whole."""
-        return event(error_body(error))
+        """As EventEncoder."""
+        return failure(error)
 
     def _opening(self, choice: int) -> bytes:
         opening, self._openings[choice] = self._openings[choice], b""
@@ -187,8 +194,8 @@ def chat_chunks(
     logprobs: Sequence[LogprobsEncoder] | None,
 ) -> ChunkEncoder:
     """Chunks of a chat completion; each choice's first one has the role. logprobs: one per choice."""
-    frame = _Frame(head, _CHAT.kind, num_choices, options, usage)
-    return ChunkEncoder(frame, _CHAT, [_ROLE] * num_choices, logprobs)
+    frame = ChunkFrame(head, _CHAT.kind, num_choices, options, usage)
+    return ChunkEncoder(frame, _CHAT, [ROLE] * num_choices, logprobs)
 
 
 def completion_chunks(
@@ -203,6 +210,6 @@ def completion_chunks(
 
     echoes: per choice the prompt text to send first ("" without echo). logprobs: one per choice.
     """
-    frame = _Frame(head, _COMPLETION.kind, len(echoes), options, usage)
+    frame = ChunkFrame(head, _COMPLETION.kind, len(echoes), options, usage)
     openings = [_COMPLETION.text_start + orjson.dumps(echo) if echo else b"" for echo in echoes]
     return ChunkEncoder(frame, _COMPLETION, openings, logprobs)

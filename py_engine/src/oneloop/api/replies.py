@@ -15,6 +15,7 @@ from oneloop.api.logprobs import encode_whole
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from oneloop.api.chat_replies import Answer
     from oneloop.engine.logprobs import LogprobsEncoder
     from oneloop.engine.outputs import Added, FinishReason, TokenLogprobs
 
@@ -48,15 +49,20 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int | None = None
+    """None: the model has no thinking that we know."""
 
     def wire(self) -> dict[str, Any]:
         """The `usage` object."""
-        return {
+        wire: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "completion_tokens": self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
+        if self.reasoning_tokens is not None:
+            wire["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+        return wire
 
 
 @dataclass(slots=True)
@@ -64,6 +70,7 @@ class Choice:
     """One sequence, added up."""
 
     text: str = ""
+    token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -71,6 +78,7 @@ class Choice:
     def add(self, delta: Added) -> None:
         """Append what a delta brings."""
         self.text += delta.text
+        self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs or []
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
@@ -93,15 +101,22 @@ async def encode_logprobs(
 
 
 def chat_reply(
-    head: ReplyHead, choices: Sequence[Choice], usage: Usage, logprobs: Sequence[Logprobs]
+    head: ReplyHead,
+    choices: Sequence[Choice],
+    answers: Sequence[Answer],
+    usage: Usage,
+    logprobs: Sequence[Logprobs],
 ) -> dict[str, Any]:
-    """The body of a chat completion. logprobs: per choice."""
+    """The body of a chat completion. answers, logprobs: per choice."""
     return {
         "id": head.id,
         "object": "chat.completion",
         "created": head.created,
         "model": head.model,
-        "choices": [_chat_choice(index, choice, logprobs[index]) for index, choice in enumerate(choices)],
+        "choices": [
+            _chat_choice(index, choice, answers[index], logprobs[index])
+            for index, choice in enumerate(choices)
+        ],
         "service_tier": None,
         "system_fingerprint": SYSTEM_FINGERPRINT,
         "usage": usage.wire(),
@@ -110,20 +125,23 @@ def chat_reply(
     }
 
 
-def _chat_choice(index: int, choice: Choice, logprobs: Logprobs) -> dict[str, Any]:
+def _chat_choice(index: int, choice: Choice, answer: Answer, logprobs: Logprobs) -> dict[str, Any]:
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": answer.content,
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": None,
+        "reasoning": answer.reasoning,
+    }
+    if answer.tool_calls:
+        message["tool_calls"] = answer.tool_calls
     return {
         "index": index,
-        "message": {
-            "role": "assistant",
-            "content": choice.text,
-            "refusal": None,
-            "annotations": None,
-            "audio": None,
-            "function_call": None,
-            "reasoning": None,
-        },
+        "message": message,
         "logprobs": logprobs,
-        "finish_reason": choice.finish_reason,
+        "finish_reason": answer.finish_reason,
         "stop_reason": choice.stop_reason,
     }
 

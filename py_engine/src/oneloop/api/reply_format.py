@@ -1,43 +1,56 @@
-"""Which parser takes a reply apart: the one place where the model's output format is chosen."""
+"""How Messages and Responses take replies apart: as chat does, or as plain text."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import secrets
+from typing import TYPE_CHECKING, Any, Protocol
 
 from oneloop.api.errors import bad_request
 from oneloop.parsers.events import Content
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from oneloop.api.parsing import Parsing
+    from oneloop.api.replies import Usage
     from oneloop.api.state import ApiState
-    from oneloop.api.toolset import Toolset
-    from oneloop.parsers.events import Event, OutputParser
+    from oneloop.engine.outputs import FinishReason
+    from oneloop.parsers.events import Event, ToolCallStart
+
+
+class BlockSource(Protocol):
+    """What a reply's blocks are made from: `ReplyParser`, or plain text."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all that follows is content as it stands."""
+
+    def add(self, text: str, token_ids: Sequence[int], finish_reason: FinishReason | None) -> list[Event]:
+        """What is certain with this text of these tokens; with a finish reason, all."""
+
+    def call_id(self, start: ToolCallStart) -> str:
+        """The id of a call: the model's own, else a new one."""
 
 
 class PlainText:
-    """A format without marks: everything is content."""
+    """Everything is content."""
 
     __slots__ = ()
 
-    def push(self, text: str) -> list[Event]:
-        """As OutputParser."""
+    is_plain = True
+
+    def add(self, text: str, token_ids: Sequence[int], finish_reason: FinishReason | None) -> list[Event]:
+        """As BlockSource."""
         return [Content(text)] if text else []
 
-    def finish(self) -> list[Event]:
-        """As OutputParser."""
-        return []
+    def call_id(self, start: ToolCallStart) -> str:
+        """As BlockSource."""
+        return start.id or f"call_{secrets.token_hex(12)}"
 
 
-def make_parser(state: ApiState, toolset: Toolset) -> OutputParser:
-    """A parser for one sequence of a reply. toolset: what the request offers."""
-    return PlainText()
-
-
-def check_choice(toolset: Toolset, param: str) -> None:
-    """Refuse what the model's text cannot be held to. ApiError (400). param: the client's word for the choice."""
-    if toolset.choice == "required":
-        raise bad_request(param, f"{param} can be auto or none; that a tool is called is not supported yet.")
+def block_source(parsing: Parsing | None, usage: Usage) -> BlockSource:
+    """For one reply. parsing: None for plain text. usage: is told of its tokens of thinking."""
+    return PlainText() if parsing is None else parsing.parser(usage)
 
 
 def end_thinking(state: ApiState, request_id: str) -> None:

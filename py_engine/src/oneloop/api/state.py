@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from oneloop.api.limits import Limits
     from oneloop.api.metrics import HttpMetrics
     from oneloop.api.outbox import Outbox
+    from oneloop.api.parsing import OutputFormats
     from oneloop.api.protocol.chat import ChatRequest
     from oneloop.api.protocol.completions import CompletionRequest
     from oneloop.api.responses.store import ResponseStore
@@ -37,9 +38,10 @@ class ApiState:
     bodies: BodyReader
     metrics: HttpMetrics
     outbox: Outbox
-    arrivals: Arrivals = field(default_factory=Arrivals)
+    formats: OutputFormats
     owners: Owners
     responses: ResponseStore
+    arrivals: Arrivals = field(default_factory=Arrivals)
     sockets: set[web.WebSocketResponse] = field(default_factory=set)
     """Those that are open."""
     running_responses: dict[str, str] = field(default_factory=dict)

@@ -26,6 +26,7 @@ from oneloop.engine.event_loop import turn_loop
 from oneloop.engine.interpreter import collect_rarely, settle_interpreter
 from oneloop.engine.loop_times import LoopTimes
 from oneloop.errors import ConfigError
+from oneloop.parsers.registry import reasoning_format, tool_format
 from oneloop.start_times import StartTimes, process_age_s
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def serve(options: argparse.Namespace) -> int:
         raise ConfigError("json", "is the plan's form; add --plan")
     engine_config = EngineConfig.from_flat(engine_values(options))
     server_config = ServerConfig(**server_values(options))
+    check_parsers(server_config)
     level = server_config.log_level.upper()
     with bind(server_config.host, server_config.port) as listening, logging_to_stderr(level):
         # Before anybody is accepted: connections take over what the listening socket has by then.
@@ -63,6 +65,12 @@ def serve(options: argparse.Namespace) -> int:
         serving = _Serving(engine_config, server_config, listening, start_times, loop_times)
         with asyncio.Runner(loop_factory=turn_loop(loop_times)) as runner, loop_times.watching_gc():
             return runner.run(serving.run())
+
+
+def check_parsers(config: ServerConfig) -> None:
+    """ConfigError for a format that there is not, before a model is loaded."""
+    tool_format(config.tool_call_parser, "")
+    reasoning_format(config.reasoning_parser, "")
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -76,6 +76,7 @@ class Assembly:
             ignore_eos=params.ignore_eos,
             include_stop_str_in_output=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
+            shown_special_ids=params.shown_special_ids,
             detokenize=params.detokenize,
             final_only=final_only,
             priority=accepted.priority,

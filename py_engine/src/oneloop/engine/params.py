@@ -64,6 +64,8 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    shown_special_ids: tuple[int, ...] = ()
+    """Special tokens that leave their text although the others are skipped: marks that a parser must see."""
     detokenize: bool = True
     logprobs: int | None = None
     """Top log-probabilities per output token (0 … 20); None = none."""
@@ -96,10 +98,11 @@ class SamplingParams:
             max_tokens_is_default=self.max_tokens is None,
             min_tokens=integer("min_tokens", self.min_tokens, 0, MAX_INT32),
             stop=_stop_strings(self.stop),
-            stop_token_ids=_stop_token_ids(self.stop_token_ids, vocab_size),
+            stop_token_ids=_token_ids("stop_token_ids", self.stop_token_ids, vocab_size),
             ignore_eos=flag("ignore_eos", self.ignore_eos),
             include_stop_str_in_output=flag("include_stop_str_in_output", self.include_stop_str_in_output),
             skip_special_tokens=flag("skip_special_tokens", self.skip_special_tokens),
+            shown_special_ids=_token_ids("shown_special_ids", self.shown_special_ids, vocab_size),
             detokenize=flag("detokenize", self.detokenize),
             logprobs=None if self.logprobs is None else integer("logprobs", self.logprobs, 0, MAX_LOGPROBS),
             logit_bias=_bias(self.logit_bias, vocab_size),
@@ -137,6 +140,7 @@ class ResolvedParams:
     ignore_eos: bool
     include_stop_str_in_output: bool
     skip_special_tokens: bool
+    shown_special_ids: tuple[int, ...]
     detokenize: bool
     logprobs: int | None
     logit_bias: tuple[tuple[int, float], ...]
@@ -302,9 +306,9 @@ def _stop_strings(value: Any) -> tuple[str, ...]:
     return strings
 
 
-def _stop_token_ids(value: Any, vocab_size: int) -> tuple[int, ...]:
-    ids = tuple(_collection("stop_token_ids", value, list | tuple, "a list of token ids", MAX_STOP_TOKEN_IDS))
-    check_token_ids("stop_token_ids", ids, vocab_size)
+def _token_ids(name: str, value: Any, vocab_size: int) -> tuple[int, ...]:
+    ids = tuple(_collection(name, value, list | tuple, "a list of token ids", MAX_STOP_TOKEN_IDS))
+    check_token_ids(name, ids, vocab_size)
     return ids
 
 

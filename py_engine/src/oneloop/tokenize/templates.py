@@ -67,6 +67,7 @@ class ChatTemplate:
         """
         environment = BoundedEnvironment()
         self.source = source
+        self.tool_source = tool_source
         self._file = file
         self._special_tokens = dict(special_tokens or {})
         self._default = self._compile(environment, source)

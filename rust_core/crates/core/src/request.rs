@@ -47,6 +47,8 @@ pub struct SubmitRequest {
     pub include_stop_str_in_output: bool,
     /// Special tokens leave no text.
     pub skip_special_tokens: bool,
+    /// Special tokens that leave their text all the same: marks that a reader of the text must see.
+    pub shown_special_ids: Vec<i64>,
     /// Whether deltas carry text.
     pub detokenize: bool,
     /// One delta per sequence, at its end, instead of one per token.
@@ -83,6 +85,7 @@ impl SubmitRequest {
             ignore_eos: false,
             include_stop_str_in_output: false,
             skip_special_tokens: true,
+            shown_special_ids: Vec::new(),
             detokenize: true,
             final_only: false,
             priority: 0,

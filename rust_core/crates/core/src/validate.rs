@@ -170,6 +170,7 @@ fn check_lists(config: &CoreConfig, request: &SubmitRequest) -> Result<(), Error
     for (field, ids) in [
         ("stop_token_ids", &request.stop_token_ids),
         ("eos_token_ids", &request.eos_token_ids),
+        ("shown_special_ids", &request.shown_special_ids),
     ] {
         check_len(field, ids.len(), MAX_STOP_TOKEN_IDS)?;
         for &token in ids {
@@ -290,8 +291,24 @@ fn build_stopping(
         stop_strings,
         include_stop_in_output: request.include_stop_str_in_output,
         skip_special_tokens: request.skip_special_tokens,
+        shown_special_ids: shown_special_ids(request),
         detokenize: request.detokenize,
     })
+}
+
+/// The markers a reader of the text must see; nothing where every token is shown anyway.
+fn shown_special_ids(request: &SubmitRequest) -> Option<Arc<Vec<u32>>> {
+    if request.shown_special_ids.is_empty() || !request.skip_special_tokens {
+        return None;
+    }
+    let mut ids: Vec<u32> = request
+        .shown_special_ids
+        .iter()
+        .map(|&token| token as u32)
+        .collect();
+    ids.sort_unstable();
+    ids.dedup();
+    Some(Arc::new(ids))
 }
 
 /// What may not be sampled before `min_tokens`.

@@ -83,13 +83,13 @@ impl Core {
                         repetition_penalty = Float(1.0), presence_penalty = Float(0.0),
                         frequency_penalty = Float(0.0), seed = None, logprobs = None, logit_bias = Vec::new(),
                         stop = Vec::new(), stop_token_ids = Vec::new(), eos_token_ids = Vec::new(),
-                        ignore_eos = false, include_stop_str_in_output = false, skip_special_tokens = true,
+                        ignore_eos = false, include_stop_str_in_output = false, skip_special_tokens = true, shown_special_ids = Vec::new(),
                         detokenize = true, final_only = false, priority = Int(0), cache_salt = b"".as_slice(), adapter = Int(-1)),
            text_signature = "($self, prompt_token_ids, *, max_tokens=None, min_tokens=0, n=1, temperature=1.0, \
                              top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, presence_penalty=0.0, \
                              frequency_penalty=0.0, seed=None, logprobs=None, logit_bias=(), stop=(), \
                              stop_token_ids=(), eos_token_ids=(), ignore_eos=False, \
-                             include_stop_str_in_output=False, skip_special_tokens=True, detokenize=True, \
+                             include_stop_str_in_output=False, skip_special_tokens=True, shown_special_ids=(), detokenize=True, \
                              final_only=False, priority=0, cache_salt=b'', adapter=-1)")]
     fn submit(
         &self,
@@ -113,6 +113,7 @@ impl Core {
         ignore_eos: bool,
         include_stop_str_in_output: bool,
         skip_special_tokens: bool,
+        shown_special_ids: Vec<Int>,
         detokenize: bool,
         final_only: bool,
         priority: Int,
@@ -150,6 +151,7 @@ impl Core {
             ignore_eos,
             include_stop_str_in_output,
             skip_special_tokens,
+            shown_special_ids: shown_special_ids.into_iter().map(|Int(id)| id).collect(),
             detokenize,
             final_only,
             priority: priority.0,

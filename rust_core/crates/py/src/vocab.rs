@@ -89,13 +89,14 @@ pub(crate) struct StreamDecoder {
 #[pymethods]
 impl StreamDecoder {
     #[new]
-    #[pyo3(signature = (vocabulary, *, skip_special_tokens = true, stop = Vec::new(),
-                        include_stop_str_in_output = false, min_tokens = 0),
-           text_signature = "(vocabulary, *, skip_special_tokens=True, stop=(), \
+    #[pyo3(signature = (vocabulary, *, skip_special_tokens = true, shown_special_ids = Vec::new(),
+                        stop = Vec::new(), include_stop_str_in_output = false, min_tokens = 0),
+           text_signature = "(vocabulary, *, skip_special_tokens=True, shown_special_ids=(), stop=(), \
                              include_stop_str_in_output=False, min_tokens=0)")]
     fn new(
         vocabulary: &Vocabulary,
         skip_special_tokens: bool,
+        mut shown_special_ids: Vec<u32>,
         stop: Vec<String>,
         include_stop_str_in_output: bool,
         min_tokens: u32,
@@ -108,6 +109,9 @@ impl StreamDecoder {
             skip_special_tokens,
             Some(Arc::new(stop)),
         );
+        shown_special_ids.sort_unstable();
+        let shown = (!shown_special_ids.is_empty()).then(|| Arc::new(shown_special_ids));
+        let inner = inner.showing(shown);
         Ok(Self {
             vocabulary,
             inner,

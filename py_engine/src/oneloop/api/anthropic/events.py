@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from oneloop.api.anthropic.errors import anthropic_error
-from oneloop.api.anthropic.reply import call_id, message_wire, stop_members, usage_wire
+from oneloop.api.anthropic.reply import message_wire, stop_members, usage_wire
 from oneloop.api.blocks import BlockTracker, Closed, Grown, Opened
-from oneloop.api.reply_format import PlainText
 from oneloop.engine.relay import TextFrame
 
 if TYPE_CHECKING:
     from oneloop.api.blocks import Block, BlockEvent
     from oneloop.api.errors import ApiError
     from oneloop.api.replies import ReplyHead, Usage
+    from oneloop.api.reply_format import BlockSource
     from oneloop.engine.outputs import Added, FinishReason
-    from oneloop.parsers.events import OutputParser
 
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _STOPPED = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
@@ -38,8 +37,8 @@ class MessageEncoder:
         "_head",
         "_is_full",
         "_opened",
-        "_parser",
         "_request_id",
+        "_source",
         "_stop",
         "_tracker",
         "_usage",
@@ -48,15 +47,15 @@ class MessageEncoder:
     num_choices = 1
 
     def __init__(
-        self, head: ReplyHead, usage: Usage, parser: OutputParser, *, request_id: str, is_full: bool
+        self, head: ReplyHead, usage: Usage, source: BlockSource, *, request_id: str, is_full: bool
     ) -> None:
         """usage: as it grows. is_full: a length that is met is the context's."""
         self._head = head
         self._usage = usage
-        self._parser = parser
+        self._source = source
         self._request_id = request_id
         self._is_full = is_full
-        self._tracker = BlockTracker()
+        self._tracker = BlockTracker(source.call_id)
         self._opened = False
         self._ended: FinishReason | None = None
         self._stop: int | str | None = None
@@ -70,18 +69,18 @@ class MessageEncoder:
         """As EventEncoder."""
         out = b"" if self._opened else self._opening()
         text, finish_reason = delta.text, delta.finish_reason
-        changes = self._tracker.add(self._parser.push(text)) if text else []
+        changes = self._tracker.add(self._source.add(text, delta.token_ids, finish_reason))
         if finish_reason is not None:
             self._ended, self._stop = finish_reason, delta.stop_reason
-            changes += self._tracker.add(self._parser.finish())
             changes += self._tracker.finish()
         return out + b"".join([_event_of(change) for change in changes])
 
     def text_frame(self, choice: int) -> TextFrame | None:
-        """As EventEncoder: where nothing is to be parsed, once the block is open."""
-        if not isinstance(self._parser, PlainText) or not self._tracker.blocks:
+        """As EventEncoder: once there is nothing to take apart, and the block of the text is open."""
+        block = self._tracker.open_block
+        if block is None or block.kind != "text" or not self._source.is_plain:
             return None
-        return TextFrame(_DELTA % (0, _DELTA_TYPES["text"]), _DELTA_END)
+        return TextFrame(_DELTA % (block.index, _DELTA_TYPES["text"]), _DELTA_END)
 
     def closing(self) -> bytes:
         """As EventEncoder: why it ended, with the usage, and the end mark."""
@@ -124,4 +123,4 @@ def _empty(block: Block) -> dict[str, Any]:
         case "thinking":
             return {"type": "thinking", "thinking": "", "signature": ""}
         case "call":
-            return {"type": "tool_use", "id": call_id(block), "name": block.name, "input": {}}
+            return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": {}}

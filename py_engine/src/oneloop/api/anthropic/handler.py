@@ -13,8 +13,9 @@ from oneloop.api.handlers.answer import answer
 from oneloop.api.handlers.generation import Job
 from oneloop.api.handlers.json_reply import ignored_header, json_reply
 from oneloop.api.handlers.prompt import check_context, check_text_len, render
+from oneloop.api.parsing import parsing_of
 from oneloop.api.replies import ReplyHead, Usage
-from oneloop.api.reply_format import make_parser
+from oneloop.api.reply_format import block_source
 from oneloop.api.state import STATE
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from oneloop.api.anthropic.request import AnthropicPrompt
+    from oneloop.api.anthropic.request import AnthropicPrompt, AnthropicRequest
+    from oneloop.api.parsing import Parsing
     from oneloop.api.state import ApiState
 
 
@@ -37,7 +39,7 @@ async def count_tokens(request: web.Request) -> web.StreamResponse:
     members = await state.bodies.read_object(request)
     prompt = read_count_request(members, keep_billing_line=state.config.keep_billing_header)
     state.check_model(prompt.model)
-    return json_reply({"input_tokens": len(await _tokens(state, prompt))})
+    return json_reply({"input_tokens": len((await _rendered(state, prompt))[1])})
 
 
 async def prepare_message(
@@ -55,8 +57,9 @@ async def prepare_message(
         request_id = asked.scheduling.request_id
         rename(request_id)
     state.engine.check_accepting()
-    token_ids = await _tokens(state, asked.prompt)
-    params = asked.params
+    text, token_ids = await _rendered(state, asked.prompt)
+    parsing = _parsing(state, asked, text)
+    params = asked.params if parsing is None else parsing.shown(asked.params)
     check_context(
         params, len(token_ids), state.limits, prompt_field="messages", max_tokens_field="max_tokens"
     )
@@ -64,7 +67,7 @@ async def prepare_message(
     is_full = len(token_ids) + params.max_tokens > state.limits.max_model_len
     head = ReplyHead(f"msg_{request_id}", int(time.time()), model)
     usage = Usage(prompt_tokens=len(token_ids))
-    parser = partial(make_parser, state, asked.prompt.toolset)
+    source = partial(block_source, parsing, usage)
     return Job(
         prompts=[(token_ids, params)],
         scheduling=asked.scheduling,
@@ -73,13 +76,26 @@ async def prepare_message(
         headers=ignored_header(asked.ignored),
         num_choices=1,
         logprobs=None,
-        make_encoder=lambda: MessageEncoder(head, usage, parser(), request_id=request_id, is_full=is_full),
-        make_reply=lambda choices, _: whole_message(head, choices[0], usage, parser(), is_full=is_full),
+        make_encoder=lambda: MessageEncoder(head, usage, source(), request_id=request_id, is_full=is_full),
+        make_reply=lambda choices, _: whole_message(head, choices[0], usage, source(), is_full=is_full),
     )
 
 
-async def _tokens(state: ApiState, prompt: AnthropicPrompt) -> list[int]:
-    """The prompt."""
-    text = await render(state, prompt.messages, prompt.form, prompt.toolset.offered)
+def _parsing(state: ApiState, asked: AnthropicRequest, text: str) -> Parsing | None:
+    """How the reply is taken apart. text: of the prompt."""
+    prompt = asked.prompt
+    return parsing_of(
+        state.formats,
+        prompt.tools,
+        prompt=text,
+        continued=prompt.messages[-1]["content"] if prompt.form.continue_final_message else None,
+        template_arguments=prompt.form.template_arguments,
+        skip_special_tokens=asked.params.skip_special_tokens,
+    )
+
+
+async def _rendered(state: ApiState, prompt: AnthropicPrompt) -> tuple[str, list[int]]:
+    """The prompt, as text and as tokens."""
+    text = await render(state, prompt.messages, prompt.form, prompt.tools.offered)
     check_text_len("messages", text, state.limits)
-    return await state.engine.encode(text, add_special_tokens=prompt.form.add_special_tokens)
+    return text, await state.engine.encode(text, add_special_tokens=prompt.form.add_special_tokens)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -12,8 +11,8 @@ from oneloop.api.blocks import BlockTracker
 if TYPE_CHECKING:
     from oneloop.api.blocks import Block
     from oneloop.api.replies import Choice, ReplyHead, Usage
+    from oneloop.api.reply_format import BlockSource
     from oneloop.engine.outputs import FinishReason
-    from oneloop.parsers.events import OutputParser
 
 
 def usage_wire(usage: Usage) -> dict[str, Any]:
@@ -42,11 +41,6 @@ def stop_members(
     return {"stop_reason": reason, "stop_sequence": None}
 
 
-def call_id(block: Block) -> str:
-    """Of a call: the model's own, else a new one."""
-    return block.given_id or f"toolu_{secrets.token_hex(12)}"
-
-
 def message_wire(head: ReplyHead, usage: Usage) -> dict[str, Any]:
     """A message that has not begun."""
     return {
@@ -62,12 +56,11 @@ def message_wire(head: ReplyHead, usage: Usage) -> dict[str, Any]:
 
 
 def whole_message(
-    head: ReplyHead, choice: Choice, usage: Usage, parser: OutputParser, *, is_full: bool
+    head: ReplyHead, choice: Choice, usage: Usage, source: BlockSource, *, is_full: bool
 ) -> dict[str, Any]:
     """The body of a whole reply."""
-    tracker = BlockTracker()
-    tracker.add(parser.push(choice.text))
-    tracker.add(parser.finish())
+    tracker = BlockTracker(source.call_id)
+    tracker.add(source.add(choice.text, choice.token_ids, choice.finish_reason or "stop"))
     tracker.finish()
     ended = stop_members(
         choice.finish_reason, choice.stop_reason, has_calls=tracker.has_calls, is_full=is_full
@@ -83,7 +76,7 @@ def _block_wire(block: Block) -> dict[str, Any]:
         case "thinking":
             return {"type": "thinking", "thinking": block.text, "signature": ""}
         case "call":
-            return {"type": "tool_use", "id": call_id(block), "name": block.name, "input": _input(block)}
+            return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": _input(block)}
 
 
 def _input(block: Block) -> Any:

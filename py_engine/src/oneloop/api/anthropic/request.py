@@ -13,8 +13,7 @@ from oneloop.api.protocol.chat import ChatForm
 from oneloop.api.protocol.fields import Fields, shown
 from oneloop.api.protocol.messages import read_template_arguments
 from oneloop.api.protocol.sampling import StreamOptions, check_sampling, read_sampling, read_scheduling
-from oneloop.api.reply_format import check_choice
-from oneloop.api.toolset import Choice, Toolset, check_names, function
+from oneloop.api.protocol.tools import ToolChoice, ToolUse, read_function, tool_use
 from oneloop.engine.params import MAX_STOP_STRINGS
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
 }
 _TYPES_OF_TOOLS = (None, "custom")
-_CHOICES: Mapping[str, Choice] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+_CHOICES: Mapping[str, ToolChoice] = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +42,7 @@ class AnthropicPrompt:
 
     model: str | None
     messages: list[dict[str, Any]]
-    toolset: Toolset
+    tools: ToolUse
     form: ChatForm
 
 
@@ -97,7 +96,7 @@ def _read_prompt(fields: Fields, keep_billing_line: bool) -> tuple[AnthropicProm
     model = fields.text("model")
     system = read_system(fields, keep_billing_line=keep_billing_line)
     messages = read_history(fields, system)
-    toolset = _read_tools(fields)
+    tools = _read_tools(fields)
     arguments, ignored = _read_thinking(fields)
     goes_on = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
     form = ChatForm(
@@ -106,7 +105,7 @@ def _read_prompt(fields: Fields, keep_billing_line: bool) -> tuple[AnthropicProm
         add_special_tokens=False,
         template_arguments={**arguments, **read_template_arguments(fields)},
     )
-    return AnthropicPrompt(model=model, messages=messages, toolset=toolset, form=form), ignored
+    return AnthropicPrompt(model=model, messages=messages, tools=tools, form=form), ignored
 
 
 def _read_thinking(fields: Fields) -> tuple[dict[str, Any], list[str]]:
@@ -122,7 +121,7 @@ def _read_thinking(fields: Fields) -> tuple[dict[str, Any], list[str]]:
     return {"enable_thinking": kind == "enabled", "thinking": kind == "enabled"}, ignored
 
 
-def _read_tools(fields: Fields) -> Toolset:
+def _read_tools(fields: Fields) -> ToolUse:
     """`tools` and `tool_choice`."""
     tools = []
     for index, raw in enumerate(fields.array("tools", at_most=MAX_TOOLS) or []):
@@ -133,7 +132,7 @@ def _read_tools(fields: Fields) -> Toolset:
         kind = tool.text("type")
         if kind not in _TYPES_OF_TOOLS:
             raise tool.refuse("type", f"{shown(kind)} is not supported; this server runs no tools of its own")
-        tools.append(function(tool, "input_schema"))
+        tools.append(read_function(tool, "input_schema"))
     given = fields.object("tool_choice")
     choice = Fields({"type": "auto"} if given is None else given, "tool_choice.")
     kind = choice.choice("type", _CHOICES)
@@ -143,9 +142,7 @@ def _read_tools(fields: Fields) -> Toolset:
     if kind == "tool" and not name:
         raise choice.refuse("name", "is missing")
     parallel = not choice.flag("disable_parallel_tool_use", False)
-    toolset = Toolset(tools=tools, choice=_CHOICES[kind], name=name, parallel=parallel)
-    check_choice(toolset, "tool_choice.type")
-    return check_names(fields, toolset)
+    return tool_use(fields, tools, _CHOICES[kind], name, parallel=parallel)
 
 
 def _stop_sequences(fields: Fields) -> tuple[str, ...]:

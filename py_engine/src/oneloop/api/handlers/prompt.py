@@ -8,6 +8,8 @@ from oneloop.api.errors import ApiError, bad_request
 from oneloop.errors import RequestError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from oneloop.api.limits import Limits
     from oneloop.api.protocol.chat import ChatForm
     from oneloop.api.state import ApiState
@@ -15,14 +17,17 @@ if TYPE_CHECKING:
 
 
 async def render(
-    state: ApiState, messages: list[dict[str, Any]], form: ChatForm, tools: list[dict[str, Any]] | None = None
+    state: ApiState,
+    messages: list[dict[str, Any]],
+    form: ChatForm,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """The chat template's text for a conversation."""
+    """The chat template's text for a conversation. tools: in OpenAI's form."""
     return await state.engine.render_chat(
         messages,
         add_generation_prompt=form.add_generation_prompt,
         continue_final_message=form.continue_final_message,
-        tools=tools,
+        tools=tools or None,
         template_arguments=form.template_arguments or None,
     )
 

@@ -17,6 +17,7 @@ from oneloop.api.protocol.sampling import (
     read_scheduling,
     read_stream_options,
 )
+from oneloop.api.protocol.tools import ToolUse, read_tools
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,6 +47,9 @@ class ChatRequest:
     """The client's name for params.max_tokens."""
     stream: StreamOptions
     scheduling: Scheduling
+    tools: ToolUse
+    include_reasoning: bool
+    """Whether the thinking is shown."""
     ignored: list[str]
     """Fields that had no effect."""
 
@@ -56,7 +60,9 @@ def read_chat(members: Mapping[str, Any], limits: Limits, defaults: SamplingDefa
     model = fields.text("model")
     form = read_chat_form(fields)
     stream = read_stream_options(fields)
-    ignored = _read_tools(fields)
+    tools = read_tools(fields)
+    ignored = ["tools"] if tools.choice == "none" and tools.tools else []
+    include_reasoning = fields.flag("include_reasoning", True)
     max_tokens, max_tokens_field = _max_tokens(fields)
     names = {"max_tokens": max_tokens_field, "logprobs": "top_logprobs"}
     asked = read_sampling(
@@ -72,6 +78,8 @@ def read_chat(members: Mapping[str, Any], limits: Limits, defaults: SamplingDefa
         max_tokens_field=max_tokens_field,
         stream=stream,
         scheduling=scheduling,
+        tools=tools,
+        include_reasoning=include_reasoning,
         ignored=ignored + fields.unread(),
     )
 
@@ -88,18 +96,6 @@ def read_chat_form(fields: Fields) -> ChatForm:
     if form.continue_final_message and form.add_generation_prompt:
         raise fields.refuse("continue_final_message", "and add_generation_prompt exclude each other")
     return form
-
-
-def _read_tools(fields: Fields) -> list[str]:
-    """Tools are not supported yet; with tool_choice "none" they ask for nothing."""
-    tools = fields.array("tools", at_most=1 << 10)
-    if tools is None:
-        return []
-    if not tools:
-        raise fields.refuse("tools", "must not be an empty list; leave it out")
-    if fields.given("tool_choice") != "none":
-        raise fields.refuse("tools", 'is not supported yet; leave it out, or send tool_choice "none"')
-    return ["tools"]
 
 
 def _max_tokens(fields: Fields) -> tuple[int | None, str]:

@@ -45,7 +45,6 @@ CHAT: Mapping[str, tuple[Any, ...]] = {
     **_COMMON,
     "functions": ([],),
     "function_call": ("none",),
-    "tool_choice": ("none",),
     "modalities": (["text"],),
     "audio": _ABSENT,
     "web_search_options": _ABSENT,

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
     from oneloop.api.blocks import Block, BlockEvent
     from oneloop.api.errors import ApiError
+    from oneloop.api.reply_format import BlockSource
     from oneloop.api.responses.reply import ResponseObject
     from oneloop.engine.logprobs import LogprobsEncoder
     from oneloop.engine.outputs import Added
     from oneloop.engine.relay import TextFrame
-    from oneloop.parsers.events import OutputParser
 
 _LOGPROBS_START, _LOGPROBS_END = len(b'{"content":['), len(b"]}")
 """What `LogprobsEncoder` has around the tokens."""
@@ -31,7 +31,14 @@ class ResponseEncoder:
     """Turns the deltas of one response into its events: one item after the other."""
 
     __slots__ = (
-        "_begun", "_item_logprobs", "_logprobs", "_new_logprobs", "_number", "_on_end", "_parser", "_response",
+        "_begun",
+        "_item_logprobs",
+        "_logprobs",
+        "_new_logprobs",
+        "_number",
+        "_on_end",
+        "_response",
+        "_source",
         "_tracker",
     )  # fmt: skip
 
@@ -41,16 +48,16 @@ class ResponseEncoder:
     def __init__(
         self,
         response: ResponseObject,
-        parser: OutputParser,
+        source: BlockSource,
         logprobs: LogprobsEncoder | None,
         on_end: Callable[[], None],
     ) -> None:
         """logprobs: None where none are shown. on_end: called once nothing of the response changes any more."""
         self._response = response
-        self._parser = parser
+        self._source = source
         self._logprobs = logprobs
         self._on_end = on_end
-        self._tracker = BlockTracker()
+        self._tracker = BlockTracker(source.call_id)
         self._begun = False
         self._number = 0
         self._new_logprobs: list[bytes] = []
@@ -64,9 +71,8 @@ class ResponseEncoder:
         self._begun = True
         text, finish_reason = delta.text, delta.finish_reason
         self._note_logprobs(delta)
-        changes = self._tracker.add(self._parser.push(text)) if text else []
+        changes = self._tracker.add(self._source.add(text, delta.token_ids, finish_reason))
         if finish_reason is not None:
-            changes += self._tracker.add(self._parser.finish())
             changes += self._tracker.finish()
             self._response.end(finish_reason)
         for change in changes:

@@ -11,8 +11,9 @@ from oneloop.api.errors import bad_request
 from oneloop.api.handlers.generation import Job, abort_all
 from oneloop.api.handlers.json_reply import ignored_header
 from oneloop.api.handlers.prompt import check_context, check_text_len, render
+from oneloop.api.parsing import parsing_of
 from oneloop.api.replies import Usage
-from oneloop.api.reply_format import make_parser
+from oneloop.api.reply_format import block_source
 from oneloop.api.responses.events import ResponseEncoder
 from oneloop.api.responses.history import add_output, read_input
 from oneloop.api.responses.reply import ResponseObject, new_response_id
@@ -84,8 +85,15 @@ async def prepare_response(
         raise bad_request("background", "background needs a server that stores responses")
     messages = read_input(fields, _before(state, asked, owner))
     state.engine.check_accepting()
-    token_ids = await _fit(state, asked, messages)
-    params = asked.params
+    text, token_ids = await _fit(state, asked, messages)
+    parsing = parsing_of(
+        state.formats,
+        asked.tools,
+        prompt=text,
+        template_arguments=asked.form.template_arguments,
+        skip_special_tokens=asked.params.skip_special_tokens,
+    )
+    params = asked.params if parsing is None else parsing.shown(asked.params)
     check_context(
         params, len(token_ids), state.limits, prompt_field="input", max_tokens_field="max_output_tokens"
     )
@@ -97,8 +105,8 @@ async def prepare_response(
     logprobs = make_encoders(state.engine.tokenizer, "chat", params, 1)
 
     def make_encoder() -> ResponseEncoder:
-        parser = make_parser(state, asked.toolset)
-        return ResponseEncoder(response, parser, logprobs[0] if logprobs else None, prepared.end)
+        source = block_source(parsing, usage)
+        return ResponseEncoder(response, source, logprobs[0] if logprobs else None, prepared.end)
 
     job = Job(
         prompts=[(token_ids, params)],
@@ -130,49 +138,47 @@ def _before(state: ApiState, asked: ResponsesRequest, owner: bytes) -> list[dict
     return messages
 
 
-async def _fit(state: ApiState, asked: ResponsesRequest, messages: list[dict[str, Any]]) -> list[int]:
-    """The prompt; where it may be cut, from the first of the user's turns on that leaves it short enough."""
-    whole = await _tokens(state, asked, messages, 0)
-    if _fits(state, asked, whole) or not asked.truncates:
-        return _checked(state, whole)
-    starts = [index for index, message in enumerate(messages) if message["role"] == "user"][1:]
-    low, high, best = 0, len(starts), whole
-    while low < high:
-        middle = (low + high) // 2
-        cut = await _tokens(state, asked, messages, starts[middle])
-        if _fits(state, asked, cut):
-            high, best = middle, cut
-        else:
-            low = middle + 1
-    return _checked(state, best)
+async def _fit(
+    state: ApiState, asked: ResponsesRequest, messages: list[dict[str, Any]]
+) -> tuple[str, list[int]]:
+    """The prompt, as text and tokens; where it may be cut, from the first of the user's turns on that makes it fit."""
+    text, whole = await _rendered(state, asked, messages, 0)
+    best = (text, whole)
+    if asked.truncates and not _fits(state, asked, whole):
+        starts = [index for index, message in enumerate(messages) if message["role"] == "user"][1:]
+        low, high = 0, len(starts)
+        while low < high:
+            middle = (low + high) // 2
+            text, cut = await _rendered(state, asked, messages, starts[middle])
+            if _fits(state, asked, cut):
+                high, best = middle, (text, cut)
+            else:
+                low = middle + 1
+    text, token_ids = best
+    if token_ids is None:
+        check_text_len("input", text, state.limits)
+        raise AssertionError("a text that could fit was not tokenised")
+    return text, token_ids
 
 
-def _fits(state: ApiState, asked: ResponsesRequest, prompt: list[int] | str) -> bool:
-    """Whether the context holds a prompt (a text: one that is too long to be tokenised) and its answer."""
+def _fits(state: ApiState, asked: ResponsesRequest, token_ids: list[int] | None) -> bool:
+    """Whether the context holds a prompt (None: one that is too long to be tokenised) and its answer."""
     room = state.limits.max_model_len - (asked.params.max_tokens or 1)
-    return not isinstance(prompt, str) and len(prompt) <= room
+    return token_ids is not None and len(token_ids) <= room
 
 
-def _checked(state: ApiState, prompt: list[int] | str) -> list[int]:
-    """The prompt; ApiError (400) where it is too long to have been tokenised."""
-    if isinstance(prompt, str):
-        check_text_len("input", prompt, state.limits)
-        raise AssertionError("a text that fits was not tokenised")
-    return prompt
-
-
-async def _tokens(
+async def _rendered(
     state: ApiState, asked: ResponsesRequest, messages: list[dict[str, Any]], start: int
-) -> list[int] | str:
+) -> tuple[str, list[int] | None]:
     """The prompt of the instructions and the conversation from `start` on; system messages before it stay.
 
-    The text itself where no tokens of it could fit.
+    Its text, and its tokens unless it cannot fit whatever they are.
     """
     kept = [message for message in messages[:start] if message["role"] in ("system", "developer")]
     kept += messages[start:]
     if asked.instructions is not None:
         kept.insert(0, {"role": "system", "content": asked.instructions})
-    text = await render(state, kept, asked.form, asked.toolset.offered)
+    text = await render(state, kept, asked.form, asked.tools.offered)
     if len(text) > state.limits.max_prompt_chars:
-        return text
-    return await state.engine.encode(text, add_special_tokens=asked.form.add_special_tokens)
+        return text, None
+    return text, await state.engine.encode(text, add_special_tokens=asked.form.add_special_tokens)

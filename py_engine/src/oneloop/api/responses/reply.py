@@ -75,7 +75,7 @@ def usage_wire(usage: Usage) -> dict[str, Any]:
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
 
@@ -105,7 +105,7 @@ def new_item(block: Block) -> dict[str, Any]:
                 "id": f"fc_{token}",
                 "type": "function_call",
                 "status": "in_progress",
-                "call_id": block.given_id or f"call_{secrets.token_hex(12)}",
+                "call_id": block.call_id,
                 "name": block.name,
                 "arguments": "",
             }

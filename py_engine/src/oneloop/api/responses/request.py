@@ -12,15 +12,15 @@ from oneloop.api.protocol.chat import ChatForm
 from oneloop.api.protocol.fields import Fields, shown
 from oneloop.api.protocol.messages import read_template_arguments
 from oneloop.api.protocol.sampling import StreamOptions, check_sampling, read_sampling, read_scheduling
-from oneloop.api.reply_format import check_choice, check_format
-from oneloop.api.toolset import Toolset, check_names, function
+from oneloop.api.protocol.tools import read_function, tool_use
+from oneloop.api.reply_format import check_format
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from oneloop.api.limits import Limits
     from oneloop.api.protocol.sampling import Scheduling
-    from oneloop.api.toolset import Choice
+    from oneloop.api.protocol.tools import ToolChoice, ToolUse
     from oneloop.engine.params import ResolvedParams, SamplingDefaults
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -42,7 +42,7 @@ class ResponsesRequest:
     model: str | None
     instructions: str | None
     previous_response_id: str | None
-    toolset: Toolset
+    tools: ToolUse
     form: ChatForm
     params: ResolvedParams
     stream: StreamOptions
@@ -63,7 +63,7 @@ def read_response_request(fields: Fields, limits: Limits, defaults: SamplingDefa
     model = fields.text("model")
     instructions = fields.text("instructions")
     previous = fields.text("previous_response_id")
-    toolset, tools = _read_tools(fields, ignored)
+    tools, echoed_tools = _read_tools(fields, ignored)
     effort, arguments = _read_reasoning(fields, ignored)
     max_tokens = fields.integer("max_output_tokens")
     asked = read_sampling(fields, n=1, max_tokens=max_tokens, logprobs=_read_logprobs(fields, ignored))
@@ -81,12 +81,12 @@ def read_response_request(fields: Fields, limits: Limits, defaults: SamplingDefa
         "max_output_tokens": max_tokens,
         "max_tool_calls": fields.integer("max_tool_calls"),
         "metadata": _read_metadata(fields),
-        "parallel_tool_calls": toolset.parallel,
+        "parallel_tool_calls": tools.parallel,
         "previous_response_id": previous,
         "reasoning": {"effort": effort, "summary": None},
         "text": _read_text(fields, ignored),
         "tool_choice": fields.given("tool_choice") or "auto",
-        "tools": tools,
+        "tools": echoed_tools,
         "top_logprobs": params.logprobs or 0,
         "temperature": params.temperature,
         "top_p": params.top_p,
@@ -110,7 +110,7 @@ def read_response_request(fields: Fields, limits: Limits, defaults: SamplingDefa
         model=model,
         instructions=instructions,
         previous_response_id=previous,
-        toolset=toolset,
+        tools=tools,
         form=form,
         params=params,
         stream=StreamOptions(stream=stream, include_usage=False, continuous_usage=False),
@@ -123,7 +123,7 @@ def read_response_request(fields: Fields, limits: Limits, defaults: SamplingDefa
     )
 
 
-def _read_tools(fields: Fields, ignored: list[str]) -> tuple[Toolset, list[dict[str, Any]]]:
+def _read_tools(fields: Fields, ignored: list[str]) -> tuple[ToolUse, list[dict[str, Any]]]:
     """`tools`, `tool_choice`, `parallel_tool_calls`; and the tools as the reply repeats them."""
     tools, echoed = [], []
     for index, raw in enumerate(fields.array("tools", at_most=MAX_TOOLS) or []):
@@ -135,7 +135,7 @@ def _read_tools(fields: Fields, ignored: list[str]) -> tuple[Toolset, list[dict[
         if kind != "function":
             given = "is missing" if kind is None else f"{shown(kind)} is not supported"
             raise tool.refuse("type", f"{given}; this server calls no tools itself, only function is taken")
-        made = function(tool, "parameters")
+        made = read_function(tool, "parameters")
         tools.append(made)
         strict = tool.flag("strict", False)
         if strict and "tools.strict" not in ignored:
@@ -143,12 +143,10 @@ def _read_tools(fields: Fields, ignored: list[str]) -> tuple[Toolset, list[dict[
         echoed.append({"type": "function", "strict": strict, "description": None, **made["function"]})
     choice, name = _read_tool_choice(fields)
     parallel = fields.flag("parallel_tool_calls", True)
-    toolset = Toolset(tools=tools, choice=choice, name=name, parallel=parallel)
-    check_choice(toolset, "tool_choice")
-    return check_names(fields, toolset), echoed
+    return tool_use(fields, tools, choice, name, parallel=parallel), echoed
 
 
-def _read_tool_choice(fields: Fields) -> tuple[Choice, str | None]:
+def _read_tool_choice(fields: Fields) -> tuple[ToolChoice, str | None]:
     """Which tools are to be called, and the name of a single one."""
     match fields.given("tool_choice"):
         case None | "auto":
@@ -158,7 +156,7 @@ def _read_tool_choice(fields: Fields) -> tuple[Choice, str | None]:
         case "required":
             return "required", None
         case {"type": "function", "name": str(name)}:
-            return "required", name
+            return "named", name
         case _:
             raise fields.refuse("tool_choice", 'must be "none", "auto", "required" or a function by name')
 

@@ -51,6 +51,7 @@ impl Scheduler {
                     stopping.skip_special_tokens,
                     stopping.stop_strings.clone(),
                 )
+                .showing(stopping.shown_special_ids.clone())
             });
         let sequence = &mut self.sequences[id as usize];
         sequence.place = Place::Attached;

@@ -63,6 +63,8 @@ pub(crate) struct Stopping {
     /// The text of the stopping token is part of the text.
     pub(crate) include_stop_in_output: bool,
     pub(crate) skip_special_tokens: bool,
+    /// Special ids that leave text all the same, ascending; `None` for none.
+    pub(crate) shown_special_ids: Option<Arc<Vec<u32>>>,
     pub(crate) detokenize: bool,
 }
 

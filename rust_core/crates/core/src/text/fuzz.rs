@@ -260,5 +260,27 @@ fn buffers_stay_small_over_100_000_tokens() {
         assert_eq!(decoder.push(rng.below(4) as u32, &mut out), None);
         assert!(out.len() <= 8);
     }
-    assert!(std::mem::size_of::<StreamDecoder>() <= 32);
+    assert!(std::mem::size_of::<StreamDecoder>() <= 40);
+}
+
+/// Marks that a reader of the text must see are shown, while other special tokens stay hidden.
+#[test]
+fn shown_special_tokens_leave_their_text() {
+    let pieces: [&[u8]; 4] = [b"a", b"<think>", b"</s>", b"<tool>"];
+    let vocabulary = Arc::new(Vocabulary::new(pieces, &[1, 2, 3], false).unwrap());
+    for (skip, shown, expected) in [
+        (true, None, "aa"),
+        (true, Some(vec![1]), "a<think>a"),
+        (true, Some(vec![1, 3]), "a<think><tool>a"),
+        (false, None, "a<think></s><tool>a"),
+    ] {
+        let mut decoder =
+            StreamDecoder::new(Arc::clone(&vocabulary), skip, None).showing(shown.map(Arc::new));
+        let mut text = String::new();
+        for token in [0, 1, 2, 3, 0] {
+            decoder.push(token, &mut text);
+        }
+        decoder.flush(&mut text);
+        assert_eq!(text, expected);
+    }
 }

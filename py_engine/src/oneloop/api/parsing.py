@@ -1,0 +1,287 @@
+"""From a sequence's text to what a reply says: which parser takes it apart, and what is counted and left out."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from oneloop.api.errors import bad_request
+from oneloop.parsers.engine import PROMPT_END_CHARS, make_parser
+from oneloop.parsers.events import (
+    Content,
+    Event,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from oneloop.parsers.forced import forced_format, forced_schema
+from oneloop.parsers.registry import reasoning_format, tool_format
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from oneloop.api.protocol.tools import ToolUse
+    from oneloop.api.replies import Usage
+    from oneloop.config import ServerConfig
+    from oneloop.engine.outputs import FinishReason
+    from oneloop.engine.params import ResolvedParams
+    from oneloop.parsers.engine import StreamParser
+    from oneloop.parsers.formats import ReasoningFormat, ToolFormat
+    from oneloop.tokenize.tokenizer import Tokenizer
+
+_THINKING_SWITCHES = ("enable_thinking", "thinking")
+"""Template arguments by which clients switch the thinking on and off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputFormats:
+    """How the served model writes."""
+
+    tools: ToolFormat | None
+    reasoning: ReasoningFormat | None
+    tokenizer: Tokenizer
+    shown_special_ids: tuple[int, ...]
+    """Special tokens that are marks of these formats."""
+
+    @classmethod
+    def choose(cls, config: ServerConfig, tokenizer: Tokenizer) -> OutputFormats:
+        """As the settings name them, or as the chat template shows. ConfigError for a name that there is not."""
+        template = _says_of_itself(tokenizer)
+        tools = tool_format(config.tool_call_parser, template) if config.enable_auto_tool_choice else None
+        reasoning = reasoning_format(config.reasoning_parser, template)
+        markers = [marker for each in (tools, reasoning) if each is not None for marker in each.markers]
+        found = {tokenizer.token_id(marker) for marker in markers}
+        shown = tuple(
+            sorted(token for token in found if token is not None and token in tokenizer.special_ids)
+        )
+        return cls(tools=tools, reasoning=reasoning, tokenizer=tokenizer, shown_special_ids=shown)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parsing:
+    """How one request's replies are taken apart."""
+
+    formats: OutputFormats
+    tools: ToolUse
+    include_reasoning: bool
+    is_thinking_on: bool | None
+    prompt_end: str
+    skip_special_tokens: bool
+
+    def shown(self, params: ResolvedParams) -> ResolvedParams:
+        """The same, with the marks left in the text that the parser must see."""
+        marks = self.formats.shown_special_ids
+        return replace(params, shown_special_ids=marks) if marks else params
+
+    def parser(self, usage: Usage) -> ReplyParser:
+        """For one sequence. usage: is told of its tokens of thinking."""
+        calls = self._calls()
+        parser = make_parser(
+            self.formats.reasoning,
+            calls,
+            self.tools.schemas if calls is not None else {},
+            prompt_end=self.prompt_end,
+            is_thinking_on=self.is_thinking_on,
+        )
+        return ReplyParser(self, parser, usage)
+
+    @property
+    def schema(self) -> Mapping[str, Any] | None:
+        """What the text must be held to, behind the thinking, so that the calls which are asked for come."""
+        tools = self.tools
+        if tools.choice not in ("required", "named"):
+            return None
+        return forced_schema(tools.schemas, tools.name, parallel=tools.parallel)
+
+    @property
+    def thinking_end(self) -> str:
+        """The text that ends the thinking; "" where there is none in this reply."""
+        reasoning = self.formats.reasoning
+        return "" if reasoning is None or reasoning.is_over(self.prompt_end) else reasoning.end
+
+    def _calls(self) -> ToolFormat | None:
+        match self.tools.choice:
+            case "none":
+                return None
+            case "auto":
+                return self.formats.tools
+            case "required" | "named":
+                return forced_format(self.tools.name)
+
+
+def parsing_of(
+    formats: OutputFormats,
+    tools: ToolUse,
+    *,
+    prompt: str,
+    continued: str | None = None,
+    template_arguments: Mapping[str, Any],
+    include_reasoning: bool = True,
+    skip_special_tokens: bool = True,
+) -> Parsing | None:
+    """None where a reply is plain text: the model has no known way of thinking, and no tools are offered.
+
+    prompt: as rendered, its end says whether the thinking is open. continued: the turn that is to go on instead.
+    ApiError (400) where the model cannot call, or cannot be made to.
+    """
+    if tools.choice != "none":
+        _check_tools(formats, tools)
+    elif formats.reasoning is None:
+        return None
+    switches = [template_arguments[name] for name in _THINKING_SWITCHES if name in template_arguments]
+    return Parsing(
+        formats=formats,
+        tools=tools,
+        include_reasoning=include_reasoning,
+        is_thinking_on=bool(switches[0]) if switches else None,
+        prompt_end=prompt[-PROMPT_END_CHARS:] if continued is None else _last_mark(formats, continued),
+        skip_special_tokens=skip_special_tokens,
+    )
+
+
+def _last_mark(formats: OutputFormats, turn: str) -> str:
+    """What a turn that goes on has left in force: thinking that was begun there, or else the answer."""
+    reasoning = formats.reasoning
+    if reasoning is None:
+        return ""
+    is_open = turn.rfind(reasoning.start) > turn.rfind(reasoning.end)
+    return reasoning.start if is_open else reasoning.end
+
+
+def _check_tools(formats: OutputFormats, tools: ToolUse) -> None:
+    if tools.choice in ("required", "named"):
+        # The one place that refuses what needs a grammar (Parsing.schema, behind Parsing.thinking_end).
+        raise bad_request(
+            "tool_choice", 'tool_choice can be "auto" or "none"; that a tool is called is not supported yet.'
+        )
+    if formats.tools is None:
+        raise bad_request(
+            "tools",
+            "tools: this server knows no format of this model's tool calls; start it with --tool-call-parser (and "
+            'without --no-enable-auto-tool-choice), or send tool_choice "none".',
+        )
+
+
+class ReplyParser:
+    """One sequence: its events as the request wants them, its finish reason, its tokens of thinking."""
+
+    __slots__ = (
+        "_counter", "_has_call", "_include_reasoning", "_is_named", "_parser", "_single", "_usage", "call_id",
+    )  # fmt: skip
+
+    def __init__(self, parsing: Parsing, parser: StreamParser, usage: Usage) -> None:
+        self._parser = parser
+        self._usage = usage
+        self._include_reasoning = parsing.include_reasoning
+        self._single = not parsing.tools.parallel
+        self._is_named = parsing.tools.choice == "named"
+        self._has_call = False
+        formats = parsing.formats
+        self.call_id = _CallIds(formats.tools)
+        self._counter: ThinkingTokens | None = None
+        if formats.reasoning is not None:
+            hidden = formats.tokenizer.special_ids if parsing.skip_special_tokens else frozenset()
+            self._counter = ThinkingTokens(formats.tokenizer, hidden - set(formats.shown_special_ids))
+            usage.reasoning_tokens = usage.reasoning_tokens or 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all that follows is content as it stands."""
+        return self._parser.is_plain
+
+    def add(self, text: str, token_ids: Sequence[int], finish_reason: FinishReason | None) -> list[Event]:
+        """What is certain with this text of these tokens; with a finish reason, all."""
+        events = self._parser.push(text) if text else []
+        if finish_reason is not None:
+            events += self._parser.finish()
+        counter = self._counter
+        if counter is not None:
+            decided = None if finish_reason is not None else self._parser.offset
+            assert self._usage.reasoning_tokens is not None
+            self._usage.reasoning_tokens += counter.add(token_ids, self._parser.reasoning_spans, decided)
+        return [event for event in events if self._is_wanted(event)]
+
+    def finish_reason(self, given: FinishReason) -> str:
+        """As the reply tells it: calls end a turn in their own way, unless one was asked for by name."""
+        return "tool_calls" if given == "stop" and self._has_call and not self._is_named else given
+
+    def _is_wanted(self, event: Event) -> bool:
+        match event:
+            case Content():
+                return True
+            case Reasoning():
+                return self._include_reasoning
+            case ToolCallStart(index=index) | ToolCallArguments(index=index):
+                return index == 0 or not self._single
+            case ToolCallEnd():
+                self._has_call = True
+                return event.index == 0 or not self._single
+
+
+class _CallIds:
+    """Makes the id of a call that brings none."""
+
+    __slots__ = ("_format",)
+
+    def __init__(self, tools: ToolFormat | None) -> None:
+        self._format = tools
+
+    def __call__(self, start: ToolCallStart) -> str:
+        if start.id is not None:
+            return start.id
+        number = f"{random.getrandbits(128):032x}"
+        return f"call_{number}" if self._format is None else self._format.call_id(number)
+
+
+class ThinkingTokens:
+    """Counts tokens whose text begins in the thinking, marks included, whatever pieces the text came in.
+
+    The places are bytes of the text; where a token's bytes are no text (U+FFFD stands for them), they are off by a
+    few.
+    """
+
+    __slots__ = ("_hidden", "_offset", "_pending", "_span", "_tokenizer")
+
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
+        """hidden: tokens that leave no text."""
+        self._tokenizer = tokenizer
+        self._hidden = hidden
+        self._offset = 0
+        self._pending: deque[tuple[int, int]] = deque()
+        """First byte and byte behind of tokens that are not decided."""
+        self._span = 0
+
+    def add(self, token_ids: Sequence[int], spans: Sequence[Sequence[int]], decided: int | None) -> int:
+        """How many more tokens are found to be thinking.
+
+        spans: as StreamParser.reasoning_spans. decided: bytes of text that the parser has read; None: all.
+        """
+        for token in token_ids:
+            start = self._offset
+            if token not in self._hidden and token < self._tokenizer.vocab_size:
+                self._offset += len(self._tokenizer.token_bytes(token))
+            self._pending.append((start, self._offset))
+        found, pending = 0, self._pending
+        while pending and (decided is None or pending[0][1] <= decided):
+            found += self._is_thinking(pending.popleft()[0], spans)
+        return found
+
+    def _is_thinking(self, start: int, spans: Sequence[Sequence[int]]) -> bool:
+        while self._span < len(spans):
+            first, *end = spans[self._span]
+            if end and start >= end[0]:
+                self._span += 1
+                continue
+            return start >= first
+        return False
+
+
+def _says_of_itself(tokenizer: Tokenizer) -> str:
+    """The chat templates; where there are none, the special tokens."""
+    template = tokenizer.chat_template
+    if template is None:
+        return "\n".join(tokenizer.token_str(token) for token in sorted(tokenizer.special_ids))
+    return template.source + (template.tool_source or "")

@@ -1,0 +1,78 @@
+"""Calls that must come (tool_choice "required", or a name): the text is held to a JSON schema, whoever the model is.
+
+Required: [{"name": …, "parameters": {…}}, …] with at least one call. A named function: its parameters alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from oneloop.parsers.calls import read_arguments, read_calls
+from oneloop.parsers.formats import ToolFormat, Tools
+from oneloop.parsers.scanner import MalformedError
+
+if TYPE_CHECKING:
+    from oneloop.parsers.scanner import Scanner, Steps
+
+_AS_THEY_STAND = frozenset({"const", "enum", "default", "examples"})
+"""Members of a schema that are no schemas."""
+_OF_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+"""Members that are objects of schemas, with names that mean nothing."""
+
+
+def forced_schema(tools: Tools, name: str | None, *, parallel: bool) -> Mapping[str, Any]:
+    """The schema of the whole text. name: of the function that is to be called; None: any of them.
+
+    References within a function's schema are led to its new place.
+    """
+    if name is not None:
+        return tools[name]
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "enum": [each]},
+                "parameters": _moved(schema, f"#/items/anyOf/{index}/properties/parameters"),
+            },
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for index, (each, schema) in enumerate(tools.items())
+    ]
+    bound = {} if parallel else {"maxItems": 1}
+    return {"type": "array", "minItems": 1, **bound, "items": {"anyOf": calls}}
+
+
+def forced_format(name: str | None) -> ToolFormat:
+    """Reads what `forced_schema` allows."""
+
+    def read(scanner: Scanner, tools: Tools) -> Steps[None]:
+        scanner.hold()
+        try:
+            if name is None:
+                yield from read_calls(scanner, tools)
+            else:
+                yield from read_arguments(scanner, name)
+        except MalformedError:
+            scanner.give_back()
+
+    return ToolFormat(name="forced", recognises=lambda _: False, read=read)
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """The schema with its own references (#…) going on from its place in another one."""
+    if type(schema) is list:
+        return [_moved(each, place) for each in schema]
+    if type(schema) is not dict:
+        return schema
+    moved: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _OF_SCHEMAS and type(value) is dict:
+            moved[key] = {name: _moved(each, place) for name, each in value.items()}
+        else:
+            moved[key] = value if key in _AS_THEY_STAND else _moved(value, place)
+    target = schema.get("$ref")
+    if type(target) is str and target.startswith("#"):
+        moved["$ref"] = place + target[1:]
+    return moved

@@ -1,0 +1,1 @@
+"""How models write calls: one format a file."""

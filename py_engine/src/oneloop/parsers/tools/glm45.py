@@ -1,0 +1,55 @@
+"""GLM 4.5: <tool_call>name <arg_key>key</arg_key> <arg_value>value</arg_value> … </tool_call>.
+
+Values are as they stand.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oneloop.parsers.formats import ToolFormat, Tools
+from oneloop.parsers.parameters import ArgumentWriter, value_end
+from oneloop.parsers.scanner import MAX_NAME_LEN, NAME, SPACE, MalformedError, Run, form
+
+if TYPE_CHECKING:
+    from oneloop.parsers.scanner import Scanner, Steps
+
+_OPENING = form("<tool_call>", SPACE, NAME, ahead=(SPACE, ("<arg_key>", "</tool_call>")))
+_KEY = form(SPACE, "<arg_key>", Run("^<>", 1, MAX_NAME_LEN), "</arg_key>", SPACE, "<arg_value>")
+_END = form(SPACE, "</tool_call>")
+_VALUE_END = value_end("</arg_value>", ahead=(SPACE, ("<arg_key>", "</tool_call>")), trims=False)
+
+
+def _read(scanner: Scanner, tools: Tools) -> Steps[None]:
+    while (opening := (yield from scanner.seek(_OPENING, scanner.out.content))) is not None:
+        name = opening.removeprefix("<tool_call>").strip()
+        try:
+            yield from _read_call(scanner, name, tools)
+        except MalformedError:
+            scanner.give_back()
+
+
+def _read_call(scanner: Scanner, name: str, tools: Tools) -> Steps[None]:
+    key = yield from scanner.accept(_KEY)
+    if key is None:
+        yield from scanner.expect(_END)
+    scanner.commit()
+    scanner.out.begin_call(name)
+    writer = ArgumentWriter(scanner.out.arguments, tools.get(name, {}))
+    if key is not None:
+        while key is not None:
+            bare = key.partition("<arg_key>")[2].partition("</arg_key>")[0].strip()
+            yield from writer.read_value(scanner, bare, _VALUE_END)
+            key = yield from scanner.accept(_KEY)
+        yield from scanner.expect(_END)
+    writer.close()
+    scanner.out.end_call()
+
+
+FORMAT = ToolFormat(
+    name="glm45",
+    aliases=("glm4_moe", "glm47"),
+    recognises=lambda template: "<arg_key>" in template and "<arg_value>" in template,
+    markers=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    read=_read,
+)
