@@ -21,10 +21,11 @@ from oneloop.engine.params import SamplingDefaults, SamplingParams
 from oneloop.engine.stream import RequestStream
 from oneloop.errors import EngineDeadError, OverloadedError, RequestError, ShuttingDownError
 from oneloop.executor.base import ModelInfo
+from oneloop.tokenize.conversation import ChatForm
 from oneloop_core import StreamDecoder, Vocabulary
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 BEGIN, END = 256, 257
 VOCAB_SIZE = 264
@@ -69,6 +70,11 @@ class FakeTokenizer:
             mark = self.token_id(part)
             ids += list(part.encode()) if mark is None else [mark]
         return ids
+
+    special_tokens: dict[str, str] = {}  # noqa: RUF012
+
+    def id_vocabulary(self) -> Vocabulary:
+        return Vocabulary([b"token_id:%d" % token for token in range(self.vocab_size)])
 
 
 @dataclass
@@ -119,7 +125,10 @@ class Writer:
         if token == END and (self.params.ignore_eos or self.num_tokens < self.params.min_tokens):
             token = ord("~")
         self.num_tokens += 1
-        text = self.decoder.push(token)
+        ends = token == END or (
+            token in self.params.stop_token_ids and self.num_tokens > self.params.min_tokens
+        )
+        text = "" if ends and not self.params.include_stop_str_in_output else self.decoder.push(token)
         delta = FakeDelta(self.index, text, [token], logprobs=self._logprobs(token))
         if self.decoder.matched is not None:
             delta.finish_reason, delta.stop_reason = "stop", self.decoder.matched
@@ -201,22 +210,26 @@ class FakeEngine:
                 raise RequestError("tokens", f"token id {token} is out of range")
         return self.tokenizer.vocabulary.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
-    async def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_arguments: Mapping[str, Any] | None = None,
-    ) -> str:
+    async def encode_with_offsets(
+        self, text: str, *, add_special_tokens: bool = True
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        ids = await self.encode(text, add_special_tokens=add_special_tokens)
+        places = [(at, at + 1) for at, char in enumerate(text) for _ in char.encode()]
+        return ids, [(0, 0)] * (len(ids) - len(places)) + places
+
+    async def id_vocabulary(self) -> Vocabulary:
         await asyncio.sleep(0)
-        text = "".join(f"[{message['role']}]{message['content']}" for message in messages)
-        if tools:
-            text += repr([tool["function"]["name"] for tool in tools])
-        if template_arguments:
-            text += repr(dict(template_arguments))
-        return text + (self.generation_prompt if add_generation_prompt else "")
+        return self.tokenizer.id_vocabulary()
+
+    async def render_chat(self, conversation: Any, form: ChatForm) -> str:
+        await asyncio.sleep(0)
+        found = conversation() if callable(conversation) else conversation
+        text = "".join(f"[{message.role}]{message.text}" for message in found.messages)
+        if found.tools:
+            text += repr([tool.name for tool in found.tools])
+        if form.template_arguments:
+            text += repr(dict(form.template_arguments))
+        return text + (self.generation_prompt if form.add_generation_prompt else "")
 
     async def submit(
         self,

@@ -33,8 +33,11 @@ VOCAB_SIZE = 264
 MAX_MODEL_LEN = 256
 TEXT = 'one two three, naïve 日本語 🙂 and 👩‍🚀 (x)\n"q" Ωmega; four, five, six. '
 _TEMPLATE = (
+    "{% for tool in tools or [] %}[tool:{{ tool.function.name }}]{% endfor %}"
+    "{% for document in documents or [] %}[document:{{ document.text }}]{% endfor %}"
     "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}"
     "{% if enable_thinking is defined %}enable_thinking: {{ enable_thinking }}{% endif %}"
+    "{% if reasoning_effort is defined %}effort: {{ reasoning_effort }}{% endif %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 

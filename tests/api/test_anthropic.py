@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from oneloop.tokenize.conversation import Message, Tool, ToolCall
+
 ASK = {"model": "fake", "max_tokens": 12, "messages": [{"role": "user", "content": "hello"}]}
 WEATHER = {"name": "get", "description": "weather", "input_schema": {"type": "object"}}
 
@@ -141,37 +143,31 @@ async def test_history(server: Any) -> None:
     seen: list[Any] = []
     render = server.engine.render_chat
 
-    async def watched(messages: Any, **options: Any) -> str:
-        seen.append((messages, options))
-        return str(await render(messages, **options))
+    async def watched(conversation: Any, form: Any) -> str:
+        found = conversation()
+        seen.append((found, form))
+        return str(await render(found, form))
 
     server.engine.render_chat = watched
     await ask(server, system=[{"type": "text", "text": "be brief"}], messages=messages, tools=[WEATHER])
-    given, options = seen[0]
-    assert given == [
-        {"role": "system", "content": "be brief"},
-        {"role": "user", "content": "what?"},
-        {
-            "role": "assistant",
-            "content": "I look",
-            "reasoning": "hm",
-            "reasoning_content": "hm",
-            "tool_calls": [
-                {"id": "t1", "type": "function", "function": {"name": "get", "arguments": {"a": 1}}}
-            ],
-        },
-        {"role": "tool", "tool_call_id": "t1", "content": "sun", "name": "get"},
-        {"role": "tool", "tool_call_id": "t2", "content": "The tool failed."},
-        {"role": "user", "content": "and?"},
-    ]
-    function = {"name": "get", "description": "weather", "parameters": {"type": "object"}}
-    assert list(options["tools"]) == [{"type": "function", "function": function}]
+    given = seen[0][0]
+    call = ToolCall(id="t1", name="get", arguments={"a": 1})
+    assert given.messages == (
+        Message(role="system", content="be brief"),
+        Message(role="user", content="what?"),
+        Message(role="assistant", content="I look", reasoning="hm", tool_calls=(call,)),
+        Message(role="tool", tool_call_id="t1", content="sun", name="get"),
+        Message(role="tool", tool_call_id="t2", content="The tool failed."),
+        Message(role="user", content="and?"),
+    )
+    tool = Tool(name="get", description="weather", parameters={"type": "object"})
+    assert given.tools == (tool,)
     await ask(server, tools=[WEATHER], tool_choice={"type": "none"})
-    assert seen[1][1]["tools"] is None
+    assert seen[1][0].tools == ()
     await ask(server, messages=[*ASK["messages"], {"role": "assistant", "content": "The answer is"}])
-    assert (seen[2][1]["add_generation_prompt"], seen[2][1]["continue_final_message"]) == (False, True)
+    assert (seen[2][1].add_generation_prompt, seen[2][1].continue_final_message) == (False, True)
     await ask(server, thinking={"type": "disabled"})
-    assert seen[3][1]["template_arguments"] == {"enable_thinking": False, "thinking": False}
+    assert seen[3][1].template_arguments == {"enable_thinking": False, "thinking": False}
 
 
 BILLING = "x-anthropic-billing-header: cc_version=2.1.37; cch={};\n"
@@ -191,7 +187,7 @@ async def test_the_billing_line_spoils_no_prefix(server: Any, serve: Any) -> Non
 
 
 async def test_counting(server: Any) -> None:
-    body = {"messages": ASK["messages"], "system": "be brief", "tools": [WEATHER]}
+    body = {"messages": ASK["messages"], "system": "be brief"}
     assert await server.post("/v1/messages/count_tokens", body) == (200, {"input_tokens": 38})
     assert server.engine.prompts == []
     await ask(server, system="be brief")
@@ -243,7 +239,7 @@ BAD: list[dict[str, Any]] = [
     {"tool_choice": "auto"}, {"tool_choice": {}}, {"tool_choice": {"type": "x"}}, {"tool_choice": {"type": "any"}},
     {"tool_choice": {"type": "tool"}}, {"tool_choice": {"type": "tool", "name": "nope"}, "tools": [WEATHER]},
     {"thinking": 1}, {"thinking": {"type": "x"}}, {"thinking": {"type": "enabled", "budget_tokens": 0}},
-    {"mcp_servers": [{}]}, {"output_config": {"format": {"type": "json_schema"}}}, {"chat_template": "x"},
+    {"mcp_servers": [{}]}, {"output_config": {"format": {"type": "json_schema"}}},
     {"chat_template_kwargs": {"tools": []}}, {"model": 1}, {"tools": [{**WEATHER, "input_schema": DEEP}]},
     message([{"type": "tool_use", "id": "t", "name": "f", "input": DEEP}], "assistant"),
 ]  # fmt: skip

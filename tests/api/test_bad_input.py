@@ -100,12 +100,15 @@ BOTH_ROUTES = [
     # wrong types
     ("stream", "yes"), ("stream", 1), ("model", 5), ("model", ["fake"]), ("ignore_eos", "true"),
     ("skip_special_tokens", 0), ("include_stop_str_in_output", "no"), ("stream_options", {"include_usage": True}),
+    ("truncate_prompt_tokens", 0), ("truncate_prompt_tokens", -2), ("truncate_prompt_tokens", 257),
+    ("truncate_prompt_tokens", "all"), ("truncation_side", "middle"), ("return_token_ids", "yes"),
+    ("return_tokens_as_token_ids", 1), ("return_token_offsets", 0), ("return_prompt_text", [True]),
     # known, not supported
     ("response_format", {"type": "json_object"}), ("response_format", {"type": "json_schema", "json_schema": {}}),
     ("structured_outputs", {"regex": "a"}), ("guided_json", {}), ("guided_regex", "a"), ("guided_choice", ["a"]),
     ("guided_grammar", "root ::= x"), ("prompt_logprobs", -1), ("prompt_logprobs", 0), ("use_beam_search", True),
     ("length_penalty", 0.5), ("allowed_token_ids", [1]), ("allowed_token_ids", []), ("bad_words", ["x"]),
-    ("prompt_embeds", "AAAA"), ("truncate_prompt_tokens", 4), ("return_token_ids", True), ("vllm_xargs", {"a": 1}),
+    ("prompt_embeds", "AAAA"), ("vllm_xargs", {"a": 1}),
     ("logits_processors", ["x"]), ("kv_transfer_params", {"a": 1}), ("stream_interval", 2), ("watermarking", True),
 ]  # fmt: skip
 
@@ -128,6 +131,7 @@ CHAT_ONLY = [
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]},
      "messages[0].content[0].type"),
+    ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]}, "messages[0].content[0].type"),
     ({"messages": [{"role": "tool", "content": "x", "tool_call_id": 5}]}, "messages[0].tool_call_id"),
     ({"messages": [{"role": "user", "content": "x", "name": "n" * 300}]}, "messages[0].name"),
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function.name"),
@@ -146,9 +150,10 @@ CHAT_ONLY = [
     # not supported
     ({"tools": []}, "tools"), ({"tools": [{"type": "function"}]}, "tools[0].function.name"), ({"tools": {}}, "tools"),
     ({"tool_choice": "auto"}, "tool_choice"), ({"tool_choice": {"type": "function"}}, "tool_choice"),
-    ({"functions": [{}]}, "functions"), ({"function_call": "auto"}, "function_call"), ({"echo": True}, "echo"),
-    ({"modalities": ["audio"]}, "modalities"), ({"audio": {}}, "audio"), ({"reasoning_effort": "high"}, "reasoning_effort"),
-    ({"documents": [{}]}, "documents"), ({"mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs"),
+    ({"functions": [{}]}, "functions"), ({"function_call": "auto"}, "function_call"), ({"echo": 1}, "echo"),
+    ({"modalities": ["audio"]}, "modalities"), ({"audio": {}}, "audio"), ({"reasoning_effort": "huge"}, "reasoning_effort"),
+    ({"documents": [5]}, "documents[0]"), ({"documents": [{}] * 1025}, "documents"),
+    ({"documents": [{"text": "x" * (4 << 20)}]}, "documents"), ({"mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs"),
     ({"stream": True, "stream_options": 5}, "stream_options"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
     # H18, on the chat route: 7 characters of template around the content

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from oneloop.tokenize.conversation import Message, Tool, ToolCall
+
 ASK = {"model": "fake", "input": "hello", "max_output_tokens": 12}
 GET = {"type": "function", "name": "get", "description": "weather", "parameters": {"type": "object"}}
 PATH = "/v1/responses"
@@ -121,9 +123,10 @@ async def test_items_of_the_input(server: Any) -> None:
     seen: list[Any] = []
     render = server.engine.render_chat
 
-    async def watched(messages: Any, **options: Any) -> str:
-        seen.append((messages, options))
-        return str(await render(messages, **options))
+    async def watched(conversation: Any, form: Any) -> str:
+        found = conversation()
+        seen.append((found, form))
+        return str(await render(found, form))
 
     server.engine.render_chat = watched
     items = [
@@ -137,26 +140,18 @@ async def test_items_of_the_input(server: Any) -> None:
         {"type": "message", "role": "assistant", "id": "m", "status": "completed", "content": [{"type": "output_text", "text": "ok", "annotations": []}]},
     ]  # fmt: skip
     await ask(server, input=items, tools=[GET], reasoning={"effort": "low"})
-    assert seen[0][0] == [
-        {"role": "developer", "content": "be brief"},
-        {"role": "user", "content": "what\nnow?"},
-        {
-            "role": "assistant",
-            "content": "",
-            "reasoning": "hm",
-            "reasoning_content": "hm",
-            "tool_calls": [
-                {"id": "c1", "type": "function", "function": {"name": "get", "arguments": {"a": 1}}},
-                {"id": "c2", "type": "function", "function": {"name": "now", "arguments": {}}},
-            ],
-        },
-        {"role": "tool", "tool_call_id": "c1", "content": "sun", "name": "get"},
-        {"role": "tool", "tool_call_id": "c2", "content": "noon", "name": "now"},
-        {"role": "assistant", "content": "ok"},
-    ]
-    assert seen[0][1]["template_arguments"]["reasoning_effort"] == "low"
-    function = {key: GET[key] for key in ("name", "description", "parameters")}
-    assert list(seen[0][1]["tools"]) == [{"type": "function", "function": function}]
+    given, form = seen[0]
+    calls = (ToolCall(id="c1", name="get", arguments={"a": 1}), ToolCall(id="c2", name="now"))
+    assert given.messages == (
+        Message(role="developer", content="be brief"),
+        Message(role="user", content="what\nnow?"),
+        Message(role="assistant", reasoning="hm", tool_calls=calls),
+        Message(role="tool", tool_call_id="c1", content="sun", name="get"),
+        Message(role="tool", tool_call_id="c2", content="noon", name="now"),
+        Message(role="assistant", content="ok"),
+    )
+    assert form.template_arguments["reasoning_effort"] == "low"
+    assert given.tools == (Tool(name="get", description="weather", parameters={"type": "object"}),)
 
 
 @pytest.mark.usefixtures("marked")

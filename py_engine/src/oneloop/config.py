@@ -87,6 +87,12 @@ class ModelConfig(_Settings):
     served_model_name: tuple[str, ...] = setting((), "names clients may use; default: the model argument")
     tokenizer: str | None = setting(None, "folder or file of the tokenizer; default: the model's own")
     chat_template: str | None = setting(None, "file with a Jinja chat template; default: the model's own")
+    renderer: Literal["auto", "hf", "mistral", "harmony"] = setting(
+        "auto",
+        "how conversations become prompts; hf: by the chat template as it is; mistral, harmony: as those models read "
+        "them; auto: what the tokenizer shows, hf where --chat-template gives one",
+        flags=("--tokenizer-mode",),
+    )
     revision: str | None = setting(None, "branch, tag or commit of a hub model, for all its files")
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = setting(
         "auto", "how weights are read; dummy: random"
@@ -210,6 +216,15 @@ class ServerConfig(_Settings):
     keep_billing_header: bool = setting(
         False,
         "leave the changing billing line of Claude Code in system prompts, though it spoils prefix hits",
+    )
+    enable_tokenizer_info_endpoint: bool = setting(
+        False, "serve /tokenizer_info: the tokenizer's settings and the chat template"
+    )
+    trust_request_chat_template: bool = setting(
+        False, "let requests bring a chat_template of their own; it runs in the sandbox, within limits"
+    )
+    strict_fields: bool = setting(
+        False, "answer 400 to fields that have no effect, instead of naming them in X-Oneloop-Ignored"
     )
     tool_call_parser: str = setting(
         "auto", "format of the model's tool calls, none for no tools; auto: by the chat template"

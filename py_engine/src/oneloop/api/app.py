@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
 
 from aiohttp import web
 
@@ -17,10 +18,13 @@ from oneloop.api.handlers.chat import chat_completions
 from oneloop.api.handlers.completions import completions
 from oneloop.api.handlers.control import control
 from oneloop.api.handlers.debug import scheduler, stacks
+from oneloop.api.handlers.derender import derender, derender_chat, derender_completion
+from oneloop.api.handlers.generate import generate
 from oneloop.api.handlers.health import health
 from oneloop.api.handlers.metrics import metrics
 from oneloop.api.handlers.models import list_models, show_model
-from oneloop.api.handlers.tokenize import detokenize, tokenize
+from oneloop.api.handlers.render import render, render_chat, render_completion
+from oneloop.api.handlers.tokenize import detokenize, tokenize, tokenizer_info
 from oneloop.api.handlers.version import version
 from oneloop.api.limits import Limits
 from oneloop.api.metrics import CLIENT_GONE, HttpMetrics
@@ -36,7 +40,7 @@ from oneloop.api.responses.handler import (
 )
 from oneloop.api.responses.store import ResponseStore
 from oneloop.api.socket.session import stream_socket
-from oneloop.api.state import REQUEST_ID, STATE, ApiState
+from oneloop.api.state import REQUEST_ID, STATE, TEXT, ApiState, TextState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,11 +48,15 @@ if TYPE_CHECKING:
     from aiohttp.typedefs import Handler, Middleware
 
     from oneloop.api.errors import ApiError
+    from oneloop.api.state import TextSide
     from oneloop.config import ServerConfig
     from oneloop.engine.async_engine import AsyncEngine
+    from oneloop.engine.text_engine import TextEngine
 
 
-ROUTES: tuple[tuple[str, str, Handler], ...] = (
+Routes: TypeAlias = "tuple[tuple[str, str, Handler], ...]"
+
+TEXT_ROUTES: Routes = (
     ("GET", "/health", health),
     ("GET", "/ping", health),
     ("POST", "/ping", health),
@@ -56,8 +64,21 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/metrics", metrics),
     ("GET", "/v1/models", list_models),
     ("GET", "/v1/models/{model:.+}", show_model),
+    ("POST", "/tokenize", tokenize),
+    ("POST", "/detokenize", detokenize),
+    ("POST", "/v1/chat/completions/render", render_chat),
+    ("POST", "/v1/completions/render", render_completion),
+    ("POST", "/render", render),
+    ("POST", "/v1/chat/completions/derender", derender_chat),
+    ("POST", "/v1/completions/derender", derender_completion),
+    ("POST", "/derender", derender),
+)
+"""What needs no model."""
+ROUTES: Routes = (
+    *TEXT_ROUTES,
     ("POST", "/v1/chat/completions", chat_completions),
     ("POST", "/v1/completions", completions),
+    ("POST", "/inference/v1/generate", generate),
     ("POST", "/v1/messages", messages),
     ("POST", "/v1/messages/count_tokens", count_tokens),
     ("POST", "/v1/responses", create_response),
@@ -66,10 +87,10 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/v1/responses/{response_id}/cancel", cancel_response),
     ("POST", "/v1/requests/{request_id}/control", control),
     ("GET", "/v1/stream", stream_socket),
-    ("POST", "/tokenize", tokenize),
-    ("POST", "/detokenize", detokenize),
 )
-DEBUG_ROUTES: tuple[tuple[str, str, Handler], ...] = (
+INFO_ROUTES: Routes = (("GET", "/tokenizer_info", tokenizer_info),)
+"""Only with --enable-tokenizer-info-endpoint."""
+DEBUG_ROUTES: Routes = (
     ("GET", "/debug/scheduler", scheduler),
     ("GET", "/debug/stacks", stacks),
 )
@@ -80,30 +101,64 @@ OPEN_HANDLERS: frozenset[Handler] = frozenset({health})
 
 def create_app(engine: AsyncEngine, config: ServerConfig) -> web.Application:
     """The application over a started engine."""
-    app = web.Application(middlewares=[_gate(KeyCheck(config.api_key))])
     routes = (*ROUTES, *DEBUG_ROUTES) if config.enable_debug_endpoints else ROUTES
-    app[STATE] = _make_state(engine, config, [path for _, path, _ in routes])
+    app, routes = _make_app(config, routes)
+    state = _make_state(engine, config, [path for _, path, _ in routes])
+    app[STATE] = app[TEXT] = state
+    return app
+
+
+def create_text_app(engine: TextEngine, config: ServerConfig) -> web.Application:
+    """The application of a server without a model."""
+    app, routes = _make_app(config, TEXT_ROUTES)
+    limits = _make_limits(engine, config, engine.vocab_size, engine.max_model_len)
+    app[TEXT] = TextState(
+        engine=engine,
+        config=config,
+        limits=replace(limits, priority=True),
+        bodies=BodyReader(limits),
+        metrics=HttpMetrics(dict.fromkeys(path for _, path, _ in routes)),
+        formats=OutputFormats.choose(config, engine.tokenizer),
+        started=int(time.time()),
+    )
+    return app
+
+
+def _make_app(config: ServerConfig, routes: Routes) -> tuple[web.Application, Routes]:
+    """An application without its state, and the routes that it has."""
+    app = web.Application(middlewares=[_gate(KeyCheck(config.api_key))])
+    if config.enable_tokenizer_info_endpoint:
+        routes = (*routes, *INFO_ROUTES)
     app.on_response_prepare.append(_mark)
     for method, path, handler in routes:
         if method == "GET":
             app.router.add_get(path, handler)
         else:
             app.router.add_route(method, path, handler)
-    return app
+    return app, routes
+
+
+def _make_limits(engine: TextSide, config: ServerConfig, vocab_size: int, max_model_len: int) -> Limits:
+    tokenizer = engine.tokenizer
+    longest_piece = max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
+    return Limits(
+        vocab_size=vocab_size,
+        max_model_len=max_model_len,
+        max_sequences=config.max_sequences_per_request,
+        max_n=config.max_sequences_per_request,
+        max_prompt_chars=max_model_len * longest_piece,
+        max_body_bytes=config.max_body_bytes,
+        priority=False,
+        request_templates=config.trust_request_chat_template,
+    )
 
 
 def _make_state(engine: AsyncEngine, config: ServerConfig, paths: Iterable[str]) -> ApiState:
-    tokenizer = engine.tokenizer
-    scheduler = engine.config.scheduler
-    longest_piece = max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
-    limits = Limits(
-        vocab_size=engine.model_info.vocab_size,
-        max_model_len=engine.model_info.max_model_len,
-        max_sequences=config.max_sequences_per_request,
+    info = engine.model_info
+    limits = replace(
+        _make_limits(engine, config, info.vocab_size, info.max_model_len),
         max_n=min(config.max_sequences_per_request, engine.config.resolved.max_num_seqs),
-        max_prompt_chars=engine.model_info.max_model_len * longest_piece,
-        max_body_bytes=config.max_body_bytes,
-        priority=scheduler.scheduling_policy == "priority",
+        priority=engine.config.scheduler.scheduling_policy == "priority",
     )
     return ApiState(
         engine=engine,
@@ -116,7 +171,7 @@ def _make_state(engine: AsyncEngine, config: ServerConfig, paths: Iterable[str])
         responses=ResponseStore(
             config.response_store_entries, config.response_store_bytes, config.response_store_ttl_s
         ),
-        formats=OutputFormats.choose(config, tokenizer),
+        formats=OutputFormats.choose(config, engine.tokenizer),
         started=int(time.time()),
     )
 
@@ -143,7 +198,7 @@ def one_exit(inner: Handler) -> Handler:
         finally:
             resource = request.match_info.route.resource
             route = None if resource is None else resource.canonical
-            request.app[STATE].metrics.observe(route, request.method, status, time.monotonic() - begin)
+            request.app[TEXT].metrics.observe(route, request.method, status, time.monotonic() - begin)
 
     return handle
 

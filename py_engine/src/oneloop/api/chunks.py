@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     from oneloop.api.errors import ApiError
     from oneloop.api.protocol.sampling import StreamOptions
-    from oneloop.api.replies import ReplyHead, Usage
+    from oneloop.api.replies import ReplyHead, Told, Usage
     from oneloop.engine.logprobs import LogprobsEncoder
     from oneloop.engine.outputs import Added
 
-_DONE = b"data: [DONE]\n\n"
+DONE = b"data: [DONE]\n\n"
 
 
 def failure(error: ApiError) -> bytes:
@@ -71,9 +71,9 @@ class ChunkFrame:
     def closing(self) -> bytes:
         """The end mark, behind the chunk with the usage and no choices where one is asked for."""
         if not self._include_usage:
-            return _DONE
+            return DONE
         usage = orjson.dumps(self._usage.wire())
-        return self._start + b"]" + self._fingerprint + b',"usage":' + usage + b"}\n\n" + _DONE
+        return self._start + b"]" + self._fingerprint + b',"usage":' + usage + b"}\n\n" + DONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +86,13 @@ class _Shape:
     text_end: bytes
     no_text: bytes
     """In a last chunk that brings none."""
+    tells_within_choice: bool
+    """What is told of the prompt stands in the choice, as each may have a prompt of its own."""
 
 
 CHAT_KIND = "chat.completion.chunk"
-_CHAT = _Shape(CHAT_KIND, b'"delta":{"content":', b"}", b'"delta":{}')
-_COMPLETION = _Shape("text_completion", b'"text":', b"", b'"text":""')
+_CHAT = _Shape(CHAT_KIND, b'"delta":{"content":', b"}", b'"delta":{}', False)
+_COMPLETION = _Shape("text_completion", b'"text":', b"", b'"text":""', True)
 ROLE = b'"delta":{"role":"assistant","content":""}'
 _LOGPROBS = b',"logprobs":'
 _OPEN = b',"finish_reason":null}'
@@ -100,11 +102,13 @@ class ChunkEncoder:
     """Turns each choice's deltas into the events of one reply."""
 
     __slots__ = (
+        "_first",
         "_frame",
         "_logprobs",
         "_openings",
         "_shape",
         "_text_frames",
+        "_token_ids",
         "continuous_usage",
         "num_choices",
     )
@@ -115,8 +119,11 @@ class ChunkEncoder:
         shape: _Shape,
         openings: Sequence[bytes],
         logprobs: Sequence[LogprobsEncoder] | None,
+        told: Told | None,
     ) -> None:
         """openings: per choice the payload of a chunk that goes before its text, or b"". logprobs: one per choice."""
+        self._token_ids = told is not None and told.token_ids
+        self._first = [b""] * len(openings) if told is None else _first_members(told, shape, len(openings))
         self._frame = frame
         self._shape = shape
         self.num_choices = len(openings)
@@ -133,6 +140,8 @@ class ChunkEncoder:
             return self._opening(choice) + self._chunk(choice, delta)
         if frame.logprobs is not None or self.continuous_usage or delta.finish_reason is not None:
             return self._chunk(choice, delta)
+        if self._token_ids or self._first[choice]:
+            return self._chunk(choice, delta)
         text = delta.text
         return frame.before + orjson.dumps(text) + frame.after if text else b""
 
@@ -142,6 +151,8 @@ class ChunkEncoder:
         None while the opening is to come. Where chunks show the usage, it must be right, and goes on from there.
         """
         frame = self._text_frames[choice]
+        if self._token_ids or self._first[choice]:
+            return None
         if frame is None or not self.continuous_usage:
             return frame
         before, usage = self._frame.running_usage()
@@ -159,7 +170,18 @@ class ChunkEncoder:
         opening, self._openings[choice] = self._openings[choice], b""
         start = self._frame.choice_starts[choice]
         self._text_frames[choice] = self._text_frame(choice, start + self._shape.text_start)
-        return start + opening + _OPEN + self._frame.end() if opening else b""
+        if not opening:
+            return b""
+        return self._with_first(choice, start + opening + _OPEN[:-1], self._frame.end())
+
+    def _with_first(self, choice: int, start: bytes, end: bytes) -> bytes:
+        """A chunk, with what only a choice's first one has. start: without the brace that closes the choice."""
+        first, self._first[choice] = self._first[choice], b""
+        if not first:
+            return start + b"}" + end
+        if self._shape.tells_within_choice:
+            return start + b"," + first + b"}" + end
+        return start + b"}" + end.replace(b"]", b"]," + first, 1)
 
     def _text_frame(self, choice: int, before: bytes) -> TextFrame:
         text_end, after = self._shape.text_end, _OPEN + (b"" if self.continuous_usage else self._frame.end())
@@ -171,18 +193,28 @@ class ChunkEncoder:
         if self._logprobs is not None:
             self._logprobs[choice].add(delta.logprobs or ())
         text, finish_reason = delta.text, delta.finish_reason
-        if finish_reason is None and not text:
+        token_ids = delta.token_ids if self._token_ids else []
+        if finish_reason is None and not text and not token_ids:
             return b""
         shape, payload = self._shape, self._shape.no_text
         if text:
             payload = shape.text_start + orjson.dumps(text) + shape.text_end
         if self._logprobs is not None:
             payload += _LOGPROBS + self._logprobs[choice].take()
+        if self._token_ids:
+            payload += b',"token_ids":' + orjson.dumps(token_ids)
         start = self._frame.choice_starts[choice]
         if finish_reason is None:
-            return start + payload + _OPEN + self._frame.end()
-        reasons = {"finish_reason": finish_reason, "stop_reason": delta.stop_reason}
-        return start + payload + b"," + orjson.dumps(reasons)[1:] + self._frame.end(terminal=True)
+            return self._with_first(choice, start + payload + _OPEN[:-1], self._frame.end())
+        reasons = orjson.dumps({"finish_reason": finish_reason, "stop_reason": delta.stop_reason})
+        ended = start + payload + b"," + reasons[1:-1]
+        return self._with_first(choice, ended, self._frame.end(terminal=True))
+
+
+def _first_members(told: Told, shape: _Shape, num_choices: int) -> list[bytes]:
+    """Per choice the members that its first chunk alone has: of completions in the choice, of chat beside them."""
+    members = [orjson.dumps(prompt)[1:-1] for prompt in told.prompts]
+    return members if shape.tells_within_choice else members * num_choices
 
 
 def chat_chunks(
@@ -192,10 +224,20 @@ def chat_chunks(
     options: StreamOptions,
     usage: Usage,
     logprobs: Sequence[LogprobsEncoder] | None,
+    echo: str = "",
+    told: Told | None = None,
 ) -> ChunkEncoder:
-    """Chunks of a chat completion; each choice's first one has the role. logprobs: one per choice."""
+    """Chunks of a chat completion; each choice's first one has the role. logprobs: one per choice.
+
+    echo: text that goes before each answer, in the chunk with the role.
+    """
     frame = ChunkFrame(head, _CHAT.kind, num_choices, options, usage)
-    return ChunkEncoder(frame, _CHAT, [ROLE] * num_choices, logprobs)
+    return ChunkEncoder(frame, _CHAT, [role_payload(echo)] * num_choices, logprobs, told)
+
+
+def role_payload(echo: str) -> bytes:
+    """The payload of a choice's first chunk. echo: text that goes before the answer."""
+    return ROLE.removesuffix(b'""}') + orjson.dumps(echo) + b"}"
 
 
 def completion_chunks(
@@ -205,6 +247,7 @@ def completion_chunks(
     usage: Usage,
     echoes: Sequence[str],
     logprobs: Sequence[LogprobsEncoder] | None,
+    told: Told | None = None,
 ) -> ChunkEncoder:
     """Chunks of a completion.
 
@@ -212,4 +255,4 @@ def completion_chunks(
     """
     frame = ChunkFrame(head, _COMPLETION.kind, len(echoes), options, usage)
     openings = [_COMPLETION.text_start + orjson.dumps(echo) if echo else b"" for echo in echoes]
-    return ChunkEncoder(frame, _COMPLETION, openings, logprobs)
+    return ChunkEncoder(frame, _COMPLETION, openings, logprobs, told)

@@ -39,8 +39,8 @@ class Connection(web.RequestHandler):
         "_owed",
     )  # fmt: skip
 
-    def __init__(self, manager: web.Server, *, lane: ExpressLane, **options: Any) -> None:
-        """options: aiohttp's."""
+    def __init__(self, manager: web.Server, *, lane: ExpressLane | None, **options: Any) -> None:
+        """lane: None where nothing is streamed. options: aiohttp's."""
         super().__init__(manager, **options)
         self._lane = lane
         self._express: ExpressReply | None = None
@@ -149,9 +149,10 @@ class Connection(web.RequestHandler):
         """Begin the next reply: on the express lane, or by aiohttp's task."""
         message, body = self._messages[0]
         is_whole = body.total_bytes and body.is_eof()
-        if is_whole and isinstance(message, RawRequestMessage) and self._lane.admits(message):
+        lane = self._lane
+        if is_whole and lane is not None and isinstance(message, RawRequestMessage) and lane.admits(message):
             # Looked at, not read: aiohttp's task finds it as it is, and reading would set the parser going again.
-            self._express = self._lane.begin(self, message, b"".join(body._buffer))
+            self._express = lane.begin(self, message, b"".join(body._buffer))
             if self._express is not None:
                 self._take_message()
                 return

@@ -13,6 +13,11 @@ MAX_TOOLS = 1024
 MAX_METADATA_ENTRIES = 16
 MAX_METADATA_KEY_LEN = 64
 MAX_METADATA_VALUE_LEN = 512
+MAX_DOCUMENTS = 1024
+MAX_DOCUMENT_BYTES = 4 << 20
+"""Of all documents, as JSON."""
+MAX_TEMPLATE_CHARS = 1 << 16
+"""Of a template that a request brings."""
 MAX_TOOLS_BYTES = 1 << 20
 """Of all tools, as JSON."""
 MAX_TOOL_NAME_LEN = 128
@@ -58,6 +63,8 @@ class Limits:
     """Size of a body, after decompression."""
     priority: bool
     """Whether the priority policy is on."""
+    request_templates: bool = False
+    """Whether a request may bring a chat template."""
 
     @property
     def max_detokenize_ids(self) -> int:

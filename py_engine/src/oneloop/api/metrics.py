@@ -98,9 +98,12 @@ class _Snapshot(Collector):
         return self._families
 
 
-async def exposition(engine: AsyncEngine, http: HttpMetrics) -> bytes:
-    """The text of /metrics. Numbers are read on the loop in one go; formatting and /proc are a thread's work."""
-    families = [*_engine_families(engine), *http.families()]
+async def exposition(engine: AsyncEngine | None, http: HttpMetrics) -> bytes:
+    """The text of /metrics. Numbers are read on the loop in one go; formatting and /proc are a thread's work.
+
+    engine: None where there is no model.
+    """
+    families = [*(() if engine is None else _engine_families(engine)), *http.families()]
     return await asyncio.to_thread(_render, families)
 
 

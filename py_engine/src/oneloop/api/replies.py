@@ -13,7 +13,7 @@ import oneloop
 from oneloop.api.logprobs import encode_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from oneloop.api.chat_replies import Answer
     from oneloop.engine.logprobs import LogprobsEncoder
@@ -41,6 +41,11 @@ class ReplyHead:
         """prefix: "chatcmpl" or "cmpl"."""
         return cls(f"{prefix}-{request_id}", int(time.time()), model)
 
+    @classmethod
+    def named(cls, reply_id: str, model: str) -> ReplyHead:
+        """With an id that was chosen already."""
+        return cls(reply_id, int(time.time()), model)
+
 
 @dataclass(slots=True)
 class Usage:
@@ -63,6 +68,16 @@ class Usage:
         if self.reasoning_tokens is not None:
             wire["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
         return wire
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a reply tells of tokens beside texts."""
+
+    token_ids: bool
+    """Whether each choice has the ids of its tokens."""
+    prompts: Sequence[Mapping[str, Any]]
+    """Per choice (of chat: the one of all) what is told of its prompt: `prompt_token_ids` and the like, or nothing."""
 
 
 @dataclass(slots=True)
@@ -106,15 +121,19 @@ def chat_reply(
     answers: Sequence[Answer],
     usage: Usage,
     logprobs: Sequence[Logprobs],
+    *,
+    echo: str = "",
+    told: Told | None = None,
 ) -> dict[str, Any]:
-    """The body of a chat completion. answers, logprobs: per choice."""
+    """The body of a chat completion. answers, logprobs: per choice. echo: text that goes before each answer."""
+    ids = told is not None and told.token_ids
     return {
         "id": head.id,
         "object": "chat.completion",
         "created": head.created,
         "model": head.model,
         "choices": [
-            _chat_choice(index, choice, answers[index], logprobs[index])
+            _chat_choice(index, choice, answers[index], logprobs[index], echo) | _ids(choice, ids)
             for index, choice in enumerate(choices)
         ],
         "service_tier": None,
@@ -122,13 +141,18 @@ def chat_reply(
         "usage": usage.wire(),
         "prompt_logprobs": None,
         "kv_transfer_params": None,
+        **({} if told is None else told.prompts[0]),
     }
 
 
-def _chat_choice(index: int, choice: Choice, answer: Answer, logprobs: Logprobs) -> dict[str, Any]:
+def _ids(choice: Choice, asked: bool) -> dict[str, Any]:
+    return {"token_ids": choice.token_ids} if asked else {}
+
+
+def _chat_choice(index: int, choice: Choice, answer: Answer, logprobs: Logprobs, echo: str) -> dict[str, Any]:
     message: dict[str, Any] = {
         "role": "assistant",
-        "content": answer.content,
+        "content": echo + (answer.content or "") if echo else answer.content,
         "refusal": None,
         "annotations": None,
         "audio": None,
@@ -153,6 +177,7 @@ def completion_reply(
     *,
     echoes: Sequence[str],
     logprobs: Sequence[Logprobs],
+    told: Told | None = None,
 ) -> dict[str, Any]:
     """The body of a completion. echoes, logprobs: per choice; an echo is the prompt text in front, "" for none."""
     return {
@@ -161,7 +186,7 @@ def completion_reply(
         "created": head.created,
         "model": head.model,
         "choices": [
-            _completion_choice(index, choice, echoes[index], logprobs[index])
+            _completion_choice(index, choice, echoes[index], logprobs[index]) | _told(index, choice, told)
             for index, choice in enumerate(choices)
         ],
         "service_tier": None,
@@ -169,6 +194,10 @@ def completion_reply(
         "usage": usage.wire(),
         "kv_transfer_params": None,
     }
+
+
+def _told(index: int, choice: Choice, told: Told | None) -> dict[str, Any]:
+    return {} if told is None else {**_ids(choice, told.token_ids), **told.prompts[index]}
 
 
 def _completion_choice(index: int, choice: Choice, echo: str, logprobs: Logprobs) -> dict[str, Any]:

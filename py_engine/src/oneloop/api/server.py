@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from oneloop.api.app import create_app, one_exit
+from oneloop.api.app import create_app, create_text_app, one_exit
 from oneloop.api.auth import KeyCheck
 from oneloop.api.connection import Connection
 from oneloop.api.express import ExpressLane
 from oneloop.api.limits import HEADER_TIMEOUT_S
 from oneloop.api.listener import Listener
 from oneloop.api.socket.session import close_sockets
-from oneloop.api.state import STATE
+from oneloop.api.state import STATE, TEXT
 from oneloop.engine.event_loop import EVENTS_PER_TURN
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from oneloop.config import ServerConfig
     from oneloop.engine.async_engine import AsyncEngine
+    from oneloop.engine.text_engine import TextEngine
 
 LINGERING_S = 2.0
 """How long the rest of a refused body is read and thrown away, so that the client gets to see the refusal."""
@@ -43,12 +44,29 @@ async def run_server(
     error event; connections are closed. Returns when all of it is done.
     """
     app = create_app(engine, config)
+    await _serve(app, ExpressLane(app[STATE], KeyCheck(config.api_key)), engine, config, sock, stop)
+
+
+async def run_text_server(
+    engine: TextEngine, config: ServerConfig, sock: socket.socket, stop: asyncio.Event
+) -> None:
+    """As run_server(), without a model."""
+    await _serve(create_text_app(engine, config), None, engine, config, sock, stop)
+
+
+async def _serve(
+    app: web.Application,
+    lane: ExpressLane | None,
+    engine: AsyncEngine | TextEngine,
+    config: ServerConfig,
+    sock: socket.socket,
+    stop: asyncio.Event,
+) -> None:
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
     await runner.setup()
     server = runner.server
     assert server is not None
     server.request_handler = one_exit(server.request_handler)  # type: ignore[assignment]  # an app's are Requests
-    lane = ExpressLane(app[STATE], KeyCheck(config.api_key))
     loop = asyncio.get_running_loop()
 
     def connection() -> Connection:
@@ -68,9 +86,10 @@ async def run_server(
         listener.close()
         ends = loop.time() + config.shutdown_timeout
         await _let_arrive(server)
-        await app[STATE].arrivals.passed(config.shutdown_timeout)
+        await app[TEXT].arrivals.passed(config.shutdown_timeout)
         await engine.shutdown(drain_timeout=max(0.0, ends - loop.time()))
-        await close_sockets(app[STATE])
+        if STATE in app:
+            await close_sockets(app[STATE])
         server.pre_shutdown()  # not before: a kept connection that just ends is no answer to who is asking
     finally:
         listener.close()

@@ -24,7 +24,7 @@ from oneloop.device.cards import CARDS
 from oneloop.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
 ENGINE_GROUPS: dict[str, type] = {
     "model": ModelConfig,
@@ -32,6 +32,10 @@ ENGINE_GROUPS: dict[str, type] = {
     "scheduler": SchedulerConfig,
     "device": WorkerConfig,
 }
+TEXT_SETTINGS = (
+    "model", "served_model_name", "tokenizer", "chat_template", "renderer", "revision", "max_model_len",
+    "generation_config",
+)  # fmt: skip
 DEFAULT_GENERATE_TOKENS = 256
 
 
@@ -46,6 +50,14 @@ def add_engine_options(parser: argparse.ArgumentParser, *, model_positional: boo
         )
     for title, kind in ENGINE_GROUPS.items():
         _add_group(parser, title, kind)
+
+
+def add_text_options(parser: argparse.ArgumentParser) -> None:
+    """The settings of a model that matter without its weights."""
+    parser.add_argument(
+        "model_argument", nargs="?", metavar="MODEL", help=f"as --model; default: {DEFAULT_MODEL}"
+    )
+    _add_group(parser, "model", ModelConfig, only=TEXT_SETTINGS)
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
@@ -126,10 +138,15 @@ def _given(options: argparse.Namespace, kinds: Iterable[type]) -> dict[str, Any]
     }
 
 
-def _add_group(parser: argparse.ArgumentParser, title: str, kind: type) -> None:
+def _add_group(
+    parser: argparse.ArgumentParser, title: str, kind: type, only: Collection[str] | None = None
+) -> None:
+    """only: names of the settings that are offered; None: all."""
     group = parser.add_argument_group(title)
     hints = type_hints(kind)
     for item in fields(kind):
+        if only is not None and item.name not in only:
+            continue
         names = ["--" + item.name.replace("_", "-"), *item.metadata.get("flags", ())]
         help_text = item.metadata["help"].replace("%", "%%")
         if item.default not in (None, ()) and "default" not in help_text:

@@ -14,6 +14,7 @@ from oneloop.cli.arguments import (
     add_plan_options,
     add_sampling_options,
     add_server_options,
+    add_text_options,
 )
 from oneloop.errors import OneloopError
 
@@ -38,6 +39,17 @@ def make_parser() -> argparse.ArgumentParser:
     add_server_options(serve)
     add_plan_options(serve)
     serve.set_defaults(usage=serve)
+
+    launch = commands.add_parser("launch", help="serve a part of the work, for others to put together")
+    parts = launch.add_subparsers(dest="part", required=True, metavar="PART")
+    rendering = parts.add_parser(
+        "render",
+        help="prompts and replies without a model: /render, /derender, /tokenize",
+        usage="%(prog)s [MODEL] [options]",
+    )
+    add_text_options(rendering)
+    add_server_options(rendering)
+    rendering.set_defaults(usage=rendering)
 
     chat = commands.add_parser(
         "chat", help="talk to a model in the terminal", usage="%(prog)s [MODEL] [options]"
@@ -91,6 +103,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 from oneloop.cli.serve import serve
 
                 return serve(options)
+            case "launch":
+                from oneloop.cli.launch import launch_render
+
+                return launch_render(options)
             case "chat":
                 from oneloop.cli.chat import chat
 

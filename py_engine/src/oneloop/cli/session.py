@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from oneloop.errors import ConfigError, GenerationError, RequestError
+from oneloop.tokenize.messages import read_conversation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -62,7 +63,7 @@ class LocalModel:
         return self._thread.iterate(lambda: self._pieces(prompt, params, add_special_tokens=True))
 
     async def _chat(self, messages: Sequence[Message], params: SamplingParams) -> AsyncIterator[str]:
-        prompt = await self._thread.engine.render_chat(messages)
+        prompt = await self._thread.engine.render_chat(read_conversation(messages))
         async for text in self._pieces(prompt, params, add_special_tokens=False):
             yield text
 

@@ -13,11 +13,13 @@ from oneloop.config import mixed_step_tokens
 from oneloop.engine.intake import Intake
 from oneloop.engine.loop import MAX_STEPS_IN_FLIGHT, NUM_SLABS
 from oneloop.engine.params import SamplingDefaults
+from oneloop.engine.texts import Texts
 from oneloop.engine.threads import in_daemon_thread
 from oneloop.engine.trace import TraceRecording
 from oneloop.errors import ConfigError
 from oneloop.formats.generation import FILE_NAME, GenerationDefaults, hf_generation_defaults
 from oneloop.tokenize.load import load_tokenizer
+from oneloop.tokenize.renderer import choose_renderer
 from oneloop_core import ConfigError as CoreConfigError
 from oneloop_core import Core, CoreConfig
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from oneloop.engine.intake import Accepted
     from oneloop.executor.base import Executor, LoadProgress, ModelFiles, ModelInfo
     from oneloop.start_times import StartTimes
+    from oneloop.tokenize.renderer import Renderer
     from oneloop.tokenize.tokenizer import Tokenizer
     from oneloop_core import Vocabulary
 
@@ -46,6 +49,7 @@ class Assembly:
     eos_token_ids: tuple[int, ...]
     core: Core
     slabs: Sequence[memoryview]
+    texts: Texts
     intake: Intake
     trace: TraceRecording | None
 
@@ -121,8 +125,9 @@ async def assemble(
     attach = partial(executor.attach, core.layout, NUM_SLABS, max_num_seqs=config.resolved.max_num_seqs)
     with times.part("attach"):
         slabs = await in_daemon_thread(attach, "oneloop-attach")
+    texts = Texts(text.tokenizer, text.renderer)
     intake = Intake(
-        text.tokenizer,
+        texts,
         info,
         text.defaults,
         max_sequences=config.resolved.max_num_seqs,
@@ -130,12 +135,15 @@ async def assemble(
     )
     # A tokenizer may know ids that the model has no row for.
     end_ids = tuple(token_id for token_id in text.end_ids if token_id < info.vocab_size)
-    return Assembly(info, text.tokenizer, text.vocabulary, text.defaults, end_ids, core, slabs, intake, trace)
+    return Assembly(
+        info, text.tokenizer, text.vocabulary, text.defaults, end_ids, core, slabs, texts, intake, trace
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _TextSide:
     tokenizer: Tokenizer
+    renderer: Renderer
     vocabulary: Vocabulary
     defaults: SamplingDefaults
     end_ids: tuple[int, ...]
@@ -146,21 +154,27 @@ def _read_text_side(
 ) -> _TextSide:
     with times.part("tokenizer"):
         tokenizer = tokenizer or _load_tokenizer(config, files)
+        renderer = choose_renderer(tokenizer, config.renderer, own_template=config.chat_template is None)
+    given = generation_defaults(config, files.generation)
+    end_ids = tuple(dict.fromkeys((*tokenizer.eos_token_ids, *given.eos_token_ids)))
+    return _TextSide(tokenizer, renderer, tokenizer.vocabulary, SamplingDefaults.over(given), end_ids)
+
+
+def generation_defaults(config: ModelConfig, own: GenerationDefaults) -> GenerationDefaults:
+    """What --generation-config means. own: the model's. ConfigError for a folder without the file."""
     match config.generation_config:
         case "auto":
-            given = files.generation
+            return own
         case "none":
             # The end tokens are no matter of taste: without them nothing ends.
-            given = GenerationDefaults(eos_token_ids=files.generation.eos_token_ids)
+            return GenerationDefaults(eos_token_ids=own.eos_token_ids)
         case named:
             folder = Path(named).expanduser()
             if not (folder / FILE_NAME).is_file():
                 raise ConfigError(
                     "generation_config", f"{named} is no folder with a {FILE_NAME}; give one, or auto or none"
                 )
-            given = hf_generation_defaults(folder)
-    end_ids = tuple(dict.fromkeys((*tokenizer.eos_token_ids, *given.eos_token_ids)))
-    return _TextSide(tokenizer, tokenizer.vocabulary, SamplingDefaults.over(given), end_ids)
+            return hf_generation_defaults(folder)
 
 
 def _load_tokenizer(config: ModelConfig, files: ModelFiles) -> Tokenizer:

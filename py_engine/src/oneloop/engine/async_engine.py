@@ -16,23 +16,25 @@ from oneloop.engine.debug_view import scheduler_view
 from oneloop.engine.loop import StepLoop
 from oneloop.engine.metrics import EngineMetrics
 from oneloop.engine.outputs import OutputBuilder, RequestOutput
-from oneloop.engine.params import SamplingParams, check_token_ids
+from oneloop.engine.params import SamplingParams
 from oneloop.engine.relay import Relay
 from oneloop.engine.stream import RequestStream
 from oneloop.engine.threads import in_daemon_thread
 from oneloop.errors import EngineDeadError, OneloopError, OverloadedError, RequestError, ShuttingDownError
 from oneloop.executor.select import create_executor
 from oneloop.start_times import StartTimes
+from oneloop.tokenize.conversation import ChatForm
 from oneloop_core import RequestError as CoreRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
     from types import TracebackType
 
     from oneloop.engine.intake import Accepted, Prompt
     from oneloop.engine.loop_times import LoopTimes
     from oneloop.engine.params import ResolvedParams, SamplingDefaults
     from oneloop.executor.base import Executor, LoadProgress, ModelInfo
+    from oneloop.tokenize.conversation import Conversation
     from oneloop.tokenize.tokenizer import Tokenizer
     from oneloop_core import Deltas, Stats, Vocabulary
 
@@ -141,7 +143,7 @@ class AsyncEngine:
             self._step_loop.stop()
             await asyncio.wait([self._task])
         if self._assembly is not None:
-            self._assembly.intake.close()
+            self._assembly.texts.close()
             if self._assembly.trace is not None:
                 await in_daemon_thread(self._assembly.trace.close, "oneloop-trace-close")
         await in_daemon_thread(self._executor.shutdown, "oneloop-shutdown")
@@ -318,45 +320,31 @@ class AsyncEngine:
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, computed off the loop."""
-        return await self._loaded().intake.encode(text, add_special_tokens=add_special_tokens)
+        return await self._loaded().texts.encode(text, add_special_tokens=add_special_tokens)
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Text of token ids. RequestError naming the first id out of range."""
-        assembly = self._loaded()
-        check_token_ids("tokens", token_ids, len(assembly.vocabulary))
-        return await assembly.intake.in_thread(
-            lambda: assembly.vocabulary.decode(token_ids, skip_special_tokens=skip_special_tokens)
-        )
+        return await self._loaded().texts.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    async def encode_with_offsets(
+        self, text: str, *, add_special_tokens: bool = True
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """encode(), and for each token the characters [start, end) of the text that it stands for."""
+        return await self._loaded().texts.encode_with_offsets(text, add_special_tokens=add_special_tokens)
 
     async def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_arguments: Mapping[str, Any] | None = None,
+        self, conversation: Conversation | Callable[[], Conversation], form: ChatForm | None = None
     ) -> str:
-        """The chat template's text for these messages, rendered off the loop. RequestError when it refuses them.
+        """The prompt's text for a conversation, rendered off the loop. RequestError names the field at fault.
 
-        Encode it with add_special_tokens=False: the template writes its own.
+        conversation: or what makes it, also off the loop. form: None means a prompt for an answer. Encode the text with
+        add_special_tokens=False: it has its own.
         """
-        assembly = self._loaded()
-        template = assembly.tokenizer.chat_template
-        if template is None:
-            raise RequestError(
-                "messages",
-                "this model has no chat template; give one with --chat-template, or send a plain prompt",
-            )
-        return await assembly.intake.in_thread(
-            lambda: template.render(
-                messages,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                chat_template_kwargs=template_arguments,
-            )
-        )
+        return await self._loaded().texts.render(conversation, form or ChatForm())
+
+    async def id_vocabulary(self) -> Vocabulary:
+        """A vocabulary of tokens' names: "token_id:5"."""
+        return await self._loaded().texts.id_vocabulary()
 
     # Inside
 

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from oneloop.engine.encoding import Encoding, in_thread
 from oneloop.engine.params import MAX_INT32, SamplingParams, check_token_ids, encode_utf8, integer
 from oneloop.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from oneloop.engine.params import ResolvedParams, SamplingDefaults
+    from oneloop.engine.texts import Texts
     from oneloop.executor.base import ModelInfo
-    from oneloop.tokenize.tokenizer import Tokenizer
 
-T = TypeVar("T")
-
-NUM_THREADS = 2
-"""Tokenising and rendering threads: a huge prompt takes one, and does not hold up the small ones."""
 MAX_SALT_CHARS = 128
 
 
@@ -46,7 +38,7 @@ class Intake:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        texts: Texts,
         info: ModelInfo,
         defaults: SamplingDefaults,
         *,
@@ -58,12 +50,7 @@ class Intake:
         self._defaults = defaults
         self._max_sequences = max_sequences
         self._takes_priority = takes_priority
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="oneloop-intake")
-        self._encoding = Encoding(tokenizer, self._threads)
-
-    def close(self) -> None:
-        """Refuse what waits for a thread; running tokenisations end by themselves."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._texts = texts
 
     async def accept(
         self,
@@ -82,22 +69,13 @@ class Intake:
         if token_ids is None:
             assert text is not None
             # The begin token alone is no question: what a model says behind it is nobody's answer.
-            token_ids = await self.encode(text, add_special_tokens=add_special_tokens) if text else ()
+            token_ids = await self._texts.encode(text, add_special_tokens=add_special_tokens) if text else ()
         if not token_ids:
             raise RequestError("prompt", "the prompt is empty")
         # Length first, so that a huge list costs nothing.
         resolved = resolved.behind(len(token_ids), self._info.max_model_len)
         check_token_ids("prompt", token_ids, self._info.vocab_size)
         return Accepted(text, list(token_ids), resolved, salt, priority)
-
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text. RequestError for lone surrogates."""
-        encode_utf8("prompt", text)
-        return await self._encoding.encode(text, add_special_tokens=add_special_tokens)
-
-    async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run text work off the loop. EngineDeadError once the intake is closed."""
-        return await in_thread(self._threads, work)
 
     def _resolve(self, params: SamplingParams | ResolvedParams | None) -> ResolvedParams:
         defaults = self._defaults

@@ -4,27 +4,35 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from oneloop_core import LogprobsEncoder
+from oneloop_core import LogprobsEncoder, Vocabulary
 
 if TYPE_CHECKING:
     from oneloop.engine.params import ResolvedParams
     from oneloop.tokenize.tokenizer import Tokenizer
 
-__all__ = ["LogprobsEncoder", "make_encoders"]
+__all__ = ["LogprobsEncoder", "Vocabulary", "make_encoder", "make_encoders"]
 
 
 def make_encoders(
-    tokenizer: Tokenizer, form: Literal["chat", "completion"], params: ResolvedParams, num_sequences: int
+    tokenizer: Tokenizer,
+    form: Literal["chat", "completion"],
+    params: ResolvedParams,
+    num_sequences: int,
+    *,
+    vocabulary: Vocabulary | None = None,
 ) -> list[LogprobsEncoder] | None:
-    """One per sequence; None where no log-probabilities are asked for."""
+    """One per sequence; None where no log-probabilities are asked for. vocabulary: another one to name tokens by."""
     if params.logprobs is None:
         return None
+    names, num_top = vocabulary or tokenizer.vocabulary, params.logprobs
+    skips = params.skip_special_tokens
     return [
-        LogprobsEncoder(
-            tokenizer.vocabulary,
-            form,
-            num_top=params.logprobs,
-            skip_special_tokens=params.skip_special_tokens,
-        )
-        for _ in range(num_sequences)
+        make_encoder(names, form, num_top=num_top, skip_special_tokens=skips) for _ in range(num_sequences)
     ]
+
+
+def make_encoder(
+    vocabulary: Vocabulary, form: Literal["chat", "completion"], *, num_top: int, skip_special_tokens: bool
+) -> LogprobsEncoder:
+    """Of one sequence. As LogprobsEncoder."""
+    return LogprobsEncoder(vocabulary, form, num_top=num_top, skip_special_tokens=skip_special_tokens)

@@ -17,6 +17,8 @@ from oneloop.engine.engine_thread import EngineThread
 from oneloop.engine.params import SamplingParams
 from oneloop.engine.progress import LoadBars
 from oneloop.errors import RequestError
+from oneloop.tokenize.conversation import ChatForm
+from oneloop.tokenize.messages import read_conversation
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -133,15 +135,15 @@ class LLM:
         )
         params = _spread(sampling_params, len(conversations))
 
+        form = ChatForm(
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template_arguments=chat_template_kwargs or {},
+        )
+
         async def render() -> list[str]:
             return [
-                await self._thread.engine.render_chat(
-                    conversation,
-                    add_generation_prompt=add_generation_prompt,
-                    continue_final_message=continue_final_message,
-                    tools=tools,
-                    template_arguments=chat_template_kwargs,
-                )
+                await self._thread.engine.render_chat(read_conversation(conversation, tools), form)
                 for conversation in conversations
             ]
 

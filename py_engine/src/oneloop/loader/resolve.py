@@ -14,6 +14,8 @@ from oneloop.formats.generation import GenerationDefaults, hf_generation_default
 from oneloop.formats.gguf import GgufFile, read_gguf
 from oneloop.formats.gguf_spec import gguf_model_spec
 from oneloop.formats.hf_config import hf_model_spec
+from oneloop.formats.json_file import read_json_object
+from oneloop.formats.json_values import JsonValues
 from oneloop.loader.checkpoint import read_checkpoint
 from oneloop.loader.embedded import GENERATION, fetch_embedded
 from oneloop.loader.gguf_tensors import check_gguf
@@ -31,6 +33,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_UNWANTED = ("consolidated*.safetensors", "original/*", "*/*.safetensors")
 """Second copies of the weights in their maker's own layout."""
 _EMBEDDED = f"the model that needs no hub is called {DEFAULT_MODEL}"
+_MAX_CONFIG_BYTES = 4 << 20
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "additional_chat_templates/*")
 
 
@@ -84,6 +87,59 @@ def resolve_model(
         raise ModelError(model, f"no such file or folder (and no hub id); {_EMBEDDED}")
     weights = load_format != "dummy"
     return _folder_source(_fetch_from_hub(model, revision, weights=weights), load_format)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextFiles:
+    """What is needed of a model to write its prompts and read its answers, whatever its architecture."""
+
+    path: Path
+    """The GGUF file, or a folder with a tokenizer."""
+    generation: GenerationDefaults
+    gguf: GgufFile | None = None
+    vocab_size: int | None = None
+    """Rows of the output head, where the files say so."""
+    max_model_len: int | None = None
+    """The longest context, where the files say so."""
+
+
+def resolve_texts(model: str, *, revision: str | None = None, progress: Progress = no_progress) -> TextFiles:
+    """As resolve_model(), for what there is of the model beside its weights, which are not fetched.
+
+    A folder needs a tokenizer alone; where it has a config.json, its sizes are taken from there.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return _folder_texts(path)
+    if path.exists() or model.lower() == DEFAULT_MODEL or not _HUB_ID.fullmatch(model):
+        source = resolve_model(model, revision=revision, load_format="dummy", progress=progress)
+        return TextFiles(
+            path=source.path,
+            generation=source.generation,
+            gguf=source.gguf,
+            vocab_size=source.spec.vocab_size,
+            max_model_len=source.spec.max_position,
+        )
+    return _folder_texts(_fetch_from_hub(model, revision, weights=False))
+
+
+def _folder_texts(path: Path) -> TextFiles:
+    file = path / "config.json"
+    if not file.is_file():
+        return TextFiles(path=path, generation=GenerationDefaults())
+    config = read_json_object(file, max_bytes=_MAX_CONFIG_BYTES)
+    inner = config.get("text_config")
+    sizes = JsonValues(str(file), inner if isinstance(inner, dict) else config)
+    return TextFiles(
+        path=path,
+        generation=hf_generation_defaults(path),
+        vocab_size=_optional_size(sizes, "vocab_size", 1 << 24),
+        max_model_len=_optional_size(sizes, "max_position_embeddings", 1 << 26),
+    )
+
+
+def _optional_size(config: JsonValues, key: str, at_most: int) -> int | None:
+    return config.integer(key, 1, at_most) if key in config else None
 
 
 def _file_source(path: Path, load_format: LoadFormat) -> ModelSource:

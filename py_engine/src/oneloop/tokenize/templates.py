@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from time import monotonic
+from typing import Any
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError
 
@@ -11,9 +13,12 @@ from oneloop.errors import ModelError, RequestError
 from oneloop.tokenize.messages import flatten_content, prepare_messages, wrap_content
 from oneloop.tokenize.sandbox import BoundedEnvironment
 from oneloop.tokenize.template_limits import TemplateLimitError, weigh
+from oneloop.tokenize.template_probes import CallForm, Print, call_form, content_format, names_role
 from oneloop.tokenize.watchdog import TimeLimitError, run_limited
 
 RENDER_TIME_LIMIT_S = 1.0
+PROBE_TIME_LIMIT_S = 1.0
+"""Of all that is rendered to find out what a template reads."""
 COMPILE_TIME_LIMIT_S = 4.0
 MAX_TEMPLATE_CHARS = 1 << 20
 
@@ -44,10 +49,8 @@ RESERVED_KWARGS = frozenset(
 _MAX_KWARGS = 64
 _MAX_KWARGS_WEIGHT = 1 << 16
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
-ContentFormat = Literal["string", "list", "both"]
-"""What a template reads as a message's content: text, a list of typed parts, or either."""
-
-_PROBE = ("oneloopProbeOne", "oneloopProbeTwo")
+_PLAIN_ROLES = {"developer": "system", "function": "tool"}
+"""What newer and older names of a role mean to templates that do not know them: they would drop the message."""
 
 
 class ChatTemplate:
@@ -60,6 +63,7 @@ class ChatTemplate:
         file: str,
         tool_source: str | None = None,
         special_tokens: Mapping[str, str] | None = None,
+        compile_limit_s: float = COMPILE_TIME_LIMIT_S,
     ) -> None:
         """file: where the template is from, for errors. special_tokens: bos_token, eos_token, … for the template.
 
@@ -69,10 +73,15 @@ class ChatTemplate:
         self.source = source
         self.tool_source = tool_source
         self._file = file
+        self._compile_limit_s = compile_limit_s
         self._special_tokens = dict(special_tokens or {})
         self._default = self._compile(environment, source)
         self._tool_use = self._compile(environment, tool_source) if tool_source is not None else None
-        self.content_format = self._probe_content_format()
+        self._roles = {role: plain for role, plain in _PLAIN_ROLES.items() if not self._names(role)}
+        budget = _Budget()
+        self.content_format = content_format(self._print(self._default, budget))
+        of_calls = self._tool_use or self._default
+        self.call_form = call_form(self._print(of_calls, budget), parts=self.content_format == "list")
 
     def render(
         self,
@@ -93,10 +102,8 @@ class ChatTemplate:
             raise RequestError("continue_final_message", "cannot be combined with add_generation_prompt")
         extra = _checked_kwargs(chat_template_kwargs or {})
         prepared = prepare_messages(messages)
-        if self.content_format == "string":
-            prepared = [flatten_content(message) for message in prepared]
-        elif self.content_format == "list":
-            prepared = [wrap_content(message) for message in prepared]
+        for message in prepared:
+            self._fit(message)
         final_text = _tag_final_message(prepared) if continue_final_message else None
         template = self._tool_use if self._tool_use is not None and tools else self._default
         variables = {
@@ -110,10 +117,12 @@ class ChatTemplate:
         prompt = self._run(template, variables)
         return prompt if final_text is None else _cut_at_tag(prompt, final_text)
 
-    def _run(self, template: Template, variables: Mapping[str, Any]) -> str:
+    def _run(
+        self, template: Template, variables: Mapping[str, Any], limit_s: float = RENDER_TIME_LIMIT_S
+    ) -> str:
         """Render within the limits; whatever a template can raise becomes a RequestError."""
         try:
-            return run_limited(lambda: _render(template, variables), RENDER_TIME_LIMIT_S)
+            return run_limited(lambda: _render(template, variables), limit_s)
         except TimeLimitError:
             raise RequestError(
                 "messages", f"the chat template ran longer than {RENDER_TIME_LIMIT_S:g} s"
@@ -134,7 +143,7 @@ class ChatTemplate:
                 self._file, f"has {len(source)} characters, at most {MAX_TEMPLATE_CHARS} are allowed"
             )
         try:
-            return run_limited(lambda: environment.from_string(source), COMPILE_TIME_LIMIT_S)
+            return run_limited(lambda: environment.from_string(source), self._compile_limit_s)
         except TimeLimitError:
             raise ModelError(self._file, "takes too long to compile", item="chat_template") from None
         except TemplateError as error:
@@ -145,27 +154,71 @@ class ChatTemplate:
         except (SyntaxError, RecursionError, MemoryError, ValueError, OverflowError) as error:
             raise ModelError(self._file, f"cannot be compiled: {error}", item="chat_template") from error
 
-    def _probe_content_format(self) -> ContentFormat:
-        """Render a text and a list of two text parts: what appears in the prompt is what the template reads."""
-        parts = [{"type": "text", "text": text} for text in _PROBE]
-        if not self._shows(parts):
-            return "string"
-        return "both" if self._shows("".join(_PROBE)) else "list"
+    def _names(self, role: str) -> bool:
+        return names_role(self.source, role) or names_role(self.tool_source or "", role)
 
-    def _shows(self, content: str | list[dict[str, str]]) -> bool:
-        variables: dict[str, Any] = {
-            **self._special_tokens,
-            "messages": [{"role": "user", "content": content}],
-            "tools": None,
-            "documents": None,
-            "add_generation_prompt": False,
-        }
-        try:
-            prompt = self._run(self._default, variables)
-        except RequestError:
-            return False
-        # a list printed whole shows its quoted keys
-        return all(text in prompt for text in _PROBE) and "'text'" not in prompt
+    def _fit(self, message: dict[str, Any]) -> None:
+        """Give a prepared message the form that this template reads."""
+        message["role"] = self._roles.get(message["role"], message["role"])
+        if self.content_format == "string":
+            flatten_content(message)
+        elif self.content_format == "list":
+            wrap_content(message)
+        if message.get("tool_calls"):
+            _fit_calls(message, self.call_form)
+
+    def _print(self, template: Template, budget: _Budget) -> Print:
+        """The template as probes render it."""
+        tools = [{"type": "function", "function": {"name": "probe", "description": "", "parameters": {}}}]
+        rest = {**self._special_tokens, "documents": None, "add_generation_prompt": False}
+
+        def show(variables: Mapping[str, Any]) -> str:
+            calls = len(variables["messages"]) > 1
+            shown = {**rest, "tools": tools if calls else None, **variables}
+            try:
+                return self._run(template, shown, budget.left_s())
+            except RequestError as error:
+                if isinstance(error.__cause__, TemplateLimitError):
+                    budget.spend()
+                raise
+
+        return show
+
+
+class _Budget:
+    """Time for probes. A template that is too costly for one of them is not asked again."""
+
+    def __init__(self) -> None:
+        self._deadline = monotonic() + PROBE_TIME_LIMIT_S
+
+    def left_s(self) -> float:
+        """RequestError where nothing is left."""
+        left_s = self._deadline - monotonic()
+        if left_s <= 0:
+            raise RequestError("messages", "the chat template is too costly")
+        return left_s
+
+    def spend(self) -> None:
+        """Leave nothing."""
+        self._deadline = 0.0
+
+
+def _fit_calls(message: dict[str, Any], form: CallForm) -> None:
+    """message: a copy of the caller's, but what it holds is the caller's own."""
+    if form.arguments_are_text:
+        message["tool_calls"] = [_with_text_arguments(call) for call in message["tool_calls"]]
+    if form.content_is_null and not message["content"]:
+        message["content"] = None
+
+
+def _with_text_arguments(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), Mapping):
+        return call
+    return {
+        **call,
+        "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)},
+    }
 
 
 def _render(template: Template, variables: Mapping[str, Any]) -> str:

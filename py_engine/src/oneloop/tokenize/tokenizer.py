@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from oneloop.errors import RequestError
+from oneloop_core import Vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     import tokenizers
 
     from oneloop.tokenize.templates import ChatTemplate
-    from oneloop_core import Vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,9 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids. Special tokens written in the text are recognised.
 
-        add_special_tokens: also add what the tokenizer puts around a plain prompt (mostly a BOS). Chat templates
-        write theirs themselves. RequestError for text that has no UTF-8 form (lone surrogates).
+        add_special_tokens: also add what the tokenizer puts around a plain prompt (mostly a BOS), but no second begin
+        token before a text that has one. Chat templates write theirs themselves. RequestError for text that has no
+        UTF-8 form (lone surrogates).
         """
         return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
@@ -61,7 +62,25 @@ class Tokenizer:
             BaseException
         ) as panic:  # a panic of Rust's is no Exception: whoever handles those would not see it
             raise RuntimeError("the tokenizer has failed") from panic
-        return [encoding.ids for encoding in found]
+        return [self._begun_once(encoding.ids) if add_special_tokens else encoding.ids for encoding in found]
+
+    def encode_with_offsets(
+        self, text: str, *, add_special_tokens: bool = True
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """encode(), and for each token the characters of the text that it stands for: [start, end)."""
+        ids = self.encode(text, add_special_tokens=add_special_tokens)
+        encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        offsets: list[tuple[int, int]] = encoding.offsets
+        return ids, offsets[len(offsets) - len(ids) :]
+
+    def id_vocabulary(self) -> Vocabulary:
+        """A vocabulary whose tokens' texts are their own names, "token_id:5": for those who keep tokens as ids."""
+        return Vocabulary([b"token_id:%d" % token_id for token_id in range(self.vocab_size)])
+
+    def _begun_once(self, ids: list[int]) -> list[int]:
+        """Without the begin token that was added before the text's own."""
+        bos = self._info.bos_token_id
+        return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of a whole sequence; malformed UTF-8 becomes U+FFFD. IndexError for an id out of range."""

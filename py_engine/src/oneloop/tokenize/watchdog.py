@@ -65,10 +65,14 @@ def run_limited(function: Callable[[], T], seconds: float) -> T:
         leave.release()
     if not finished:
         raise TimeLimitError
-    kept = outcome[0]
-    if isinstance(kept, _Failure):
+    kept = outcome.pop()
+    if not isinstance(kept, _Failure):
+        return kept
+    try:
         raise kept.error
-    return kept
+    finally:
+        # the error's traceback holds this frame: what it was about would stay until the collector comes by
+        del kept
 
 
 def _held_lock() -> _thread.LockType:

@@ -11,7 +11,7 @@ from oneloop.api.anthropic.reply import whole_message
 from oneloop.api.anthropic.request import read_count_request, read_message_request
 from oneloop.api.handlers.answer import answer
 from oneloop.api.handlers.generation import Job
-from oneloop.api.handlers.json_reply import ignored_header, json_reply
+from oneloop.api.handlers.json_reply import json_reply
 from oneloop.api.handlers.prompt import check_context, check_text_len, render
 from oneloop.api.parsing import parsing_of
 from oneloop.api.replies import ReplyHead, Usage
@@ -53,6 +53,7 @@ async def prepare_message(
         keep_billing_line=state.config.keep_billing_header,
     )
     model = state.check_model(asked.prompt.model)
+    headers = state.note_ignored(asked.ignored)
     if asked.scheduling.request_id is not None:
         request_id = asked.scheduling.request_id
         rename(request_id)
@@ -73,7 +74,7 @@ async def prepare_message(
         scheduling=asked.scheduling,
         stream=asked.stream,
         usage=usage,
-        headers=ignored_header(asked.ignored),
+        headers=headers,
         num_choices=1,
         logprobs=None,
         make_encoder=lambda: MessageEncoder(head, usage, source(), request_id=request_id, is_full=is_full),

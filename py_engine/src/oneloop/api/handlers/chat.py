@@ -6,29 +6,25 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from oneloop.api.chat_replies import ParsedChunkEncoder, parsed_answer, plain_answer
-from oneloop.api.chunks import chat_chunks
+from oneloop.api.chat_replies import ChatTeller
 from oneloop.api.handlers.answer import answer
 from oneloop.api.handlers.generation import Job
-from oneloop.api.handlers.json_reply import ignored_header
-from oneloop.api.handlers.prompt import check_context, check_text_len, render
+from oneloop.api.handlers.prompt import check_context, render, tokenized
 from oneloop.api.parsing import parsing_of
 from oneloop.api.protocol.chat import read_chat
 from oneloop.api.protocol.messages import read_messages
-from oneloop.api.replies import ReplyHead, Usage, chat_reply
+from oneloop.api.replies import ReplyHead, Told, Usage
 from oneloop.engine.logprobs import make_encoders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from aiohttp import web
 
-    from oneloop.api.chunks import ChunkEncoder
+    from oneloop.api.handlers.prompt import Prompt
     from oneloop.api.parsing import Parsing
-    from oneloop.api.protocol.sampling import StreamOptions
-    from oneloop.api.replies import Choice, Logprobs
-    from oneloop.api.state import ApiState
-    from oneloop.engine.logprobs import LogprobsEncoder
+    from oneloop.api.protocol.chat import ChatRequest
+    from oneloop.api.state import TextState
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
@@ -37,83 +33,89 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 
 
 async def prepare_chat(
-    state: ApiState, members: dict[str, object], request_id: str, rename: Callable[[str], None]
+    state: TextState, members: dict[str, object], request_id: str, rename: Callable[[str], None]
 ) -> Job:
     """As Prepare."""
     began = perf_counter()
-    messages = read_messages(members.pop("messages", None))
+    ignored: list[str] = []
+    messages = read_messages(members.pop("messages", None), ignored)
     chat = state.repeated_chats.read(
         members, 1, lambda: read_chat(members, state.limits, state.engine.default_sampling)
     )
     state.engine.metrics.loop.parts["parse"] += perf_counter() - began
     model = state.check_model(chat.model)
+    headers = state.note_ignored(chat.ignored + ignored)
     if chat.scheduling.request_id is not None:
         request_id = chat.scheduling.request_id
         rename(request_id)
     state.engine.check_accepting()
-    text = await render(state, messages, chat.form, chat.tools.offered)
-    check_text_len("messages", text, state.limits)
-    token_ids = await state.engine.encode(text, add_special_tokens=chat.form.add_special_tokens)
-    params = chat.params
-    parsing = parsing_of(
-        state.formats,
-        chat.tools,
-        prompt=text,
-        continued=messages[-1]["content"] if chat.form.continue_final_message else None,
-        template_arguments=chat.form.template_arguments,
-        include_reasoning=chat.include_reasoning,
-        skip_special_tokens=params.skip_special_tokens,
-    )
+    params, told_back = chat.params, chat.told_back
+    prompt = await conversation_prompt(state, messages, chat)
+    parsing = _parsing(state, chat, prompt, messages)
     if parsing is not None:
         params = parsing.shown(params)
     check_context(
         params,
-        len(token_ids),
+        len(prompt.token_ids),
         state.limits,
         prompt_field="messages",
         max_tokens_field=chat.max_tokens_field,
     )
-    head = ReplyHead.make("chatcmpl", request_id, model)
-    usage = Usage(prompt_tokens=len(token_ids))
-    logprobs = make_encoders(state.engine.tokenizer, "chat", params, params.n)
+    usage = Usage(prompt_tokens=len(prompt.token_ids))
+    vocabulary = await state.engine.id_vocabulary() if told_back.tokens_as_ids else None
+    logprobs = make_encoders(state.engine.tokenizer, "chat", params, params.n, vocabulary=vocabulary)
+    told = Told(told_back.token_ids, [prompt.told(told_back)])
+    teller = ChatTeller(
+        head=ReplyHead.make("chatcmpl", request_id, model),
+        parsing=parsing,
+        usage=usage,
+        echo=_text(messages[-1]) if chat.echo and messages[-1]["role"] == "assistant" else "",
+        told=told,
+    )
     return Job(
-        prompts=[(token_ids, params)],
+        prompts=[(prompt.token_ids, params)],
         scheduling=chat.scheduling,
         stream=chat.stream,
         usage=usage,
-        headers=ignored_header(chat.ignored),
+        headers=headers,
         num_choices=params.n,
         logprobs=logprobs,
-        make_encoder=partial(_encoder, head, parsing, params.n, chat.stream, usage, logprobs),
-        make_reply=partial(_reply, head, parsing, usage),
+        make_encoder=partial(teller.encoder, params.n, chat.stream, logprobs),
+        make_reply=teller.reply,
+        told=told,
     )
 
 
-def _encoder(
-    head: ReplyHead,
-    parsing: Parsing | None,
-    n: int,
-    options: StreamOptions,
-    usage: Usage,
-    logprobs: Sequence[LogprobsEncoder] | None,
-) -> ChunkEncoder | ParsedChunkEncoder:
-    """Of a stream; one for plain text where nothing is to be taken apart."""
-    if parsing is None:
-        return chat_chunks(head, num_choices=n, options=options, usage=usage, logprobs=logprobs)
-    parsers = [parsing.parser(usage) for _ in range(n)]
-    return ParsedChunkEncoder(head, parsers, options=options, usage=usage, logprobs=logprobs)
+async def conversation_prompt(state: TextState, messages: list[dict[str, Any]], chat: ChatRequest) -> Prompt:
+    """The conversation as the model reads it. messages: as read_messages() makes them."""
+    form = chat.form
+    text = await render(state, messages, form, chat.tools.offered, chat.documents)
+    asked = chat.truncation
+    return await tokenized(
+        state,
+        "messages",
+        text,
+        add_special_tokens=form.add_special_tokens,
+        truncation=None if asked is None else asked.behind(state.limits, chat.params),
+        offsets=chat.told_back.offsets,
+    )
 
 
-def _reply(
-    head: ReplyHead,
-    parsing: Parsing | None,
-    usage: Usage,
-    choices: Sequence[Choice],
-    logprobs: Sequence[Logprobs],
-) -> dict[str, Any]:
-    """A whole one."""
-    if parsing is None:
-        answers = [plain_answer(choice) for choice in choices]
-    else:
-        answers = [parsed_answer(choice, parsing.parser(usage)) for choice in choices]
-    return chat_reply(head, choices, answers, usage, logprobs)
+def _parsing(
+    state: TextState, chat: ChatRequest, prompt: Prompt, messages: list[dict[str, Any]]
+) -> Parsing | None:
+    return parsing_of(
+        state.formats,
+        chat.tools,
+        prompt=prompt.text or "",
+        continued=_text(messages[-1]) if chat.form.continue_final_message else None,
+        template_arguments=chat.form.template_arguments,
+        include_reasoning=chat.include_reasoning,
+        skip_special_tokens=chat.params.skip_special_tokens,
+    )
+
+
+def _text(message: dict[str, Any]) -> str:
+    """A message's text, parts on lines of their own."""
+    content = message["content"]
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)

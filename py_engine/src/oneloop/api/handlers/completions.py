@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -11,12 +10,12 @@ from oneloop.api.chunks import completion_chunks
 from oneloop.api.errors import bad_request
 from oneloop.api.handlers.answer import answer
 from oneloop.api.handlers.generation import Job
-from oneloop.api.handlers.json_reply import ignored_header
-from oneloop.api.handlers.prompt import check_context, check_text_len, context_error
+from oneloop.api.handlers.prompt import Prompt, check_context, context_error, tokenized
 from oneloop.api.protocol.completions import read_completion, read_prompts
-from oneloop.api.replies import ReplyHead, Usage, completion_reply
+from oneloop.api.replies import ReplyHead, Told, Usage, completion_reply
 from oneloop.engine.logprobs import make_encoders
 from oneloop.errors import RequestError
+from oneloop.tokenize.renderer import kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,16 +23,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from oneloop.api.protocol.completions import CompletionRequest
-    from oneloop.api.state import ApiState
-
-
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    """One prompt, ready to be queued."""
-
-    token_ids: list[int]
-    echo: str
-    """Its text, where it is asked back; else empty."""
+    from oneloop.api.state import TextState
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -42,7 +32,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
 
 
 async def prepare_completion(
-    state: ApiState, members: dict[str, object], request_id: str, rename: Callable[[str], None]
+    state: TextState, members: dict[str, object], request_id: str, rename: Callable[[str], None]
 ) -> Job:
     """As Prepare."""
     began = perf_counter()
@@ -54,55 +44,77 @@ async def prepare_completion(
     )
     state.engine.metrics.loop.parts["parse"] += perf_counter() - began
     model = state.check_model(asked.model)
+    headers = state.note_ignored(asked.ignored)
     if asked.scheduling.request_id is not None:
         request_id = asked.scheduling.request_id
         rename(request_id)
     if not asked.score_only:
         state.engine.check_accepting()
+    told_back, n = asked.told_back, asked.params.n
     prompts = [await _prepare(state, asked, prompt) for prompt in given]
     head = ReplyHead.make("cmpl", request_id, model)
     usage = Usage(prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts))
-    echoes = [prompt.echo for prompt in prompts for _ in range(asked.params.n)]
+    echoes = [await _echo(state, prompt) if asked.echo else "" for prompt in prompts for _ in range(n)]
     # Offsets start at 0: echo and logprobs exclude each other.
-    logprobs = make_encoders(state.engine.tokenizer, "completion", asked.params, len(echoes))
+    vocabulary = await state.engine.id_vocabulary() if told_back.tokens_as_ids else None
+    logprobs = make_encoders(
+        state.engine.tokenizer, "completion", asked.params, len(echoes), vocabulary=vocabulary
+    )
+    told = Told(told_back.token_ids, [prompt.told(told_back) for prompt in prompts for _ in range(n)])
     return Job(
         prompts=[] if asked.score_only else [(prompt.token_ids, asked.params) for prompt in prompts],
         scheduling=asked.scheduling,
         stream=asked.stream,
         usage=usage,
-        headers=ignored_header(asked.ignored),
+        headers=headers,
         num_choices=len(echoes),
         logprobs=logprobs,
         make_encoder=partial(
-            completion_chunks, head, options=asked.stream, usage=usage, echoes=echoes, logprobs=logprobs
+            completion_chunks,
+            head,
+            options=asked.stream,
+            usage=usage,
+            echoes=echoes,
+            logprobs=logprobs,
+            told=told,
         ),
         make_reply=lambda choices, encoded: completion_reply(
-            head, choices, usage, echoes=echoes, logprobs=encoded
+            head, choices, usage, echoes=echoes, logprobs=encoded, told=told
         ),
+        told=told,
     )
 
 
-async def _prepare(state: ApiState, asked: CompletionRequest, prompt: str | list[int]) -> _Prompt:
+async def _prepare(state: TextState, asked: CompletionRequest, prompt: str | list[int]) -> Prompt:
     """Tokenise one prompt and fit its answer behind it."""
-    limits = state.limits
+    limits, params = state.limits, asked.params
+    truncation = None
+    if asked.truncation is not None:
+        truncation = asked.truncation.behind(limits, None if asked.score_only else params)
     if isinstance(prompt, str):
-        check_text_len("prompt", prompt, limits)
-        token_ids = await state.engine.encode(prompt, add_special_tokens=asked.add_special_tokens)
-        echo = prompt if asked.echo else ""
+        found = await tokenized(
+            state,
+            "prompt",
+            prompt,
+            add_special_tokens=asked.add_special_tokens,
+            truncation=truncation,
+            offsets=asked.told_back.offsets,
+        )
     else:
-        token_ids = prompt
-        echo = await _text_of(state, prompt) if asked.echo else ""
+        found = Prompt(token_ids=kept(prompt, prompt, truncation, state.engine.tokenizer.bos_token_id))
     if asked.score_only:
-        if len(token_ids) > limits.max_model_len:
-            raise context_error("prompt", len(token_ids), limits)
-        return _Prompt(token_ids, echo)
-    check_context(asked.params, len(token_ids), limits, prompt_field="prompt", max_tokens_field="max_tokens")
-    return _Prompt(token_ids, echo)
+        if len(found.token_ids) > limits.max_model_len:
+            raise context_error("prompt", len(found.token_ids), limits)
+        return found
+    check_context(params, len(found.token_ids), limits, prompt_field="prompt", max_tokens_field="max_tokens")
+    return found
 
 
-async def _text_of(state: ApiState, token_ids: list[int]) -> str:
-    """A prompt of ids as text, to be echoed."""
+async def _echo(state: TextState, prompt: Prompt) -> str:
+    """The prompt's text, to go before its answers."""
+    if prompt.text is not None:
+        return prompt.text
     try:
-        return await state.engine.decode(token_ids, skip_special_tokens=False)
+        return await state.engine.decode(prompt.token_ids, skip_special_tokens=False)
     except RequestError as error:
         raise bad_request("prompt", f"cannot be echoed: {error.message}") from None

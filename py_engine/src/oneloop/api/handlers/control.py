@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from oneloop.api.errors import ApiError, ErrorKind, bad_request
-from oneloop.api.handlers.json_reply import ignored_header, json_reply
+from oneloop.api.handlers.json_reply import json_reply
 from oneloop.api.protocol.fields import Fields, shown
 from oneloop.api.protocol.sampling import MAX_PRIORITY
 from oneloop.api.reply_format import end_thinking
@@ -34,6 +34,7 @@ async def control(request: web.Request) -> web.StreamResponse:
     state = request.app[STATE]
     asked = _read(await state.bodies.read_object(request))
     name = request.match_info["request_id"]
+    headers = state.note_ignored(asked.ignored)
     request_id = _request_id(state, name)
     if not state.engine.num_live(request_id):
         raise ApiError(
@@ -47,7 +48,7 @@ async def control(request: web.Request) -> web.StreamResponse:
         case _:
             assert asked.priority is not None
             state.engine.set_priority(request_id, asked.priority)
-    return json_reply({"id": name, "action": asked.action, "done": True}, ignored_header(asked.ignored))
+    return json_reply({"id": name, "action": asked.action, "done": True}, headers)
 
 
 def _read(members: dict[str, object]) -> _Asked:

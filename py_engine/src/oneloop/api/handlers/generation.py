@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from oneloop.api.encoder import EventEncoder
     from oneloop.api.protocol.sampling import Scheduling, StreamOptions
-    from oneloop.api.replies import Logprobs, Usage
-    from oneloop.api.state import ApiState
+    from oneloop.api.replies import Logprobs, Told, Usage
+    from oneloop.api.state import ApiState, TextState
     from oneloop.engine.logprobs import LogprobsEncoder
     from oneloop.engine.outputs import Added
     from oneloop.engine.params import ResolvedParams
@@ -45,6 +45,8 @@ class Job:
     """The body of a whole one, of all choices and their log-probabilities. None: the route makes it itself."""
     streams: list[RequestStream] = field(default_factory=list)
     """One per prompt, once they are queued."""
+    told: Told | None = None
+    """What the reply tells of tokens."""
 
 
 class Prepare(Protocol):
@@ -57,6 +59,15 @@ class Prepare(Protocol):
 
         members: of the body. request_id: for the reply. rename: told the client's own id, where the body has one.
         """
+
+
+class PrepareText(Protocol):
+    """The same of a route that needs no model for it."""
+
+    async def __call__(
+        self, state: TextState, members: dict[str, object], request_id: str, rename: Callable[[str], None]
+    ) -> Job:
+        """As Prepare."""
 
 
 async def submit_all(state: ApiState, streams: list[RequestStream], job: Job, request_id: str) -> None:

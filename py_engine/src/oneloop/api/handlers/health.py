@@ -5,12 +5,12 @@ from __future__ import annotations
 from aiohttp import web
 
 from oneloop.api.errors import ApiError, ErrorKind
-from oneloop.api.state import STATE
+from oneloop.api.state import TEXT
 
 
 async def health(request: web.Request) -> web.StreamResponse:
     """200 and an empty body, or 503 once the engine is dead, stalled or draining."""
-    found = request.app[STATE].engine.health()
+    found = request.app[TEXT].engine.health()
     if not found.ok:
         raise ApiError(ErrorKind.UNAVAILABLE, f"The engine is {found.state}.")
     return web.Response()

@@ -11,7 +11,7 @@ from aiohttp import web
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_SAFE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
 _MAX_NAMES = 32
 
 

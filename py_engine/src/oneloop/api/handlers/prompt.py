@@ -2,33 +2,86 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from oneloop.api.errors import ApiError, bad_request
 from oneloop.errors import RequestError
+from oneloop.tokenize.messages import read_conversation
+from oneloop.tokenize.renderer import kept
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from oneloop.api.limits import Limits
-    from oneloop.api.protocol.chat import ChatForm
-    from oneloop.api.state import ApiState
+    from oneloop.api.protocol.prompt_fields import ToldBack
+    from oneloop.api.state import TextState
     from oneloop.engine.params import ResolvedParams
+    from oneloop.tokenize.conversation import ChatForm, Truncation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A prompt as the model reads it, and what may be told of it."""
+
+    token_ids: list[int]
+    text: str | None = None
+    """Where it was a text."""
+    offsets: list[tuple[int, int]] | None = None
+    """Per token the characters [start, end) of the text, where they were asked for."""
+
+    def told(self, wanted: ToldBack) -> dict[str, Any]:
+        """What a reply has of it."""
+        found: dict[str, Any] = {}
+        if wanted.token_ids:
+            found["prompt_token_ids"] = self.token_ids
+        if wanted.prompt_text:
+            found["prompt_text"] = self.text
+        if wanted.offsets:
+            found["prompt_token_offsets"] = self.offsets
+        return found
 
 
 async def render(
-    state: ApiState,
+    state: TextState,
     messages: list[dict[str, Any]],
     form: ChatForm,
-    tools: Sequence[Mapping[str, Any]] = (),
+    tools: Sequence[dict[str, Any]] | None = None,
+    documents: Sequence[dict[str, Any]] | None = None,
 ) -> str:
-    """The chat template's text for a conversation. tools: in OpenAI's form."""
-    return await state.engine.render_chat(
-        messages,
-        add_generation_prompt=form.add_generation_prompt,
-        continue_final_message=form.continue_final_message,
-        tools=tools or None,
-        template_arguments=form.template_arguments or None,
+    """The prompt's text for a conversation. messages, tools: as templates read them."""
+    return await state.engine.render_chat(partial(read_conversation, messages, tools, documents), form)
+
+
+async def tokenized(
+    state: TextState,
+    param: str,
+    text: str,
+    *,
+    add_special_tokens: bool,
+    truncation: Truncation | None = None,
+    offsets: bool = False,
+) -> Prompt:
+    """The text's tokens, or those of them that are kept. ApiError (400) where it cannot fit whatever its tokens are.
+
+    param: the client's word for the text. offsets: whether they are asked for.
+    """
+    limits, skipped = state.limits, 0
+    if truncation is None:
+        check_text_len(param, text, limits)
+    elif len(text) > limits.max_prompt_chars:
+        # What is kept fits in so many characters; what is left out of the rest cannot change it but at the cut itself.
+        skipped = len(text) - limits.max_prompt_chars if truncation.side == "left" else 0
+        text = text[skipped:] if skipped else text[: limits.max_prompt_chars]
+    engine, bos = state.engine, state.engine.tokenizer.bos_token_id
+    if not offsets:
+        ids = await engine.encode(text, add_special_tokens=add_special_tokens)
+        return Prompt(token_ids=kept(ids, ids, truncation, bos), text=text)
+    ids, places = await engine.encode_with_offsets(text, add_special_tokens=add_special_tokens)
+    moved = [(start + skipped, end + skipped) for start, end in places] if skipped else places
+    return Prompt(
+        token_ids=kept(ids, ids, truncation, bos), text=text, offsets=kept(moved, ids, truncation, bos)
     )
 
 

@@ -5,9 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from oneloop.api.limits import MAX_TEMPLATE_CHARS
 from oneloop.api.protocol import unsupported
 from oneloop.api.protocol.fields import Fields
 from oneloop.api.protocol.messages import read_template_arguments
+from oneloop.api.protocol.prompt_fields import (
+    AskedTruncation,
+    ToldBack,
+    read_documents,
+    read_told_back,
+    read_truncation,
+)
 from oneloop.api.protocol.sampling import (
     Scheduling,
     StreamOptions,
@@ -18,6 +26,7 @@ from oneloop.api.protocol.sampling import (
     read_stream_options,
 )
 from oneloop.api.protocol.tools import ToolUse, read_tools
+from oneloop.tokenize.conversation import ChatForm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,14 +35,9 @@ if TYPE_CHECKING:
     from oneloop.engine.params import ResolvedParams, SamplingDefaults
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatForm:
-    """How a conversation becomes a prompt."""
+__all__ = ["ChatForm", "ChatRequest", "read_chat", "read_chat_form"]
 
-    add_generation_prompt: bool
-    continue_final_message: bool
-    add_special_tokens: bool
-    template_arguments: dict[str, Any]
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,11 @@ class ChatRequest:
 
     model: str | None
     form: ChatForm
+    documents: list[dict[str, Any]]
+    truncation: AskedTruncation | None
+    told_back: ToldBack
+    echo: bool
+    """The final message's text goes before the answer."""
     params: ResolvedParams
     max_tokens_field: str
     """The client's name for params.max_tokens."""
@@ -58,11 +67,14 @@ def read_chat(members: Mapping[str, Any], limits: Limits, defaults: SamplingDefa
     """Check a body but for its messages. ApiError (400) naming the field."""
     fields = Fields(members)
     model = fields.text("model")
-    form = read_chat_form(fields)
+    form = read_chat_form(fields, limits)
     stream = read_stream_options(fields)
     tools = read_tools(fields)
-    ignored = ["tools"] if tools.choice == "none" and tools.tools else []
     include_reasoning = fields.flag("include_reasoning", True)
+    documents = read_documents(fields)
+    truncation = read_truncation(fields, limits)
+    told_back = read_told_back(fields)
+    echo = fields.flag("echo", False)
     max_tokens, max_tokens_field = _max_tokens(fields)
     names = {"max_tokens": max_tokens_field, "logprobs": "top_logprobs"}
     asked = read_sampling(
@@ -74,28 +86,56 @@ def read_chat(members: Mapping[str, Any], limits: Limits, defaults: SamplingDefa
     return ChatRequest(
         model=model,
         form=form,
+        tools=tools,
+        documents=documents,
+        truncation=truncation,
+        told_back=told_back,
+        echo=echo,
         params=params,
         max_tokens_field=max_tokens_field,
         stream=stream,
         scheduling=scheduling,
-        tools=tools,
         include_reasoning=include_reasoning,
-        ignored=ignored + fields.unread(),
+        ignored=fields.unread(),
     )
 
 
-def read_chat_form(fields: Fields) -> ChatForm:
+def read_chat_form(fields: Fields, limits: Limits) -> ChatForm:
     """How the conversation is rendered (also the chat form of /tokenize)."""
     continue_final_message = fields.flag("continue_final_message", False)
     form = ChatForm(
         continue_final_message=continue_final_message,
         add_generation_prompt=fields.flag("add_generation_prompt", not continue_final_message),
         add_special_tokens=fields.flag("add_special_tokens", False),
-        template_arguments=read_template_arguments(fields),
+        template_arguments={**_effort(fields), **read_template_arguments(fields)},
+        chat_template=_chat_template(fields, limits),
     )
     if form.continue_final_message and form.add_generation_prompt:
         raise fields.refuse("continue_final_message", "and add_generation_prompt exclude each other")
     return form
+
+
+def _effort(fields: Fields) -> dict[str, Any]:
+    """`reasoning_effort`, as templates read it; "none": no thinking at all."""
+    effort = fields.choice("reasoning_effort", EFFORTS)
+    if effort is None:
+        return {}
+    return {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
+
+
+def _chat_template(fields: Fields, limits: Limits) -> str | None:
+    template = fields.text("chat_template")
+    if template is None:
+        return None
+    if not limits.request_templates:
+        raise fields.refuse(
+            "chat_template", "needs a server that runs with --trust-request-chat-template; leave it out"
+        )
+    if len(template) > MAX_TEMPLATE_CHARS:
+        raise fields.refuse(
+            "chat_template", f"may have at most {MAX_TEMPLATE_CHARS} characters, got {len(template)}"
+        )
+    return template
 
 
 def _max_tokens(fields: Fields) -> tuple[int | None, str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from oneloop.api.errors import bad_request
 from oneloop.api.protocol import unsupported
 from oneloop.api.protocol.fields import Fields, shown, token_ids
+from oneloop.api.protocol.prompt_fields import AskedTruncation, ToldBack, read_told_back, read_truncation
 from oneloop.api.protocol.sampling import (
     Scheduling,
     StreamOptions,
@@ -40,6 +41,8 @@ class CompletionRequest:
     """max_tokens 0: no new tokens."""
     echo: bool
     add_special_tokens: bool
+    truncation: AskedTruncation | None
+    told_back: ToldBack
     stream: StreamOptions
     scheduling: Scheduling
     ignored: list[str]
@@ -69,6 +72,8 @@ def read_completion(
     params = check_sampling(asked, defaults, limits, {})
     scheduling = read_scheduling(fields, limits)
     add_special_tokens = fields.flag("add_special_tokens", True)
+    truncation = read_truncation(fields, limits)
+    told_back = read_told_back(fields)
     unsupported.refuse_unsupported(fields, unsupported.COMPLETION)
     return CompletionRequest(
         model=model,
@@ -76,6 +81,8 @@ def read_completion(
         score_only=score_only,
         echo=echo,
         add_special_tokens=add_special_tokens,
+        truncation=truncation,
+        told_back=told_back,
         stream=stream,
         scheduling=scheduling,
         ignored=fields.unread(),

@@ -21,12 +21,13 @@ class Fields:
     path: prefix of the names in errors, for nested objects ("messages[2].").
     """
 
-    __slots__ = ("_members", "_path", "_read")
+    __slots__ = ("_inner", "_members", "_path", "_read")
 
     def __init__(self, members: Mapping[str, Any], path: str = "") -> None:
         self._members = members
         self._path = path
         self._read: set[str] = set()
+        self._inner: list[Fields] = []
 
     def name(self, key: str) -> str:
         """The field's full name, as `param` shows it."""
@@ -36,6 +37,15 @@ class Fields:
         """The raw value, None when missing or null; counts as read."""
         self._read.add(key)
         return self._members.get(key)
+
+    def inner(self, members: Mapping[str, Any], key: str) -> Fields:
+        """The members of an object within this one. What nobody reads of them counts as unread here.
+
+        key: where it is, as `param` shows it: "stream_options", "messages[2]".
+        """
+        fields = Fields(members, f"{self._path}{key}.")
+        self._inner.append(fields)
+        return fields
 
     def has(self, key: str) -> bool:
         """Whether the field is there and not null (does not count as read)."""
@@ -122,8 +132,12 @@ class Fields:
         return value
 
     def unread(self) -> list[str]:
-        """Names that are given and that nobody asked for, in the order sent."""
-        return [key for key, value in self._members.items() if key not in self._read and value is not None]
+        """Full names of what is given and nobody asked for: of this object in the order sent, then of inner ones."""
+        own = [key for key, value in self._members.items() if key not in self._read and value is not None]
+        names = [self._path + key for key in own] if self._path else own
+        for fields in self._inner:
+            names += fields.unread()
+        return names
 
 
 def shown(value: object) -> str:

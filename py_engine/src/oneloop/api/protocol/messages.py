@@ -27,22 +27,37 @@ RESERVED_TEMPLATE_ARGUMENTS = frozenset(
         "messages", "conversation", "chat_template", "template", "tokenize", "tools", "documents", "padding",
         "truncation", "max_length", "return_dict", "return_tensors", "return_assistant_tokens_mask",
         "add_generation_prompt", "continue_final_message", "add_special_tokens", "tokenizer_kwargs",
-        "processor_kwargs", "bos_token", "eos_token", "raise_exception", "strftime_now", "namespace", "self", "loop",
+        "processor_kwargs", "conversations", "bos_token", "eos_token", "raise_exception", "strftime_now", "namespace",
+        "self", "loop",
     }
 )  # fmt: skip
 _ARGUMENT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
-_TEXT_PARTS = {"text": "text", "refusal": "refusal", "input_text": "text", "output_text": "text"}
+_THOUGHT = "thinking"
+_TEXT_PARTS = {
+    "text": "text",
+    "refusal": "refusal",
+    "input_text": "text",
+    "output_text": "text",
+    _THOUGHT: "thinking",
+}
+"""Kind of a content part → where its text is."""
 
 
-def read_messages(value: object) -> list[dict[str, Any]]:
-    """A conversation: at least one message, every content a plain string (never None)."""
+def read_messages(value: object, ignored: list[str] | None = None) -> list[dict[str, Any]]:
+    """A conversation: at least one message, every content text or a list of text parts (never None).
+
+    ignored: gets the names of what has no effect.
+    """
     fields = Fields({"messages": value})
     messages = fields.array("messages", at_most=MAX_MESSAGES)
     if not messages:
         raise fields.refuse("messages", "must be a list with at least one message")
     _check_total(fields, messages, "content", MAX_CONTENT_PARTS)
     _check_total(fields, messages, "tool_calls", MAX_TOOL_CALLS)
-    return [_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
+    read = [_message(fields, f"messages[{index}]", message) for index, message in enumerate(messages)]
+    if ignored is not None:
+        ignored += fields.unread()
+    return read
 
 
 def read_template_arguments(fields: Fields) -> dict[str, Any]:
@@ -70,14 +85,15 @@ def _check_total(fields: Fields, messages: Sequence[Any], name: str, most: int) 
         raise fields.refuse("messages", f"may hold at most {most} entries of {name} in all, got {total}")
 
 
-def _message(path: str, raw: Any) -> dict[str, Any]:
+def _message(outer: Fields, path: str, raw: Any) -> dict[str, Any]:
     if type(raw) is not dict:
         raise bad_request(path, f"{path} must be an object, got {shown(raw)}")
-    fields = Fields(raw, f"{path}.")
+    fields = outer.inner(raw, path)
     role = fields.choice("role", ROLES)
     if role is None:
         raise fields.refuse("role", f"is missing; it is one of {', '.join(ROLES)}")
-    message: dict[str, Any] = {"role": role, "content": _content(fields, role)}
+    thoughts: list[str] = []
+    message: dict[str, Any] = {"role": role, "content": _content(fields, role, thoughts)}
     for name in ("name", "tool_call_id"):
         value = fields.text(name)
         if value is not None:
@@ -85,12 +101,14 @@ def _message(path: str, raw: Any) -> dict[str, Any]:
                 raise fields.refuse(name, f"may have at most {MAX_NAME_LEN} characters")
             message[name] = value
     if role == "assistant":
-        message |= _assistant_extras(fields)
+        message |= _assistant_extras(fields, thoughts)
     return message
 
 
-def _content(fields: Fields, role: str) -> str:
-    """Text of a message. An assistant turn may leave it out; "" is taken everywhere, an empty list nowhere."""
+def _content(fields: Fields, role: str, thoughts: list[str]) -> str | list[dict[str, str]]:
+    """Text of a message, or its parts of text. An assistant turn may leave it out; "" is taken everywhere, an empty
+    list nowhere. thoughts: gets what an assistant's thinking parts say.
+    """
     value = fields.given("content")
     if type(value) is str:
         return value
@@ -101,54 +119,66 @@ def _content(fields: Fields, role: str) -> str:
     parts = fields.array("content", at_most=MAX_CONTENT_PARTS)
     if not parts:
         raise fields.refuse("content", "must not be an empty list")
-    return "\n".join(_part(f"{fields.name('content')}[{index}]", part) for index, part in enumerate(parts))
+    texts: list[str] = []
+    for index, part in enumerate(parts):
+        is_thought, text = _part(fields, f"content[{index}]", part, role)
+        (thoughts if is_thought else texts).append(text)
+    if len(texts) > 1:
+        return [{"type": "text", "text": text} for text in texts]
+    return texts[0] if texts else ""
 
 
-def _part(path: str, raw: Any) -> str:
+def _part(outer: Fields, place: str, raw: Any, role: str) -> tuple[bool, str]:
+    """(whether it is a thought, its text)."""
+    path = outer.name(place)
     if type(raw) is str:
-        return raw
+        return False, raw
     if type(raw) is not dict:
         raise bad_request(path, f"{path} must be an object, got {shown(raw)}")
-    fields = Fields(raw, f"{path}.")
+    fields = outer.inner(raw, place)
     kind = fields.text("type")
     if kind is None:
         raise fields.refuse("type", "is missing")
+    if kind == _THOUGHT and role != "assistant":
+        raise fields.refuse("type", f"{shown(kind)} is for messages of the assistant")
     if kind not in _TEXT_PARTS:
         raise fields.refuse("type", f"{shown(kind)} is not supported; this model reads text")
     text = fields.text(_TEXT_PARTS[kind])
     if text is None:
         raise fields.refuse(_TEXT_PARTS[kind], "is missing")
-    return text
+    return kind == _THOUGHT, text
 
 
-def _assistant_extras(fields: Fields) -> dict[str, Any]:
+def _assistant_extras(fields: Fields, thoughts: list[str]) -> dict[str, Any]:
     if fields.given("audio") is not None:
         raise fields.refuse("audio", "is not supported; this model reads text")
     if fields.given("function_call") is not None:
         raise fields.refuse("function_call", "is not supported; send tool_calls")
     extras: dict[str, Any] = {}
-    reasoning = fields.text("reasoning") or fields.text("reasoning_content")
+    new, old = fields.text("reasoning"), fields.text("reasoning_content")
+    reasoning = new or old or ("\n".join(thoughts) if thoughts else None)
     if reasoning is not None:
         extras |= {"reasoning": reasoning, "reasoning_content": reasoning}
     calls = fields.array("tool_calls", at_most=MAX_TOOL_CALLS)
     if calls:
-        extras["tool_calls"] = _tool_calls(fields.name("tool_calls"), calls)
+        extras["tool_calls"] = [
+            _tool_call(fields, f"tool_calls[{index}]", call) for index, call in enumerate(calls)
+        ]
     return extras
 
 
-def _tool_calls(path: str, calls: Sequence[Any]) -> list[dict[str, Any]]:
-    """Earlier calls; templates want their arguments as an object, clients send them as JSON text."""
-    return [_tool_call(f"{path}[{index}]", call) for index, call in enumerate(calls)]
-
-
-def _tool_call(path: str, raw: Any) -> dict[str, Any]:
+def _tool_call(outer: Fields, place: str, raw: Any) -> dict[str, Any]:
+    """An earlier call; templates want its arguments as an object, clients send them as JSON text."""
+    path = outer.name(place)
     if type(raw) is not dict:
         raise bad_request(path, f"{path} must be an object, got {shown(raw)}")
-    fields = Fields(raw, f"{path}.")
-    function = Fields(fields.object("function") or {}, f"{path}.function.")
+    fields = outer.inner(raw, place)
+    function = fields.inner(fields.object("function") or {}, "function")
     name = function.text("name")
     if not name or len(name) > MAX_NAME_LEN:
         raise function.refuse("name", f"must be a string of 1 to {MAX_NAME_LEN} characters")
+    fields.choice("type", ("function",))
+    fields.integer("index")  # some clients send back a stream's deltas as they were
     return {
         "id": fields.text("id") or "",
         "type": "function",

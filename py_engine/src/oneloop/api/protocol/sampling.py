@@ -10,6 +10,7 @@ from oneloop.api.errors import bad_request
 from oneloop.api.protocol.fields import shown
 from oneloop.engine.params import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams
 from oneloop.errors import RequestError
+from oneloop.tokenize.output_text import TextForm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,6 +73,16 @@ def read_sampling(fields: Fields, *, n: int, max_tokens: int | None, logprobs: i
     )
 
 
+def read_text_form(fields: Fields) -> TextForm:
+    """What of a sampling request's tokens is text, read from the request alone."""
+    return TextForm(
+        skip_special_tokens=fields.flag("skip_special_tokens", True),
+        stop=_stop(fields),
+        include_stop_str_in_output=fields.flag("include_stop_str_in_output", False),
+        min_tokens=max(fields.integer("min_tokens") or 0, 0),
+    )
+
+
 def check_sampling(
     params: SamplingParams, defaults: SamplingDefaults, limits: Limits, names: Mapping[str, str]
 ) -> ResolvedParams:
@@ -107,7 +118,7 @@ def read_stream_options(fields: Fields) -> StreamOptions:
     options = fields.object("stream_options")
     if options is not None and not stream:
         raise fields.refuse("stream_options", "is only allowed together with stream: true")
-    nested = type(fields)(options or {}, "stream_options.")
+    nested = fields.inner(options or {}, "stream_options")
     continuous = nested.flag("continuous_usage_stats", False)
     return StreamOptions(
         stream=stream,

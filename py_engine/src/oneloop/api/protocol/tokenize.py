@@ -9,6 +9,12 @@ from oneloop.api.protocol import unsupported
 from oneloop.api.protocol.chat import ChatForm, read_chat_form
 from oneloop.api.protocol.fields import Fields, token_ids
 from oneloop.api.protocol.messages import read_messages
+from oneloop.api.protocol.prompt_fields import (
+    AskedTruncation,
+    read_documents,
+    read_truncation,
+)
+from oneloop.api.protocol.tools import read_tools
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,6 +28,8 @@ class Conversation:
 
     messages: list[dict[str, Any]]
     form: ChatForm
+    tools: tuple[dict[str, Any], ...]
+    documents: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +40,8 @@ class TokenizeRequest:
     prompt: str | Conversation
     add_special_tokens: bool
     return_token_strs: bool
+    return_token_offsets: bool
+    truncation: AskedTruncation | None
     ignored: list[str]
 
 
@@ -44,18 +54,24 @@ class DetokenizeRequest:
     ignored: list[str]
 
 
-def read_tokenize(members: Mapping[str, Any]) -> TokenizeRequest:
+def read_tokenize(members: Mapping[str, Any], limits: Limits) -> TokenizeRequest:
     """Check a body. ApiError (400) naming the field. An empty prompt is fine here: it has no tokens of its own."""
     fields = Fields(members)
     model = fields.text("model")
     return_token_strs = fields.flag("return_token_strs", False)
+    return_token_offsets = fields.flag("return_token_offsets", False)
+    truncation = read_truncation(fields, limits)
+    ignored: list[str] = []
     prompt: str | Conversation | None = fields.text("prompt")
     if prompt is not None and fields.has("messages"):
         raise fields.refuse("prompt", "and messages exclude each other")
     if prompt is None:
         if not fields.has("messages"):
             raise fields.refuse("prompt", "is missing; send prompt or messages")
-        prompt = Conversation(read_messages(fields.given("messages")), read_chat_form(fields))
+        messages = read_messages(fields.given("messages"), ignored)
+        prompt = Conversation(
+            messages, read_chat_form(fields, limits), read_tools(fields).offered, read_documents(fields)
+        )
         add_special_tokens = prompt.form.add_special_tokens
         unsupported.refuse_unsupported(fields, unsupported.TOKENIZE)
     else:
@@ -65,7 +81,9 @@ def read_tokenize(members: Mapping[str, Any]) -> TokenizeRequest:
         prompt=prompt,
         add_special_tokens=add_special_tokens,
         return_token_strs=return_token_strs,
-        ignored=fields.unread(),
+        return_token_offsets=return_token_offsets,
+        truncation=truncation,
+        ignored=fields.unread() + ignored,
     )
 
 

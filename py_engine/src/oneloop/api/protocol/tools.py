@@ -51,7 +51,7 @@ def read_tools(fields: Fields) -> ToolUse:
     if not raw:
         raise fields.refuse("tools", "must not be an empty list; leave it out")
     parallel = fields.flag("parallel_tool_calls", True)
-    tools = [_tool(f"tools[{index}]", tool) for index, tool in enumerate(raw)]
+    tools = [_tool(fields, f"tools[{index}]", tool) for index, tool in enumerate(raw)]
     return tool_use(fields, tools, kind, name, parallel=parallel)
 
 
@@ -95,13 +95,14 @@ def read_function(function: Fields, schema_key: str) -> dict[str, Any]:
     return {"type": "function", "function": made}
 
 
-def _tool(path: str, raw: Any) -> dict[str, Any]:
+def _tool(outer: Fields, place: str, raw: Any) -> dict[str, Any]:
+    path = outer.name(place)
     if type(raw) is not dict:
         raise bad_request(path, f"{path} must be an object, got {shown(raw)}")
-    fields = Fields(raw, f"{path}.")
+    fields = outer.inner(raw, place)
     if fields.text("type") != "function":
         raise fields.refuse("type", 'must be "function"')
-    function = Fields(fields.object("function") or {}, f"{path}.function.")
+    function = fields.inner(fields.object("function") or {}, "function")
     function.flag("strict", False)
     return read_function(function, "parameters")
 

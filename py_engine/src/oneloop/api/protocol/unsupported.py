@@ -28,11 +28,6 @@ _COMMON: Mapping[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,),
     "watermarking": (False,),
     "repetition_detection": _ABSENT,
-    "truncate_prompt_tokens": _ABSENT,
-    "return_tokens_as_token_ids": (False,),
-    "return_token_ids": (False,),
-    "return_token_offsets": (False,),
-    "return_prompt_text": (False,),
     "routed_experts_prompt_start": _ABSENT,
     "stream_interval": (1,),
     "kv_transfer_params": ({},),
@@ -48,20 +43,13 @@ CHAT: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "audio": _ABSENT,
     "web_search_options": _ABSENT,
-    "reasoning_effort": ("none",),
     "thinking_token_budget": _ABSENT,
-    "echo": (False,),
-    "documents": ([],),
-    "chat_template": _ABSENT,
     "mm_processor_kwargs": ({},),
     "media_io_kwargs": ({},),
     "return_mm_kwargs": (False,),
 }
 COMPLETION: Mapping[str, tuple[Any, ...]] = {**_COMMON, "suffix": ("",)}
 TOKENIZE: Mapping[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "chat_template": _ABSENT,
-    "documents": ([],),
     "mm_processor_kwargs": ({},),
 }
 

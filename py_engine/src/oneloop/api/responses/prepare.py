@@ -9,7 +9,6 @@ import orjson
 
 from oneloop.api.errors import bad_request
 from oneloop.api.handlers.generation import Job, abort_all
-from oneloop.api.handlers.json_reply import ignored_header
 from oneloop.api.handlers.prompt import check_context, check_text_len, render
 from oneloop.api.parsing import parsing_of
 from oneloop.api.replies import Usage
@@ -81,6 +80,7 @@ async def prepare_response(
 ) -> Prepared:
     """Look up what it goes on from, render and tokenise. Raises as Prepare does. fields: of the body."""
     model = state.check_model(asked.model)
+    headers = state.note_ignored(asked.ignored)
     if asked.background and not state.responses.is_on:
         raise bad_request("background", "background needs a server that stores responses")
     messages = read_input(fields, _before(state, asked, owner))
@@ -113,7 +113,7 @@ async def prepare_response(
         scheduling=asked.scheduling,
         stream=asked.stream,
         usage=usage,
-        headers=ignored_header(asked.ignored),
+        headers=headers,
         num_choices=1,
         logprobs=logprobs,
         make_encoder=make_encoder,

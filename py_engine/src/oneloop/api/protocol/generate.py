@@ -1,0 +1,140 @@
+"""POST /inference/v1/generate: tokens in, tokens out. The request, and the same as /render writes it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from oneloop.api.protocol import unsupported
+from oneloop.api.protocol.derender import ChatParts, read_chat_parts
+from oneloop.api.protocol.fields import Fields, token_ids
+from oneloop.api.protocol.sampling import (
+    Scheduling,
+    StreamOptions,
+    check_sampling,
+    read_n,
+    read_sampling,
+    read_scheduling,
+    read_stream_options,
+)
+from oneloop.parsers.engine import PROMPT_END_CHARS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from oneloop.api.limits import Limits
+    from oneloop.engine.params import ResolvedParams, SamplingDefaults
+
+OutputMode = Literal["tokens", "text", "derender"]
+OUTPUT_MODES = ("tokens", "text", "derender")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,96}")
+"""As replies have them: "chatcmpl-" and what a client may choose."""
+_PARAMS = "sampling_params"
+PASSED_ON = (
+    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+    "allowed_token_ids", "bad_words", "prompt_logprobs", "logprob_token_ids", "thinking_token_budget",
+)  # fmt: skip
+"""What a request says of the generation in words that every route has: /render hands it on as it was said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """As checked."""
+
+    model: str | None
+    request_id: str | None
+    token_ids: list[int]
+    params: ResolvedParams
+    output_mode: OutputMode
+    parts: ChatParts
+    """Of the chat request behind it, for output_mode derender."""
+    stream: StreamOptions
+    scheduling: Scheduling
+    ignored: list[str]
+
+
+def read_generate(members: Mapping[str, Any], limits: Limits, defaults: SamplingDefaults) -> GenerateRequest:
+    """Check a body. ApiError (400) naming the field."""
+    fields = Fields(members)
+    model = fields.text("model")
+    request_id = fields.text("request_id")
+    if request_id is not None and not _REQUEST_ID.fullmatch(request_id):
+        raise fields.refuse("request_id", "must be 1 to 96 letters, digits, dots, dashes or underscores")
+    prompt = fields.given("token_ids")
+    if type(prompt) is not list:
+        raise fields.refuse("token_ids", "is missing; send a list of token ids")
+    ids = token_ids("token_ids", prompt, limits.vocab_size, at_most=limits.max_model_len)
+    mode = fields.choice("output_mode", OUTPUT_MODES) or "tokens"
+    original = fields.object("chat_request")
+    parts = ChatParts() if original is None else read_chat_parts(Fields(original, "chat_request."))
+    if fields.given("features") is not None:
+        raise fields.refuse("features", "is not supported: this model reads text")
+    params = _read_params(fields, limits, defaults)
+    stream = read_stream_options(fields)
+    # the rest of what /render writes, for whoever sends its reply back as it is
+    for name in ("prompt_text", "token_offsets", "prompt_token_ids"):
+        fields.given(name)
+    scheduling = read_scheduling(Fields({**members, "request_id": None}), limits)
+    for name in ("priority", "cache_salt"):
+        fields.given(name)
+    unsupported.refuse_unsupported(fields, unsupported.COMPLETION)
+    return GenerateRequest(
+        model=model,
+        request_id=request_id,
+        token_ids=ids,
+        params=params,
+        output_mode=cast("OutputMode", mode),
+        parts=replace(parts, prompt_end=ids[-PROMPT_END_CHARS:]),
+        stream=stream,
+        scheduling=scheduling,
+        ignored=fields.unread(),
+    )
+
+
+def _read_params(fields: Fields, limits: Limits, defaults: SamplingDefaults) -> ResolvedParams:
+    """`sampling_params`, as the other routes have them at the top; what is left open is as in chat."""
+    inner = fields.inner(fields.object(_PARAMS) or {}, _PARAMS)
+    asked = read_sampling(
+        inner,
+        n=read_n(inner, 1, limits),
+        max_tokens=inner.integer("max_tokens"),
+        logprobs=inner.integer("logprobs"),
+    )
+    inner.flag("detokenize", True)  # output_mode says it
+    unsupported.refuse_unsupported(inner, unsupported.COMPLETION)
+    return check_sampling(asked, defaults, limits, _NAMES)
+
+
+_NAMES = {
+    name: f"{_PARAMS}.{name}"
+    for name in (
+        "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+        "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids", "logprobs", "logit_bias",
+    )
+}  # fmt: skip
+
+
+def sampling_wire(params: ResolvedParams) -> dict[str, Any]:
+    """`sampling_params` that mean these, whatever the defaults where they are read. Fits behind the prompt already."""
+    found: dict[str, Any] = {
+        "n": params.n,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "min_p": params.min_p,
+        "repetition_penalty": params.repetition_penalty,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "seed": params.seed,
+        "max_tokens": params.max_tokens,
+        "min_tokens": params.min_tokens,
+        "stop": list(params.stop),
+        "stop_token_ids": list(params.stop_token_ids),
+        "ignore_eos": params.ignore_eos,
+        "include_stop_str_in_output": params.include_stop_str_in_output,
+        "skip_special_tokens": params.skip_special_tokens,
+        "logprobs": params.logprobs,
+        "logit_bias": {str(token): bias for token, bias in params.logit_bias},
+    }
+    return {name: value for name, value in found.items() if value is not None}
