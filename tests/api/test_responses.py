@@ -295,6 +295,26 @@ async def test_truncation(server: Any) -> None:
     assert (status, reply["error"]["param"]) == (400, "input")
 
 
+async def test_rendering(server: Any) -> None:
+    first = await ask(server, instructions="be brief")
+    body = {
+        **ASK,
+        "input": "and?",
+        "previous_response_id": first["id"],
+        "temperature": 0.5,
+        "request_id": "mine",
+    }
+    status, rendered = await server.post(PATH + "/render", body)
+    assert status == 200
+    assert len(server.engine.prompts) == 1
+    assert rendered["request_id"] == "resp-mine"
+    await ask(server, input="and?", previous_response_id=first["id"])
+    assert rendered["token_ids"] == server.engine.prompts[1]
+    assert rendered["sampling_params"]["temperature"] == 0.5
+    assert rendered["sampling_params"]["max_tokens"] == 12
+    assert (await server.post(PATH + "/render", {**ASK, "temperature": -1}))[0] == 400
+
+
 async def test_fields_without_effect(server: Any) -> None:
     body = {
         **ASK,

@@ -36,6 +36,7 @@ from oneloop.api.responses.handler import (
     cancel_response,
     create_response,
     delete_response,
+    render_response,
     show_response,
 )
 from oneloop.api.responses.store import ResponseStore
@@ -82,6 +83,7 @@ ROUTES: Routes = (
     ("POST", "/v1/messages", messages),
     ("POST", "/v1/messages/count_tokens", count_tokens),
     ("POST", "/v1/responses", create_response),
+    ("POST", "/v1/responses/render", render_response),
     ("GET", "/v1/responses/{response_id}", show_response),
     ("DELETE", "/v1/responses/{response_id}", delete_response),
     ("POST", "/v1/responses/{response_id}/cancel", cancel_response),

@@ -11,6 +11,7 @@ from aiohttp import web
 from oneloop.api.errors import bad_request, told
 from oneloop.api.handlers.generation import check_delta, submit_all
 from oneloop.api.handlers.json_reply import json_reply
+from oneloop.api.handlers.render import rendered
 from oneloop.api.handlers.streaming import stream_reply
 from oneloop.api.protocol.fields import Fields
 from oneloop.api.responses.prepare import prepare_response
@@ -18,9 +19,12 @@ from oneloop.api.responses.request import read_response_request
 from oneloop.api.state import REQUEST_ID, STATE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oneloop.api.handlers.generation import Job
     from oneloop.api.responses.prepare import Prepared
     from oneloop.api.responses.store import StoredResponse
-    from oneloop.api.state import ApiState
+    from oneloop.api.state import ApiState, TextState
 
 
 async def create_response(request: web.Request) -> web.StreamResponse:
@@ -55,6 +59,24 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     finally:
         if prepared is not None:
             prepared.abandon()
+
+
+async def render_response(request: web.Request) -> web.StreamResponse:
+    """What a request comes to, without running it: as the other /render routes."""
+    served = request.app[STATE]
+    owner = served.owners.of(request)
+
+    async def prepare(
+        state: TextState, members: dict[str, object], request_id: str, rename: Callable[[str], None]
+    ) -> Job:
+        fields = Fields(members)
+        asked = read_response_request(fields, served.limits, served.engine.default_sampling)
+        if asked.scheduling.request_id is not None:
+            rename(asked.scheduling.request_id)
+        return (await prepare_response(served, asked, fields, owner)).job
+
+    job, bodies = await rendered(request, await served.bodies.read_object(request), prepare, "resp")
+    return json_reply(bodies[0], job.headers)
 
 
 async def show_response(request: web.Request) -> web.StreamResponse:
