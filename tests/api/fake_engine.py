@@ -76,6 +76,12 @@ class FakeTokenizer:
     def id_vocabulary(self) -> Vocabulary:
         return Vocabulary([b"token_id:%d" % token for token in range(self.vocab_size)])
 
+    chat_template = None
+    special_tokens: dict[str, str] = {}  # noqa: RUF012
+
+    def id_vocabulary(self) -> Vocabulary:
+        return Vocabulary([b"token_id:%d" % token for token in range(self.vocab_size)])
+
 
 @dataclass
 class FakeDelta:
@@ -278,7 +284,7 @@ class FakeEngine:
         if self.overloaded:
             raise OverloadedError("too many requests are waiting", retry_after_s=3)
         if self.state == "draining":
-            raise ShuttingDownError("the server is shutting down", retry_after_s=10)
+            raise ShuttingDownError
         if self.state != "ready":
             raise EngineDeadError("the engine has stopped")
 

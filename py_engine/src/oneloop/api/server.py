@@ -86,7 +86,7 @@ async def _serve(
         listener.close()
         ends = loop.time() + config.shutdown_timeout
         await _let_arrive(server)
-        await app[TEXT].arrivals.passed(config.shutdown_timeout)
+        await app[TEXT].arrivals.close(config.shutdown_timeout)
         await engine.shutdown(drain_timeout=max(0.0, ends - loop.time()))
         if STATE in app:
             await close_sockets(app[STATE])

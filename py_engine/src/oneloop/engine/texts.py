@@ -80,5 +80,5 @@ class Texts:
         return self._id_vocabulary
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run text work off the loop. EngineDeadError once this is closed."""
+        """Run text work off the loop. EngineClosedError once this is closed."""
         return await in_thread(self._threads, work)
