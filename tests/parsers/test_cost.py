@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from oneloop.parsers.engine import make_parser
+from oneloop.parsers.registry import reasoning_format, tool_format
+
 SIZE = 200 << 10
 LIMIT_S = 0.050
 TOOLS = {"f": {"type": "object", "properties": {"a": {"type": "string"}, "x": {"type": "string"}}}}
@@ -31,31 +34,35 @@ OPENED = {
 REASONING = {"openai": "openai_gptoss", "mistral": "mistral", "kimi_k2": "kimi_k2"}
 
 
-def _cost(run: Any, pieces: Any, calls: str) -> float:
+def _cost(pieces: list[str], calls: str) -> float:
     """CPU seconds of the lesser of two."""
     best = float("inf")
     for _ in range(2):
+        reasoning = reasoning_format(REASONING.get(calls, "qwen3"), "")
+        parser = make_parser(reasoning, tool_format(calls, ""), TOOLS)
         began = process_time()
-        run(pieces, calls=calls, reasoning=REASONING.get(calls, "qwen3"), tools=TOOLS)
+        for piece in pieces:
+            parser.push(piece)
+        parser.finish()
         best = min(best, process_time() - began)
     return best
 
 
 @pytest.mark.parametrize("calls", OPENED)
-def test_beginnings_cost_little(run: Any, calls: str) -> None:
+def test_beginnings_cost_little(calls: str) -> None:
     for beginning in BEGINNINGS:
         for opened in ("", OPENED[calls]):
             text = opened + beginning * (SIZE // len(beginning))
-            cost = _cost(run, [text], calls)
+            cost = _cost([text], calls)
             assert cost <= LIMIT_S, (beginning, opened, cost)
 
 
 @pytest.mark.parametrize("calls", OPENED)
-def test_a_piece_costs_the_same_however_much_came_before(run: Any, calls: str) -> None:
+def test_a_piece_costs_the_same_however_much_came_before(calls: str) -> None:
     for beginning in ("<tool_call>", " ", "</para"):
         few = list(OPENED[calls] + beginning * (10_000 // len(beginning)))
         many = list(OPENED[calls] + beginning * (100_000 // len(beginning)))
-        few_cost, many_cost = _cost(run, few, calls) / len(few), _cost(run, many, calls) / len(many)
+        few_cost, many_cost = _cost(few, calls) / len(few), _cost(many, calls) / len(many)
         assert many_cost < 1.7 * few_cost + 0.5e-6, (beginning, few_cost, many_cost)
 
 

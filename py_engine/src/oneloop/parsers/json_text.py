@@ -33,6 +33,7 @@ _FLAT = (
     rf"(?:{_SIMPLE}|\[{_WS}{_SIMPLE}(?:{_WS},{_WS}{_SIMPLE})*+{_WS}\]"
     rf"|\{{{_WS}{_STRING}{_WS}:{_WS}{_SIMPLE}(?:{_WS},{_WS}{_STRING}{_WS}:{_WS}{_SIMPLE})*+{_WS}\}})"
 )
+"""A value that nests two levels at most."""
 
 
 class _Wanted(IntEnum):
@@ -55,11 +56,19 @@ _NEXT = {
     _Wanted.COLON: re.compile(f"{_WS}(?P<colon>:)"),
     _Wanted.COMMA_OR_END: re.compile(rf"{_WS}(?:(?P<comma>,)|(?P<close>[\]}}]))"),
 }
-_MEMBERS = {
-    "]": re.compile(rf"(?:{_WS},{_WS}{_FLAT})*+"),
-    "}": re.compile(rf"(?:{_WS},{_WS}{_STRING}{_WS}:{_WS}{_FLAT})*+"),
+_KEY = rf"{_WS}{_STRING}{_WS}:"
+_SEPARATOR = {"]": f"{_WS},", "}": f"{_WS},{_KEY}"}
+_RUN = {
+    closer: re.compile(
+        rf"(?:{separator}{_WS}{_FLAT})*+"  # whole members behind another one
+        rf"(?:(?P<close>{_WS}[\]}}])|(?P<open>{separator}{_WS}[{{\[]))?+"
+    )
+    for closer, separator in _SEPARATOR.items()
 }
-"""Whole members behind the first one of an array or an object."""
+_FIRST = {
+    "]": re.compile(rf"(?:(?P<value>{_WS}{_SIMPLE})|(?P<open>{_WS}[{{\[]))"),
+    "}": re.compile(rf"(?:(?P<value>{_KEY}{_WS}{_SIMPLE})|(?P<open>{_KEY}{_WS}[{{\[]))"),
+}
 _STRING_INSIDE = re.compile(_INSIDE)
 _SPACE = re.compile(_WS)
 _CUT_SCALAR = re.compile(
@@ -80,6 +89,12 @@ def read_json(scanner: Scanner, sink: Sink) -> Steps[None]:
     closers: list[str] = []
     wanted = _Wanted.VALUE
     while True:
+        if closers:
+            end, wanted = _stride(scanner.text, scanner.at, closers, wanted)
+            if end > scanner.at:
+                sink(scanner.take(end))
+            if not closers:
+                return
         text, at = scanner.text, scanner.at
         match = _NEXT[wanted].match(text, at)
         if match is None:
@@ -110,10 +125,42 @@ def read_json(scanner: Scanner, sink: Sink) -> Steps[None]:
         if not closers:
             return
         wanted = _Wanted.COMMA_OR_END
-        if len(closers) < MAX_DEPTH - 1:  # a member may nest two levels more
-            members = _MEMBERS[closers[-1]].match(scanner.text, scanner.at)
-            if members is not None and members.end() > scanner.at:
-                sink(scanner.take(members.end()))
+
+
+def _stride(text: str, at: int, closers: list[str], wanted: _Wanted) -> tuple[int, _Wanted]:
+    """As far as whole members and brackets go: where that is, and what is wanted there. Changes `closers`.
+
+    What it does not know, it leaves: it may stop at any place where one value ends or the first of a bracket is to come.
+    """
+    while True:
+        if len(closers) >= MAX_DEPTH - 1:
+            return at, wanted
+        if wanted in (_Wanted.KEY_OR_END, _Wanted.VALUE_OR_END):
+            match = _FIRST[closers[-1]].match(text, at)
+            if match is None:
+                return at, wanted
+        elif wanted is _Wanted.COMMA_OR_END:
+            match = _RUN[closers[-1]].match(text, at)
+            assert match is not None
+        else:
+            return at, wanted
+        kind = match.lastgroup
+        if kind == "close":
+            if text[match.end() - 1] != closers[-1]:
+                return match.start("close"), _Wanted.COMMA_OR_END
+            closers.pop()
+            at, wanted = match.end(), _Wanted.COMMA_OR_END
+            if not closers:
+                return at, wanted
+        elif kind == "open":
+            closers.append(_CLOSERS[text[match.end() - 1]])
+            at = match.end()
+            wanted = _Wanted.KEY_OR_END if closers[-1] == "}" else _Wanted.VALUE_OR_END
+        else:
+            at = match.end()
+            if wanted is _Wanted.COMMA_OR_END:
+                return at, wanted
+            wanted = _Wanted.COMMA_OR_END
 
 
 def _more(scanner: Scanner, sink: Sink, wanted: _Wanted) -> Steps[None]:
