@@ -7,7 +7,7 @@ from pathlib import Path
 
 from oneloop.api.app import ROUTES
 from oneloop.api.errors import ErrorKind
-from oneloop.api.limits import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_TOOL_CALLS
+from oneloop.api.limits import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_TOOL_CALLS, MAX_TOOLS, MAX_TOOLS_BYTES
 from oneloop.api.protocol import strict_json, unsupported
 
 PAGE = (Path(__file__).parents[2] / "docs/http-api.md").read_text()
@@ -44,3 +44,4 @@ def test_limits() -> None:
         f"{MAX_MESSAGES:,} messages, {MAX_CONTENT_PARTS:,} content parts and {MAX_TOOL_CALLS:,} tool calls"
         in PAGE
     )
+    assert f"{MAX_TOOLS:,} tools of {MAX_TOOLS_BYTES >> 20} MiB in all" in PAGE

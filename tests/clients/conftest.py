@@ -67,6 +67,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     command = [
         str(Path(sys.executable).with_name("oneloop")), "serve", "smollm2", "--port", str(port), "--api-key", KEY,
         "--max-model-len", "1024", "--kv-cache-memory", "128M", "--max-num-seqs", "16",
+        "--tool-call-parser", "hermes", "--enable-auto-tool-choice",
     ]  # fmt: skip
     with log.open("wb") as output:
         process = subprocess.Popen(

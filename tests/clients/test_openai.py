@@ -47,6 +47,45 @@ def test_chat_stream(client: openai.OpenAI) -> None:
     assert all(part.usage is None for part in parts)
 
 
+TIME: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_time",
+        "description": "The time.",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
+CALL = 'Repeat exactly: <tool_call>{"name": "get_time", "arguments": {}}</tool_call>'
+
+
+def test_tools(client: openai.OpenAI) -> None:
+    """A call that the model writes, whole and as the client's own helper adds it up from the stream."""
+    options = ask(messages=[{"role": "user", "content": CALL}], tools=[TIME], max_tokens=64, stop=["This"])
+    whole = client.chat.completions.create(**options)
+    (call,) = whole.choices[0].message.tool_calls or []
+    assert call.type == "function"
+    assert (call.function.name, call.function.arguments) == ("get_time", "{}")
+    with client.chat.completions.stream(**options) as stream:
+        kinds = [event.type for event in stream]
+        streamed = stream.get_final_completion().choices[0]
+    assert "tool_calls.function.arguments.delta" in kinds
+    assert streamed.message.tool_calls is not None
+    assert streamed.message.tool_calls[0].function.arguments == "{}"
+    assert streamed.message.content == whole.choices[0].message.content
+    assert streamed.finish_reason == whole.choices[0].finish_reason == "tool_calls"
+    answered = client.chat.completions.create(
+        **ask(
+            messages=[
+                *options["messages"],
+                whole.choices[0].message.model_dump(exclude_none=True),
+                {"role": "tool", "tool_call_id": call.id, "content": "12:00"},
+            ],
+            tools=[TIME],
+        )
+    )
+    assert answered.choices[0].message.content
+
+
 def test_three_answers(client: openai.OpenAI) -> None:
     options = ask(
         n=3, temperature=1.0, seed=5, messages=[{"role": "user", "content": "Write a line of a poem."}]

@@ -160,3 +160,10 @@ def test_byte_fallback_vocabulary_equals_the_tokenizers_library() -> None:
         tokens = [[p] if p in names else [f"<0x{b:02X}>" for b in p.encode()] for p in parts]
         ids = [names.index(token) for part in tokens for token in part]
         assert vocabulary.decode(ids) == tokenizer.decode(ids)
+
+
+def test_marks_are_shown_and_other_special_tokens_are_not() -> None:
+    vocabulary = Vocabulary([b"a", b"<think>", b"</s>", b"b"], [1, 2])
+    for shown, text in (((), "ab"), ((1,), "a<think>b"), ((2, 1), "a<think></s>b")):
+        decoder = StreamDecoder(vocabulary, shown_special_ids=shown)
+        assert "".join([decoder.push(token) for token in (0, 1, 2, 3)]) + decoder.flush() == text

@@ -82,6 +82,22 @@ def test_texts_of_other_formats(run: Any, cut_up: Any, example: Any, examples: A
         assert run(pieces, **options) == whole, pieces
 
 
+@pytest.mark.parametrize("unit", ["[", '{"a":', '[1, {"b": '])
+def test_every_cut_is_the_same_at_the_bound_of_depth(run: Any, cut_up: Any, unit: str) -> None:
+    source, found = random.Random(6), set()
+    closers = "".join({"[": "]", "{": "}"}.get(sign, "") for sign in reversed(unit))
+    for depth in range(120, 131):
+        num_units = depth // len(closers)
+        value = unit * num_units + "[[1], [2]]" + closers * num_units
+        text = f'<tool_call>{{"name": "rec", "arguments": {{"rec": [{value}, [1]]}}}}</tool_call>'
+        whole = run([text], calls="hermes")
+        assert run(list(text), calls="hermes") == whole
+        pieces = cut_up(text, source)
+        assert run(pieces, calls="hermes") == whole, pieces
+        found.add(bool(whole.arguments))
+    assert found == {True, False}
+
+
 def _bare(text: str) -> str:
     return re.sub(r"\s", "", text)
 
