@@ -51,6 +51,10 @@ def test_types(schema: Any, types: set[str]) -> None:
         ('{"a": [1]}', {"object"}, {"a": [1]}),
         ('"quoted"', {"string", "integer"}, "quoted"),
         ("yes", {"boolean"}, "yes"),
+        ("{'a': [True, None]}", {"object"}, {"a": [True, None]}),
+        ("['x', 'y']", {"array"}, ["x", "y"]),
+        ("['x'] and more", {"array"}, "['x'] and more"),
+        ("{'a': open('x')}", {"object"}, "{'a': open('x')}"),
         ("[" * 100_000, {"array"}, "[" * 100_000),
     ],
 )

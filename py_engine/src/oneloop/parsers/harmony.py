@@ -25,7 +25,7 @@ _HEADER = form(_START, _WORDS, *_BEHIND_CHANNEL)
 _REST_OF_HEADER = form(_WORDS, _MESSAGE)
 _CLOSING = form((_END, _CALL, _RETURN))
 _CALL_END = form(SPACE, (_CALL, _END))
-_RECIPIENT = re.compile(r"to=(?:functions\.)?([A-Za-z0-9_.:/-]+)")
+_RECIPIENT = re.compile(r"to=(functions\.)?([A-Za-z0-9_.:/-]+)")
 
 
 def _read(scanner: Scanner, tools: Tools) -> Steps[None]:
@@ -37,19 +37,20 @@ def _read(scanner: Scanner, tools: Tools) -> Steps[None]:
         header = yield from scanner.seek(_HEADER, scanner.out.content)
     while header is not None:
         try:
-            yield from _read_message(scanner, header, bool(tools))
+            yield from _read_message(scanner, header, tools)
         except MalformedError:
             scanner.give_back()
         header = yield from scanner.seek(_HEADER, scanner.out.content)
 
 
-def _read_message(scanner: Scanner, header: str, wants_calls: bool) -> Steps[None]:
+def _read_message(scanner: Scanner, header: str, tools: Tools) -> Steps[None]:
+    """What is for a function of the client is a call; for anybody else (a tool of the model's own) it is thinking."""
     if header.endswith(_CONSTRAIN):
         header += yield from scanner.expect(_REST_OF_HEADER)
     channel = header.partition(_CHANNEL)[2].split("<")[0].split() or [""]
     recipient = _RECIPIENT.search(header)
-    if recipient is not None and wants_calls:
-        yield from read_arguments(scanner, recipient[1])
+    if recipient is not None and tools and (recipient[1] or recipient[2] in tools):
+        yield from read_arguments(scanner, recipient[2])
         yield from scanner.skip(_CALL_END)
         return
     if channel[0] != "analysis" and recipient is None:

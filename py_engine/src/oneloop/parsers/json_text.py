@@ -130,7 +130,7 @@ def read_json(scanner: Scanner, sink: Sink) -> Steps[None]:
 def _stride(text: str, at: int, closers: list[str], wanted: _Wanted) -> tuple[int, _Wanted]:
     """As far as whole members and brackets go: where that is, and what is wanted there. Changes `closers`.
 
-    What it does not know, it leaves: it may stop at any place where one value ends or the first of a bracket is to come.
+    What it does not know, it leaves. It may stop wherever one value ends, or the first one of a bracket is to come.
     """
     while True:
         if len(closers) >= MAX_DEPTH - 1:

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from oneloop.parsers.json_text import quoted_inside
-from oneloop.parsers.scanner import Form, MalformedError, form
+from oneloop.parsers.literals import read_literal
+from oneloop.parsers.output import Output
+from oneloop.parsers.scanner import Form, MalformedError, Scanner, form
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from oneloop.parsers.scanner import Atom, Scanner, Sink, Steps
+    from oneloop.parsers.scanner import Atom, Sink, Steps
 
 _TYPE_NAMES = {
     str: "string",
@@ -159,10 +161,25 @@ def value_json(text: str, types: frozenset[str]) -> str:
     try:
         value = json.loads(bare, parse_constant=_refuse, parse_int=str, parse_float=float)
     except (ValueError, RecursionError):
-        return json.dumps(text, ensure_ascii=False)
+        return _literal_json(bare, types) or json.dumps(text, ensure_ascii=False)
     if _type_of(value, bare) in types:
         return bare
     return json.dumps(text, ensure_ascii=False)
+
+
+def _literal_json(text: str, types: frozenset[str]) -> str | None:
+    """JSON of a list or a dict as Python writes it, which some models do; None for anything else."""
+    if not (text.startswith("[") and "array" in types) and not (text.startswith("{") and "object" in types):
+        return None
+    scanner, pieces = Scanner(Output()), list[str]()
+    scanner.feed(text)
+    scanner.ended = True
+    try:
+        for _ in read_literal(scanner, pieces.append):
+            pass  # it waits for nothing: the text is whole
+    except MalformedError:
+        return None
+    return "".join(pieces) if scanner.at == len(text) else None
 
 
 def _type_of(value: Any, bare: str) -> str:
