@@ -13,7 +13,6 @@ from oneloop.parsers.registry import reasoning_format, tool_format
 from oneloop.tokenize.templates import ChatTemplate
 
 FETCH = Path(__file__).parents[1] / "tokenize/fetch_templates.py"
-pytestmark = pytest.mark.skipif(not FETCH.is_file(), reason="tests/tokenize/fetch_templates.py is not there")
 
 WEATHER = {"city": 'Zürich "x" {a}\n b', "days": 3, "opts": {"a": [1, None, True]}}
 STRING = {"type": "string"}
