@@ -76,12 +76,6 @@ class FakeTokenizer:
     def id_vocabulary(self) -> Vocabulary:
         return Vocabulary([b"token_id:%d" % token for token in range(self.vocab_size)])
 
-    chat_template = None
-    special_tokens: dict[str, str] = {}  # noqa: RUF012
-
-    def id_vocabulary(self) -> Vocabulary:
-        return Vocabulary([b"token_id:%d" % token for token in range(self.vocab_size)])
-
 
 @dataclass
 class FakeDelta:

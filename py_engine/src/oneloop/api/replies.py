@@ -80,16 +80,6 @@ class Told:
     """Per choice (of chat: the one of all) what is told of its prompt: `prompt_token_ids` and the like, or nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What a reply tells of tokens beside texts."""
-
-    token_ids: bool
-    """Whether each choice has the ids of its tokens."""
-    prompts: Sequence[Mapping[str, Any]]
-    """Per choice (of chat: the one of all) what is told of its prompt: `prompt_token_ids` and the like, or nothing."""
-
-
 @dataclass(slots=True)
 class Choice:
     """One sequence, added up."""
