@@ -14,6 +14,7 @@ import io
 import socket
 import sys
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ def _load(name: str) -> Any:
 
 fake = _load("fake_engine")
 null = _load("null_engine")
+event_rules = _load("event_rules")
 
 
 class Served:
@@ -157,6 +159,35 @@ def null_engine_type() -> Any:
 
 
 @pytest.fixture
+def rules() -> Any:
+    """Module `event_rules`."""
+    return event_rules
+
+
+@pytest.fixture
+def marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replies are in the format of `event_rules.MarkedParser`."""
+    for place in ("oneloop.api.anthropic.handler", "oneloop.api.responses.prepare"):
+        monkeypatch.setattr(f"{place}.parsing_of", lambda *_, **__: None)
+        monkeypatch.setattr(f"{place}.block_source", lambda *_: event_rules.MarkedParser())
+
+
+@pytest.fixture
+async def roomy() -> AsyncIterator[Served]:
+    """The double with a context of 4096."""
+    engine = fake.FakeEngine()
+    engine.model_info = replace(engine.model_info, max_model_len=4096)
+    async with serving(engine) as served:
+        yield served
+
+
+@pytest.fixture
 def fake_engine_type() -> Any:
     """FakeEngine, for tests that prepare one."""
     return fake.FakeEngine
+
+
+@pytest.fixture
+def fake_tokenizer_type() -> Any:
+    """FakeTokenizer, for tests that choose its marks and its template."""
+    return fake.FakeTokenizer

@@ -265,6 +265,15 @@ class FakeEngine:
         task.add_done_callback(self._tasks.discard)
         return stream
 
+    def num_live(self, request_id: str) -> int:
+        return sum(stream.request_id == request_id for stream in self.live.values())
+
+    def abort(self, request_id: str) -> bool:
+        streams = [stream for stream in self.live.values() if stream.request_id == request_id]
+        for stream in streams:
+            stream.abort()
+        return bool(streams)
+
     def check_accepting(self) -> None:
         if self.overloaded:
             raise OverloadedError("too many requests are waiting", retry_after_s=3)

@@ -153,6 +153,11 @@ class NullEngine(AsyncEngine):
         """The streams that have not ended, by handle."""
         return self._streams
 
+    @property
+    def prompts(self) -> list[list[int]]:
+        """Prompts of what it was asked."""
+        return [prompt for prompt, *_ in self.submitted]
+
     async def submit(self, prompt: Any, params: Any = None, **options: Any) -> RequestStream:
         stream = await super().submit(prompt, params, **options)
         given = options.get("priority", 0), options.get("cache_salt", "")

@@ -18,6 +18,8 @@ GOOD = f"Authorization: Bearer {KEY}\r\n"
 UNAUTHORIZED = b'{"error":"Unauthorized"}'
 ROUTES = [
     ("GET", "/v1/models"), ("GET", "/v1/models/fake"), ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"),
+    ("POST", "/v1/responses"), ("GET", "/v1/responses/x"), ("DELETE", "/v1/responses/x"), ("POST", "/v1/responses/x/cancel"),
+    ("GET", "/v1/stream"), ("POST", "/v1/requests/x/control"),
     ("POST", "/tokenize"), ("POST", "/detokenize"), ("GET", "/metrics"), ("GET", "/version"), ("GET", "/docs"),
     ("GET", "/openapi.json"), ("GET", "/debug"), ("GET", "/"), ("GET", "/nope"),
 ]  # fmt: skip
@@ -33,7 +35,11 @@ WRONG_HEADERS = [
     "Authorization: Bearer \r\n",
     "Authorization:\r\n",
     "Authorization: Bearer schl\u00fcssel\r\n",
-    f"X-Api-Key: {KEY}\r\n",
+    f"X-Api-Key: {KEY}x\r\n",
+    f"X-Api-Key: Bearer {KEY}\r\n",
+    f"X-Api-Key: {KEY}\r\nX-Api-Key: {KEY}\r\n",
+    f"X-Api-Key: wrong\r\n{GOOD}",
+    f"X-Api-Key: {KEY}\r\nAuthorization: Bearer wrong\r\n",
 ]
 TRICKS = [
     "/v1/models?key=" + KEY, "//v1/models", "/v1/../health", "/V1/models", "/%2fv1/models", "/v1/models/", "/health/.",
@@ -99,8 +105,28 @@ async def test_what_is_open(locked: Any, method: str, path: str) -> None:
     assert status_and_body(await locked.raw(message(method, path, "")))[0] == 200
 
 
-async def test_the_key_lets_in(locked: Any) -> None:
-    headers = {"Authorization": f"Bearer {KEY}"}
+ANTHROPIC = b'{"type":"error","error":{"type":"authentication_error","message":"Unauthorized"}'
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/v1/messages"), ("POST", "/v1/messages/count_tokens"), ("GET", "/v1/messages")],
+)
+async def test_anthropics_routes_ask_for_it_in_their_form(locked: Any, method: str, path: str) -> None:
+    for headers in WRONG_HEADERS:
+        status, body = status_and_body(await locked.raw(message(method, path, headers)))
+        assert (status, body.startswith(ANTHROPIC)) == (401, True), headers
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Authorization": f"Bearer {KEY}"},
+        {"X-Api-Key": KEY},
+        {"Authorization": f"Bearer {KEY}", "X-Api-Key": KEY},
+    ],
+)
+async def test_the_key_lets_in(locked: Any, headers: dict[str, str]) -> None:
     assert (await locked.get("/v1/models", headers=headers))[0] == 200
     assert (await locked.post("/v1/completions", {"prompt": "a"}, headers=headers))[0] == 200
 

@@ -13,6 +13,8 @@ HELLO = [{"role": "system", "content": "be brief"}, {"role": "user", "content": 
 CHAT = {"messages": HELLO, "max_tokens": 12, "seed": 11}
 COMPLETION = {"prompt": "hello", "max_tokens": 12, "seed": 4}
 USAGE = {"include_usage": True}
+CLAUDE = {"messages": HELLO[1:], "system": "be brief", "max_tokens": 12, "seed": 11}
+RESPONSES = {"input": HELLO, "max_output_tokens": 12, "seed": 11}
 
 CASES = {
     "chat.json": ("/v1/chat/completions", CHAT),
@@ -48,6 +50,15 @@ CASES = {
         "/v1/completions",
         {**COMPLETION, "max_tokens": 0, "echo": True, "stream": True},
     ),
+    "anthropic.json": ("/v1/messages", CLAUDE),
+    "anthropic.sse": ("/v1/messages", {**CLAUDE, "stream": True}),
+    "anthropic_count.json": ("/v1/messages/count_tokens", CLAUDE),
+    "responses.json": ("/v1/responses", RESPONSES),
+    "responses.sse": ("/v1/responses", {**RESPONSES, "stream": True}),
+    "responses_logprobs.sse": (
+        "/v1/responses",
+        {**RESPONSES, "stream": True, "include": ["message.output_text.logprobs"], "top_logprobs": 2},
+    ),
     "tokenize.json": ("/tokenize", {"prompt": "a é", "return_token_strs": True}),
     "tokenize_chat.json": ("/tokenize", {"messages": HELLO}),
     "detokenize.json": ("/detokenize", {"tokens": [256, 104, 105, 257]}),
@@ -55,7 +66,8 @@ CASES = {
 
 
 def normalised(body: bytes) -> bytes:
-    body = re.sub(rb'"created":\d{10,}', b'"created":0', body)
+    body = re.sub(rb'"(created|created_at|completed_at)":\d{10,}', rb'"\1":0', body)
+    body = re.sub(rb'"(resp|msg|rs|fc|call)_[0-9a-f]{24,}"', rb'"\1_X"', body)
     return re.sub(rb'"system_fingerprint":"oneloop-[^"]+"', b'"system_fingerprint":"oneloop-X"', body)
 
 

@@ -158,6 +158,35 @@ async def test_lower_priority_values_go_first(kit):
     assert order == ["first", "high", "middle", "low"]
 
 
+async def test_a_priority_can_be_changed_while_requests_wait(kit):
+    executor = kit.FakeExecutor()
+    order = []
+
+    async def read(stream):
+        async for _ in stream:
+            pass
+        order.append(stream.request_id)
+
+    async with kit.running_engine(executor, max_num_seqs=1, scheduling_policy="priority") as engine:
+        executor.gate.clear()
+        streams = [await engine.submit("x", GREEDY, request_id="first")]
+        await asyncio.sleep(0.01)  # the loop launches it
+        streams += [await engine.submit("x", GREEDY, request_id=name) for name in ("a", "b", "c")]
+        assert engine.num_live("c") == 1
+        assert engine.set_priority("c", -1)
+        assert engine.set_priority("a", 1)
+        assert not engine.set_priority("nobody", 1)
+        assert engine.num_live("nobody") == 0
+        readers = [asyncio.create_task(read(stream)) for stream in streams]
+        executor.gate.set()
+        await asyncio.gather(*readers)
+        assert not engine.set_priority("c", 1)
+    assert order == ["first", "c", "b", "a"]
+    async with kit.running_engine() as engine:
+        with pytest.raises(RequestError, match="--scheduling-policy priority"):
+            engine.set_priority("x", 1)
+
+
 async def test_the_prefix_cache_is_used_and_reported(kit):
     async with kit.running_engine() as engine:
         prompt = "a prefix of some length, twice"

@@ -56,6 +56,8 @@ async def random_load(engine, source, num_requests):
             async for deltas in stream:
                 text += "".join(delta.text for delta in deltas)
                 num_read += 1
+                if takes_priority and num_read == 3:
+                    engine.set_priority(stream.request_id, source.randint(-2, 2))
                 if num_read == leaves_after:
                     return
         if params.n == 1 and source.random() < 0.5 and len(prompt + text) < 150:

@@ -211,6 +211,17 @@ class ServerConfig(_Settings):
     enable_debug_endpoints: bool = setting(
         False, "serve /debug/scheduler (live view: JSON, or a page for browsers) and /debug/stacks"
     )
+    response_store_entries: int = setting(
+        1024, "responses kept to be asked for again and gone on from; 0: none", minimum=0
+    )
+    response_store_bytes: int = setting(256 << 20, "memory for stored responses", parse="bytes", minimum=1)
+    response_store_ttl_s: float = setting(
+        3600.0, "seconds for which a stored response is kept", minimum=0.001
+    )
+    keep_billing_header: bool = setting(
+        False,
+        "leave the changing billing line of Claude Code in system prompts, though it spoils prefix hits",
+    )
     enable_tokenizer_info_endpoint: bool = setting(
         False, "serve /tokenizer_info: the tokenizer's settings and the chat template"
     )

@@ -346,6 +346,11 @@ class Core:
         """
     def fail(self, step_id: int, message: str) -> Deltas:
         """The oldest step in flight failed: its requests end with finish_reason "error", its blocks are forgotten."""
+    def set_priority(self, request: int, priority: int) -> bool:
+        """Give a live request another priority (lower is sooner), from the next step on; for the loop's thread.
+
+        False, and nothing is done, when it has ended, or where the policy has no priorities.
+        """
     def has_work(self) -> bool:
         """Whether anything is queued, waiting, running or in flight."""
     def stats(self) -> Stats: ...

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from aiohttp import web
 
-from oneloop.api.auth import KeyCheck
+from oneloop.api.anthropic.errors import anthropic_error, has_anthropic_errors
+from oneloop.api.anthropic.handler import count_tokens, messages
+from oneloop.api.auth import KeyCheck, Owners
 from oneloop.api.body import BodyReader
 from oneloop.api.errors import SERVER_NAME, bad_request, error_response, told
 from oneloop.api.framing import framing_fault
 from oneloop.api.handlers.chat import chat_completions
 from oneloop.api.handlers.completions import completions
+from oneloop.api.handlers.control import control
 from oneloop.api.handlers.debug import scheduler, stacks
 from oneloop.api.handlers.derender import derender, derender_chat, derender_completion
 from oneloop.api.handlers.generate import generate
@@ -29,6 +32,15 @@ from oneloop.api.outbox import Outbox
 from oneloop.api.parsing import OutputFormats
 from oneloop.api.protocol.sampling import safe_request_id
 from oneloop.api.replies import new_request_id
+from oneloop.api.responses.handler import (
+    cancel_response,
+    create_response,
+    delete_response,
+    render_response,
+    show_response,
+)
+from oneloop.api.responses.store import ResponseStore
+from oneloop.api.socket.session import stream_socket
 from oneloop.api.state import REQUEST_ID, STATE, TEXT, ApiState, TextState
 
 if TYPE_CHECKING:
@@ -36,6 +48,7 @@ if TYPE_CHECKING:
 
     from aiohttp.typedefs import Handler, Middleware
 
+    from oneloop.api.errors import ApiError
     from oneloop.api.state import TextSide
     from oneloop.config import ServerConfig
     from oneloop.engine.async_engine import AsyncEngine
@@ -67,6 +80,15 @@ ROUTES: Routes = (
     ("POST", "/v1/chat/completions", chat_completions),
     ("POST", "/v1/completions", completions),
     ("POST", "/inference/v1/generate", generate),
+    ("POST", "/v1/messages", messages),
+    ("POST", "/v1/messages/count_tokens", count_tokens),
+    ("POST", "/v1/responses", create_response),
+    ("POST", "/v1/responses/render", render_response),
+    ("GET", "/v1/responses/{response_id}", show_response),
+    ("DELETE", "/v1/responses/{response_id}", delete_response),
+    ("POST", "/v1/responses/{response_id}/cancel", cancel_response),
+    ("POST", "/v1/requests/{request_id}/control", control),
+    ("GET", "/v1/stream", stream_socket),
 )
 INFO_ROUTES: Routes = (("GET", "/tokenizer_info", tokenizer_info),)
 """Only with --enable-tokenizer-info-endpoint."""
@@ -147,6 +169,10 @@ def _make_state(engine: AsyncEngine, config: ServerConfig, paths: Iterable[str])
         bodies=BodyReader(limits),
         metrics=HttpMetrics(dict.fromkeys(paths)),
         outbox=Outbox(engine.metrics.loop),
+        owners=Owners(config.api_key),
+        responses=ResponseStore(
+            config.response_store_entries, config.response_store_bytes, config.response_store_ttl_s
+        ),
         formats=OutputFormats.choose(config, engine.tokenizer),
         started=int(time.time()),
     )
@@ -168,7 +194,7 @@ def one_exit(inner: Handler) -> Handler:
             except ConnectionError:
                 raise
             except Exception as error:
-                response = error_response(told(error, request[REQUEST_ID]))
+                response = _told(request, told(error, request[REQUEST_ID]))
             status = response.status
             return response
         finally:
@@ -183,6 +209,14 @@ async def _mark(request: web.Request, response: web.StreamResponse) -> None:
     """Headers of every reply."""
     response.headers["Server"] = SERVER_NAME
     response.headers["X-Request-Id"] = request[REQUEST_ID]
+    if has_anthropic_errors(request.path):
+        response.headers["request-id"] = request[REQUEST_ID]
+
+
+def _told(request: web.Request, error: ApiError, *, close: bool = False) -> web.Response:
+    """The reply to a request that cannot be served, in the form of the API that it is of."""
+    body = anthropic_error(error, request[REQUEST_ID]) if has_anthropic_errors(request.path) else None
+    return error_response(error, close=close, body=body)
 
 
 def _gate(keys: KeyCheck) -> Middleware:
@@ -192,7 +226,7 @@ def _gate(keys: KeyCheck) -> Middleware:
     async def gate(request: web.Request, handler: Handler) -> web.StreamResponse:
         fault = framing_fault(request.version, request.headers)
         if fault is not None:
-            return error_response(bad_request(None, fault), close=True)
+            return _told(request, bad_request(None, fault), close=True)
         if request.match_info.handler not in OPEN_HANDLERS:
             keys.check(request)
         return await handler(request)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import orjson
 
-from oneloop.api.chunks import CHAT_KIND, ChunkFrame, chat_chunks, role_payload
+from oneloop.api.chunks import CHAT_KIND, ChunkFrame, chat_chunks, failure, role_payload
 from oneloop.api.replies import chat_reply
 from oneloop.engine.relay import TextFrame
 from oneloop.parsers.events import (
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from oneloop.api.encoder import EventEncoder
+    from oneloop.api.errors import ApiError
     from oneloop.api.parsing import Parsing, ReplyParser
     from oneloop.api.protocol.sampling import StreamOptions
     from oneloop.api.replies import Choice, Logprobs, ReplyHead, Told, Usage
@@ -195,9 +196,13 @@ class ParsedChunkEncoder:
             return TextFrame(before, b"}" + after)
         return TextFrame(before, after, (b"}" + _LOGPROBS, self._logprobs[choice]))
 
-    def usage_event(self) -> bytes:
-        """The chunk with the usage and no choices."""
-        return self._frame.usage_event()
+    def closing(self) -> bytes:
+        """As ChunkEncoder.closing."""
+        return self._frame.closing()
+
+    def failure(self, error: ApiError) -> bytes:
+        """As ChunkEncoder.failure."""
+        return failure(error)
 
     def _chunk(self, choice: int, payload: bytes, reasons: dict[str, Any] | None = None) -> bytes:
         if self._logprobs is not None:

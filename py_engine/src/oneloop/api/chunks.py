@@ -10,18 +10,25 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from oneloop.api.errors import error_body
 from oneloop.api.replies import SYSTEM_FINGERPRINT
 from oneloop.engine.relay import TextFrame
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from oneloop.api.errors import ApiError
     from oneloop.api.protocol.sampling import StreamOptions
     from oneloop.api.replies import ReplyHead, Told, Usage
     from oneloop.engine.logprobs import LogprobsEncoder
     from oneloop.engine.outputs import Added
 
 DONE = b"data: [DONE]\n\n"
+
+
+def failure(error: ApiError) -> bytes:
+    """One error event; no end mark: a reader must not take the text for whole."""
+    return event(error_body(error))
 
 
 def event(value: object) -> bytes:
@@ -43,6 +50,7 @@ class ChunkFrame:
         """Whether every chunk ends in the usage so far."""
         without = b',"usage":null}\n\n' if options.include_usage else b"}\n\n"
         self._fingerprint = b',"system_fingerprint":' + orjson.dumps(SYSTEM_FINGERPRINT)
+        self._include_usage = options.include_usage
         self._end = b"]" + without
         self._terminal_end = b"]" + self._fingerprint + without
 
@@ -60,10 +68,12 @@ class ChunkFrame:
         before, _, behind = self.end().partition(grows)
         return before, (between, behind, usage.prompt_tokens, usage.completion_tokens)
 
-    def usage_event(self) -> bytes:
-        """No choices, the final usage."""
+    def closing(self) -> bytes:
+        """The end mark, behind the chunk with the usage and no choices where one is asked for."""
+        if not self._include_usage:
+            return DONE
         usage = orjson.dumps(self._usage.wire())
-        return self._start + b"]" + self._fingerprint + b',"usage":' + usage + b"}\n\n"
+        return self._start + b"]" + self._fingerprint + b',"usage":' + usage + b"}\n\n" + DONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +158,13 @@ class ChunkEncoder:
         before, usage = self._frame.running_usage()
         return replace(frame, after=frame.after + before, usage=usage)
 
-    def usage_event(self) -> bytes:
-        """The chunk with the usage and no choices."""
-        return self._frame.usage_event()
+    def closing(self) -> bytes:
+        """The end mark, behind the chunk with the usage and no choices where one is asked for."""
+        return self._frame.closing()
+
+    def failure(self, error: ApiError) -> bytes:
+        """As EventEncoder."""
+        return failure(error)
 
     def _opening(self, choice: int) -> bytes:
         opening, self._openings[choice] = self._openings[choice], b""

@@ -101,6 +101,9 @@ class Connection(web.RequestHandler):
         """As aiohttp's, which queues whole heads; whose turn it is is decided here."""
         if self._is_deaf:
             return
+        if self._payload_parser is not None:  # a WebSocket: there are no more requests
+            super().data_received(data)
+            return
         waiter, self._waiter = self._waiter, None
         super().data_received(data)
         self._waiter = waiter
@@ -193,7 +196,7 @@ class Connection(web.RequestHandler):
         A request that is not whole is none, and a client of HTTP/1.0 cannot be probed: proxies that speak it to
         servers tell in this way that their own client has left.
         """
-        if self._owed is None:
+        if self._owed is None or self._payload_parser is not None:
             return False
         message, body = self._owed
         if not body.is_eof() or (isinstance(message, RawRequestMessage) and message.version < HttpVersion11):

@@ -1,10 +1,11 @@
-"""What every encoder of streamed replies gives to whoever sends them."""
+"""What every API's encoder of streamed replies gives to whoever sends them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from oneloop.api.errors import ApiError
     from oneloop.engine.outputs import Added
     from oneloop.engine.relay import TextFrame
 
@@ -26,5 +27,8 @@ class EventEncoder(Protocol):
     def text_frame(self, choice: int) -> TextFrame | None:
         """What stands around text in each of this choice's events but the last; None: they are not to be relayed."""
 
-    def usage_event(self) -> bytes:
-        """The event with the usage and no choices."""
+    def closing(self) -> bytes:
+        """What ends a reply of which every choice has ended; the usage is right by now."""
+
+    def failure(self, error: ApiError) -> bytes:
+        """What ends a reply that has failed."""

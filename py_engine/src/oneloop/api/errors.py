@@ -34,12 +34,14 @@ class ErrorKind(Enum):
 
     BAD_REQUEST = (400, "BadRequestError")
     UNAUTHORIZED = (401, "AuthenticationError")
+    FORBIDDEN = (403, "PermissionDeniedError")
     NOT_FOUND = (404, "NotFoundError")
     METHOD_NOT_ALLOWED = (405, "MethodNotAllowedError")
     TIMEOUT = (408, "RequestTimeoutError")
     TOO_LARGE = (413, "PayloadTooLargeError")
     MEDIA_TYPE = (415, "UnsupportedMediaTypeError")
     EXPECTATION = (417, "ExpectationFailedError")
+    UPGRADE = (426, "UpgradeRequiredError")
     INTERNAL = (500, "InternalServerError")
     UNAVAILABLE = (503, "ServiceUnavailableError")
 
@@ -105,11 +107,14 @@ def error_bytes(error: ApiError) -> bytes:
     return orjson.dumps(error_body(error))
 
 
-def error_response(error: ApiError, *, close: bool = False) -> web.Response:
-    """The HTTP reply; `close` ends the connection after it, as some errors do by themselves."""
+def error_response(error: ApiError, *, close: bool = False, body: bytes | None = None) -> web.Response:
+    """The HTTP reply; `close` ends the connection after it, as some errors do by themselves.
+
+    body: where the route has its own form of errors.
+    """
     response = web.Response(
         status=error.kind.status,
-        body=error_bytes(error),
+        body=error_bytes(error) if body is None else body,
         content_type="application/json",
         headers={"Server": SERVER_NAME, **error.headers},
     )

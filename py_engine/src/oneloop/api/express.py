@@ -72,7 +72,7 @@ class ExpressLane:
             and hdrs.CONTENT_ENCODING not in headers
             and hdrs.TRANSFER_ENCODING not in headers
             and framing_fault(message.version, headers) is None
-            and self._keys.admits(headers.getall(hdrs.AUTHORIZATION, []))
+            and self._keys.admits(headers.getall(hdrs.AUTHORIZATION, []), headers.getall("X-Api-Key", []))
         )
 
     def begin(self, connection: Connection, message: RawRequestMessage, body: bytes) -> ExpressReply | None:
@@ -192,8 +192,7 @@ class ExpressReply:
         """The last events. ConnectionError when the client is gone."""
         assert self._writer is not None
         assert self._job is not None
-        usage = self._encoder.usage_event() if self._job.stream.include_usage else b""
-        self._ended(self._writer.done(events + usage))
+        self._ended(self._writer.end(events + self._encoder.closing()))
 
     def _ended(self, taken: bool) -> None:
         if taken:
@@ -218,7 +217,7 @@ class ExpressReply:
             if isinstance(error, ConnectionError):
                 raise error
             if self._writer is not None and self._writer.started:
-                self._ended(self._writer.fail(told_under_way(error, self._request_id)))
+                self._ended(self._writer.end(self._encoder.failure(told_under_way(error, self._request_id))))
                 return
             known = told(error, self._request_id)
             transport = self._connection.transport

@@ -10,6 +10,9 @@ MAX_CONTENT_PARTS = 4096
 MAX_TOOL_CALLS = 4096
 """Over all messages."""
 MAX_TOOLS = 1024
+MAX_METADATA_ENTRIES = 16
+MAX_METADATA_KEY_LEN = 64
+MAX_METADATA_VALUE_LEN = 512
 MAX_DOCUMENTS = 1024
 MAX_DOCUMENT_BYTES = 4 << 20
 """Of all documents, as JSON."""
@@ -28,6 +31,13 @@ MAX_HEAD_BYTES = 64 << 10
 (Each header has a bound of its own.)"""
 MAX_WAITING_REQUESTS = 4
 """Behind one another on a connection, beyond which no more of it is read; those of one reading may be more."""
+
+MAX_SOCKET_GENERATIONS = 64
+"""Of one WebSocket, at a time."""
+MAX_SOCKET_MESSAGE_BYTES = 1 << 20
+"""Of what a client sends over a WebSocket."""
+SOCKET_PING_S = 30.0
+"""A WebSocket is probed so often; one that does not answer within half of that is closed."""
 
 BODY_TIMEOUT_S = 60.0
 """A request body must have arrived within this time."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from oneloop.api.errors import bad_request
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from oneloop.api.replies import Usage
     from oneloop.config import ServerConfig
     from oneloop.engine.outputs import FinishReason
+    from oneloop.engine.params import ResolvedParams
     from oneloop.parsers.engine import StreamParser
     from oneloop.parsers.formats import ReasoningFormat, ToolFormat
     from oneloop.tokenize.tokenizer import Tokenizer
@@ -69,6 +70,11 @@ class Parsing:
     is_thinking_on: bool | None
     prompt_end: str
     skip_special_tokens: bool
+
+    def shown(self, params: ResolvedParams) -> ResolvedParams:
+        """The same, with the marks left in the text that the parser must see."""
+        marks = self.formats.shown_special_ids
+        return replace(params, shown_special_ids=marks) if marks else params
 
     def parser(self, usage: Usage) -> ReplyParser:
         """For one sequence. usage: is told of its tokens of thinking."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import secrets
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -23,8 +23,8 @@ SYSTEM_FINGERPRINT = f"oneloop-{oneloop.__version__}"
 
 
 def new_request_id() -> str:
-    """An id for a request that brings none: 128 random bits, no secret, so without a system call."""
-    return f"{random.getrandbits(128):032x}"
+    """An id for a request that brings none: nobody can guess it, for who knows it may control the request."""
+    return secrets.token_hex(16)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from oneloop.api.connection import Connection
 from oneloop.api.express import ExpressLane
 from oneloop.api.limits import HEADER_TIMEOUT_S
 from oneloop.api.listener import Listener
+from oneloop.api.socket.session import close_sockets
 from oneloop.api.state import STATE, TEXT
 from oneloop.engine.event_loop import EVENTS_PER_TURN
 
@@ -87,6 +88,8 @@ async def _serve(
         await _let_arrive(server)
         await app[TEXT].arrivals.close(config.shutdown_timeout)
         await engine.shutdown(drain_timeout=max(0.0, ends - loop.time()))
+        if STATE in app:
+            await close_sockets(app[STATE])
         server.pre_shutdown()  # not before: a kept connection that just ends is no answer to who is asking
     finally:
         listener.close()

@@ -14,8 +14,10 @@ from oneloop.api.protocol.fields import shown
 from oneloop.api.protocol.repeated import Repeated
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Mapping, Sequence
 
+    from oneloop.api.auth import Owners
     from oneloop.api.body import BodyReader
     from oneloop.api.limits import Limits
     from oneloop.api.metrics import HttpMetrics
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from oneloop.api.parsing import OutputFormats
     from oneloop.api.protocol.chat import ChatRequest
     from oneloop.api.protocol.completions import CompletionRequest
+    from oneloop.api.responses.store import ResponseStore
     from oneloop.config import ServerConfig
     from oneloop.engine.async_engine import AsyncEngine, Health
     from oneloop.engine.logprobs import Vocabulary
@@ -121,6 +124,14 @@ class ApiState(TextState):
 
     engine: AsyncEngine
     outbox: Outbox
+    owners: Owners
+    responses: ResponseStore
+    sockets: set[web.WebSocketResponse] = field(default_factory=set)
+    """Those that are open."""
+    running_responses: dict[str, str] = field(default_factory=dict)
+    """Ids of responses that run → their requests'."""
+    background: set[asyncio.Task[None]] = field(default_factory=set)
+    """Replies that run without their client."""
 
 
 TEXT = web.AppKey("text", TextState)

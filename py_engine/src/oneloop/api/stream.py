@@ -13,13 +13,8 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 from aiohttp.http import HttpVersion11, StreamWriter
 
-from oneloop.api.chunks import DONE, event
-from oneloop.api.errors import error_body
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from oneloop.api.errors import ApiError
 
 EVENT_HEADERS: Final = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -146,15 +141,8 @@ class SseWriter(EventWriter):
             await self._writer.write(events, drain=False)
         await self.wait_writable()
 
-    async def done(self, events: bytes) -> web.StreamResponse:
-        """The last events, the end mark and the end of the body."""
-        return await self._end(events + DONE)
-
-    async def fail(self, error: ApiError) -> web.StreamResponse:
-        """One error event, then the end of the body; no end mark: a reader must not take the text for whole."""
-        return await self._end(event(error_body(error)))
-
-    async def _end(self, events: bytes) -> web.StreamResponse:
+    async def end(self, events: bytes) -> web.StreamResponse:
+        """The last events and the end of the body."""
         if not self._is_surely_taken(len(events)):
             await self.send(
                 events
@@ -182,15 +170,8 @@ class PlainWriter(EventWriter):
             data, self._head = self._head + data, b""
         return super().write_framed(data)
 
-    def done(self, events: bytes) -> bool:
-        """The last events, the end mark and the end of the body. False: then wait_writable()."""
-        return self._end(events + DONE)
-
-    def fail(self, error: ApiError) -> bool:
-        """One error event, then the end of the body, as done(); no end mark: no reader may take the text for whole."""
-        return self._end(event(error_body(error)))
-
-    def _end(self, events: bytes) -> bool:
+    def end(self, events: bytes) -> bool:
+        """The last events and the end of the body. False: then wait_writable()."""
         taken = self._is_surely_taken(len(events))
         self.write_framed(_chunk(events) + _LAST_CHUNK)
         return taken

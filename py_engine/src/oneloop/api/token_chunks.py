@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from oneloop.api.chunks import event
+from oneloop.api.chunks import DONE, event, failure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from oneloop.api.errors import ApiError
     from oneloop.api.protocol.sampling import StreamOptions
     from oneloop.api.replies import Choice, Logprobs, ReplyHead, Usage
     from oneloop.engine.logprobs import LogprobsEncoder
@@ -89,9 +90,13 @@ class TokenChunks:
     def text_frame(self, choice: int) -> None:
         """As EventEncoder: never relayed."""
 
-    def usage_event(self) -> bytes:
-        """The event with the usage and no choices."""
-        return self._event([], self._usage.wire())
+    def closing(self) -> bytes:
+        """As EventEncoder: the end mark, behind the event with the usage and no choices where one is asked for."""
+        return self._event([], self._usage.wire()) + DONE if self._options.include_usage else DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """As EventEncoder."""
+        return failure(error)
 
     def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> bytes:
         return event({**self._head, "choices": choices, "usage": usage})

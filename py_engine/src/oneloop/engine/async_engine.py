@@ -306,6 +306,23 @@ class AsyncEngine:
             stream.abort()
         return bool(streams)
 
+    def num_live(self, request_id: str) -> int:
+        """How many live requests have this id."""
+        return sum(stream.request_id == request_id for stream in self._streams.values())
+
+    def set_priority(self, request_id: str, priority: int) -> bool:
+        """Give the live requests with this id another priority. False when there is none.
+
+        RequestError where requests have no priorities.
+        """
+        if self.config.scheduler.scheduling_policy != "priority":
+            raise RequestError(
+                "priority", "priority needs a server started with --scheduling-policy priority"
+            )
+        core = self._loaded().core
+        handles = [stream.handle for stream in self._streams.values() if stream.request_id == request_id]
+        return any([core.set_priority(handle, priority) for handle in handles])  # noqa: C419  # all of them
+
     # Text
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

@@ -94,6 +94,19 @@ impl Core {
         self.inbox.abort(request)
     }
 
+    /// Gives a live request another priority, from the next step on. False, and nothing is done, when it has ended, or
+    /// where the policy has no priorities.
+    pub fn set_priority(&mut self, request: u64, priority: i64) -> Result<bool, Error> {
+        self.enter(Call::SetPriority)?;
+        let was_done = self.scheduler.set_priority(request, priority);
+        if was_done {
+            record(&mut self.recorder, |recorder| {
+                recorder.prioritized(request, priority);
+            });
+        }
+        Ok(was_done)
+    }
+
     /// Takes up what was posted, without scheduling.
     pub fn drain(&mut self) -> Result<(), Error> {
         self.enter(Call::Drain)?;

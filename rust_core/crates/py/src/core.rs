@@ -199,6 +199,14 @@ impl Core {
             .into())
     }
 
+    /// Give a live request another priority; the policy must be by priority.
+    fn set_priority(&self, py: Python<'_>, request: Int, priority: Int) -> PyResult<bool> {
+        let Ok(request) = u64::try_from(request.0) else {
+            return Ok(false);
+        };
+        self.with_core(py, |core| core.set_priority(request, priority.0))
+    }
+
     /// Whether anything is queued, waiting, running or in flight.
     fn has_work(&self, py: Python<'_>) -> PyResult<bool> {
         self.with_core(py, |core| Ok(core.has_work()))

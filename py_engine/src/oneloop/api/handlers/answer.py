@@ -30,9 +30,11 @@ async def answer(request: web.Request, prepare: Prepare) -> web.StreamResponse:
         with state.arrivals.one():
             job = await prepare(state, members, request[REQUEST_ID], rename)
             del members  # an answer may take long, and a conversation may be megabytes
+            streams = job.streams
             await submit_all(state, streams, job, request[REQUEST_ID])
         if job.stream.stream:
             return await stream_reply(request, streams, job)
+        assert job.make_reply is not None
         choices = await collect(state, streams, job)
         return json_reply(job.make_reply(choices, await encode_logprobs(choices, job.logprobs)), job.headers)
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -53,8 +52,8 @@ async def prepare_chat(
     params, told_back = chat.params, chat.told_back
     prompt = await conversation_prompt(state, messages, chat)
     parsing = _parsing(state, chat, prompt, messages)
-    if parsing is not None and state.formats.shown_special_ids:
-        params = replace(params, shown_special_ids=state.formats.shown_special_ids)
+    if parsing is not None:
+        params = parsing.shown(params)
     check_context(
         params,
         len(prompt.token_ids),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from oneloop.api.errors import GENERATION_FAILED, ApiError, ErrorKind, shutting_down
@@ -41,8 +41,10 @@ class Job:
     """One per choice."""
     make_encoder: Callable[[], EventEncoder]
     """For a streamed reply."""
-    make_reply: Callable[[Sequence[Choice], Sequence[Logprobs]], dict[str, Any]]
-    """The body of a whole one, of all choices and their log-probabilities."""
+    make_reply: Callable[[Sequence[Choice], Sequence[Logprobs]], dict[str, Any]] | None
+    """The body of a whole one, of all choices and their log-probabilities. None: the route makes it itself."""
+    streams: list[RequestStream] = field(default_factory=list)
+    """One per prompt, once they are queued."""
     told: Told | None = None
     """What the reply tells of tokens."""
 

@@ -52,8 +52,8 @@ async def stream_reply(
     except Exception as error:
         if not writer.started:
             raise
-        return await writer.fail(told_under_way(error, request[REQUEST_ID]))
-    return await writer.done(last + encoder.usage_event() if job.stream.include_usage else last)
+        return await writer.end(encoder.failure(told_under_way(error, request[REQUEST_ID])))
+    return await writer.end(last + encoder.closing())
 
 
 def told_under_way(error: Exception, request_id: str) -> ApiError:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from oneloop.api.errors import ApiError, bad_request
 
 if TYPE_CHECKING:
@@ -111,6 +113,15 @@ class Fields:
         value = self.given(key)
         if value is not None and type(value) is not dict:
             raise self.refuse(key, f"must be an object, got {shown(value)}")
+        return value
+
+    def shallow_object(self, key: str) -> dict[str, Any] | None:
+        """A JSON object that can be written again: one that nests no deeper than orjson writes."""
+        value = self.object(key)
+        try:
+            orjson.dumps(value)
+        except orjson.JSONEncodeError:
+            raise self.refuse(key, "is nested too deeply") from None
         return value
 
     def choice(self, key: str, allowed: Iterable[str]) -> str | None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _SALT = re.compile(r"[!-~]{1,128}")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _TOKEN_ID_KEY = re.compile(r"[0-9]{1,10}")
-_MAX_PRIORITY = 2**31 - 1
+MAX_PRIORITY = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,10 +132,8 @@ def read_scheduling(fields: Fields, limits: Limits) -> Scheduling:
     priority = fields.integer("priority") or 0
     if priority and not limits.priority:
         raise fields.refuse("priority", "needs a server that runs with --scheduling-policy priority")
-    if abs(priority) > _MAX_PRIORITY:
-        raise fields.refuse(
-            "priority", f"must be in -{_MAX_PRIORITY} … {_MAX_PRIORITY}, got {shown(priority)}"
-        )
+    if abs(priority) > MAX_PRIORITY:
+        raise fields.refuse("priority", f"must be in -{MAX_PRIORITY} … {MAX_PRIORITY}, got {shown(priority)}")
     salt = fields.text("cache_salt")
     if salt is not None and not _SALT.fullmatch(salt):
         raise fields.refuse("cache_salt", "must be 1 to 128 visible ASCII characters")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import orjson
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _NAME = re.compile(rf"[A-Za-z0-9_.:/-]{{1,{MAX_TOOL_NAME_LEN}}}")
+ToolChoice: TypeAlias = Literal["none", "auto", "required", "named"]
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -25,7 +26,7 @@ class ToolUse:
 
     tools: tuple[dict[str, Any], ...] = ()
     """As templates read them: {"type": "function", "function": {"name", "description", "parameters"}}."""
-    choice: Literal["none", "auto", "required", "named"] = "none"
+    choice: ToolChoice = "none"
     name: str | None = None
     """Of the function that is to be called, with "named"."""
     parallel: bool = True
@@ -42,23 +43,56 @@ class ToolUse:
 def read_tools(fields: Fields) -> ToolUse:
     """Check the three fields. ApiError (400) naming the one at fault."""
     raw = fields.array("tools", at_most=MAX_TOOLS)
-    choice = fields.given("tool_choice")
+    kind, name = _choice(fields, fields.given("tool_choice"))
     if raw is None:
-        if choice not in (None, "none"):
+        if kind not in (None, "none"):
             raise fields.refuse("tool_choice", "needs tools")
         return ToolUse()
     if not raw:
         raise fields.refuse("tools", "must not be an empty list; leave it out")
     parallel = fields.flag("parallel_tool_calls", True)
-    tools = tuple([_tool(fields, f"tools[{index}]", tool) for index, tool in enumerate(raw)])
+    tools = [_tool(fields, f"tools[{index}]", tool) for index, tool in enumerate(raw)]
+    return tool_use(fields, tools, kind, name, parallel=parallel)
+
+
+def tool_use(
+    fields: Fields,
+    tools: list[dict[str, Any]],
+    choice: ToolChoice | None,
+    name: str | None,
+    *,
+    parallel: bool,
+) -> ToolUse:
+    """What the fields of whichever API come to. ApiError (400) naming `tools` or `tool_choice`.
+
+    tools: as templates read them. choice: None where none is made. name: of the function to be called, with "named".
+    """
+    if not tools:
+        if choice in ("required", "named"):
+            raise fields.refuse("tool_choice", "needs tools")
+        return ToolUse()
     schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
     if len(schemas) < len(tools):
         raise fields.refuse("tools", "must have different names")
     _check_size(fields, tools)
-    kind, name = _choice(fields, choice)
     if name is not None and name not in schemas:
         raise fields.refuse("tool_choice", f"names {shown(name)}, which is not among the tools")
-    return ToolUse(tools=tools, choice=kind, name=name, parallel=parallel, schemas=schemas)
+    return ToolUse(tools=tuple(tools), choice=choice or "auto", name=name, parallel=parallel, schemas=schemas)
+
+
+def read_function(function: Fields, schema_key: str) -> dict[str, Any]:
+    """A function as templates read it. ApiError (400). schema_key: where this API has the schema of its arguments."""
+    name = function.text("name")
+    if name is None or not _NAME.fullmatch(name):
+        raise function.refuse(
+            "name", f"must be 1 to {MAX_TOOL_NAME_LEN} letters, digits or characters of _ . : / -"
+        )
+    made: dict[str, Any] = {"name": name}
+    description = function.text("description")
+    if description is not None:
+        made["description"] = description
+    made["parameters"] = function.object(schema_key) or _NO_PARAMETERS
+    return {"type": "function", "function": made}
 
 
 def _tool(outer: Fields, place: str, raw: Any) -> dict[str, Any]:
@@ -69,21 +103,11 @@ def _tool(outer: Fields, place: str, raw: Any) -> dict[str, Any]:
     if fields.text("type") != "function":
         raise fields.refuse("type", 'must be "function"')
     function = fields.inner(fields.object("function") or {}, "function")
-    name = function.text("name")
-    if name is None or not _NAME.fullmatch(name):
-        raise function.refuse(
-            "name", f"must be 1 to {MAX_TOOL_NAME_LEN} letters, digits or characters of _ . : / -"
-        )
-    made: dict[str, Any] = {"name": name}
-    description = function.text("description")
-    if description is not None:
-        made["description"] = description
-    made["parameters"] = function.object("parameters") or _NO_PARAMETERS
     function.flag("strict", False)
-    return {"type": "function", "function": made}
+    return read_function(function, "parameters")
 
 
-def _check_size(fields: Fields, tools: tuple[dict[str, Any], ...]) -> None:
+def _check_size(fields: Fields, tools: list[dict[str, Any]]) -> None:
     try:
         size = len(orjson.dumps(tools))
     except orjson.JSONEncodeError:
@@ -92,9 +116,11 @@ def _check_size(fields: Fields, tools: tuple[dict[str, Any], ...]) -> None:
         raise fields.refuse("tools", f"may have at most {MAX_TOOLS_BYTES} bytes in all, got {size}")
 
 
-def _choice(fields: Fields, choice: Any) -> tuple[Literal["none", "auto", "required", "named"], str | None]:
+def _choice(fields: Fields, choice: Any) -> tuple[ToolChoice | None, str | None]:
     match choice:
-        case None | "auto":
+        case None:
+            return None, None
+        case "auto":
             return "auto", None
         case "none":
             return "none", None

@@ -165,7 +165,7 @@ impl Scheduler {
     }
 
     /// Sends those back to the queue that wait for no more than `num_blocks` blocks of `awaited`.
-    fn wake(&mut self, awaited: u32, num_blocks: u32) {
+    pub(super) fn wake(&mut self, awaited: u32, num_blocks: u32) {
         let (sequences, queue) = (&mut self.sequences, &mut self.queue);
         self.waiters.take_due(awaited, num_blocks, |id| {
             let sequence = &mut sequences[id as usize];

@@ -36,6 +36,10 @@ impl EventReader {
         Ok(match input.byte("an event")? {
             tags::SUBMITTED => Event::Submitted(Box::new(self.read_submission(input)?)),
             tags::ABORTED => Event::Aborted(input.number("a request")?),
+            tags::PRIORITIZED => Event::Prioritized {
+                request: input.number("a request")?,
+                priority: input.signed("a priority")?,
+            },
             tags::SCHEDULED => Event::Scheduled(Box::new(self.read_step(input)?)),
             tags::IDLE => Event::Idle,
             tags::COMMITTED => self.read_commit(input)?,

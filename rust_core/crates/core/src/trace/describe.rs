@@ -10,6 +10,9 @@ impl Display for Event {
         match self {
             Self::Submitted(submission) => Display::fmt(submission, f),
             Self::Aborted(request) => write!(f, "abort {request}"),
+            Self::Prioritized { request, priority } => {
+                write!(f, "request {request} gets priority {priority}")
+            }
             Self::Scheduled(step) => Display::fmt(step, f),
             Self::Idle => f.write_str("nothing to run"),
             Self::Committed { step_id, outcomes } => {

@@ -22,6 +22,7 @@ pub(super) mod tags {
     pub(in super::super) const CACHE_RESET: u8 = 8;
     pub(in super::super) const POISONED: u8 = 9;
     pub(in super::super) const END: u8 = 10;
+    pub(in super::super) const PRIORITIZED: u8 = 11;
 }
 
 /// Codes of outcomes; a token is its id plus `FIRST_TOKEN`.
@@ -112,6 +113,10 @@ impl EventWriter {
         match event {
             Event::Submitted(submission) => self.write_submission(out, submission),
             Event::Aborted(request) => put_tagged(out, tags::ABORTED, *request),
+            Event::Prioritized { request, priority } => {
+                put_tagged(out, tags::PRIORITIZED, *request);
+                put_signed(out, *priority);
+            }
             Event::Scheduled(step) => self.write_step(out, step),
             Event::Idle => out.push(tags::IDLE),
             Event::Committed { step_id, outcomes } => {

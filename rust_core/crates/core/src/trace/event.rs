@@ -13,6 +13,13 @@ pub enum Event {
     Submitted(Box<Submission>),
     /// A request was ended from outside. Handle.
     Aborted(u64),
+    /// A live request was given another priority.
+    Prioritized {
+        /// Handle.
+        request: u64,
+        /// From now on.
+        priority: i64,
+    },
     /// The next step was decided.
     Scheduled(Box<Step>),
     /// There was nothing to decide.

@@ -16,15 +16,17 @@ pub(crate) enum Call {
     Commit,
     Fail,
     ResetCache,
+    SetPriority,
 }
 
 impl Call {
-    pub(super) const ALL: [Self; 5] = [
+    pub(super) const ALL: [Self; 6] = [
         Self::Drain,
         Self::Schedule,
         Self::Commit,
         Self::Fail,
         Self::ResetCache,
+        Self::SetPriority,
     ];
 
     pub(super) fn name(self) -> &'static str {
@@ -34,6 +36,7 @@ impl Call {
             Self::Commit => "commit",
             Self::Fail => "fail",
             Self::ResetCache => "reset_prefix_cache",
+            Self::SetPriority => "set_priority",
         }
     }
 }
@@ -93,6 +96,10 @@ impl Recorder {
 
     pub(crate) fn aborted(&mut self, request: u64) {
         self.pending.push(Event::Aborted(request));
+    }
+
+    pub(crate) fn prioritized(&mut self, request: u64, priority: i64) {
+        self.pending.push(Event::Prioritized { request, priority });
     }
 
     pub(crate) fn ended(&mut self, requests: &[u64]) {

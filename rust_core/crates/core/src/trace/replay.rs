@@ -182,6 +182,12 @@ impl Machine {
         match event {
             Event::Submitted(submission) => self.submit(submission),
             Event::Aborted(request) => self.scheduler.abort(*request),
+            Event::Prioritized { request, priority } => {
+                if !self.scheduler.set_priority(*request, *priority) {
+                    let got = "no such request".to_owned();
+                    return Err(self.differs("priority", request.to_string(), got));
+                }
+            }
             Event::Scheduled(step) => self.schedule(Some(step))?,
             Event::Idle => self.schedule(None)?,
             Event::Committed { step_id, outcomes } => self.commit(*step_id, outcomes)?,

@@ -9,7 +9,7 @@ use super::frame::{append_frame, opening};
 use super::queue::Pending;
 use super::*;
 use crate::batch::{SLAB_ALIGNMENT, SlabLayout};
-use crate::config::CoreConfig;
+use crate::config::{CoreConfig, Policy};
 use crate::engine::Core;
 use crate::request::SubmitRequest;
 use crate::sched::mix;
@@ -23,6 +23,7 @@ fn config() -> CoreConfig {
     config.max_num_seqs = 8;
     config.max_num_batched_tokens = 24;
     config.max_model_len = 100;
+    config.policy = Policy::Priority;
     config
 }
 
@@ -52,6 +53,11 @@ fn recorded_run(seed: u64) -> Vec<Event> {
             let handle = core.submit(request).unwrap();
             if draw(8) == 0 {
                 core.abort(handle - draw(3).min(handle));
+            }
+            if draw(6) == 0 {
+                let priority = draw(5) as i64 - 2;
+                core.set_priority(handle - draw(3).min(handle), priority)
+                    .unwrap();
             }
         }
         if let Some(step_id) = core.schedule(slab).unwrap() {
@@ -196,6 +202,13 @@ fn every_changed_input_is_found() {
     assert!(with(commit, Some(Event::Failed { step_id })).is_some());
     let abort = find(&events, |e| matches!(e, Event::Aborted(_)));
     assert!(with(abort, None).is_some());
+    let is_prioritized = |e: &Event| matches!(e, Event::Prioritized { .. });
+    let prioritized = find(&events, is_prioritized);
+    let unknown = Event::Prioritized {
+        request: 1_000_000,
+        priority: 1,
+    };
+    assert!(with(prioritized, Some(unknown)).is_some());
     let is_served = |request: u64| !events.contains(&Event::Aborted(request));
     let submission = find(
         &events,

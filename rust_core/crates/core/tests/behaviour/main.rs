@@ -9,6 +9,7 @@ mod final_only;
 mod forks;
 mod mixed;
 mod prefix;
+mod priority;
 mod property;
 mod requests;
 mod shared;

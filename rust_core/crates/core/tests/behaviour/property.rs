@@ -155,7 +155,13 @@ pub(crate) fn random_operation(
         60..=95 => {
             bench.commit();
         }
-        96..=97 => {
+        96 => {
+            let handles: Vec<u64> = bench.known.keys().copied().collect();
+            if !handles.is_empty() {
+                bench.set_priority(rng.pick(&handles), rng.within(0, 4) as i64 - 1);
+            }
+        }
+        97 => {
             let handles: Vec<u64> = bench.known.keys().copied().collect();
             if !handles.is_empty() {
                 bench.abort(rng.pick(&handles));
@@ -230,7 +236,8 @@ fn check_coverage(coverage: &Coverage, num_operations: u64) {
             coverage.num_recomputed,
             2,
         ),
-        ("aborts", coverage.num_aborted, 100),
+        ("aborts", coverage.num_aborted, 50),
+        ("changes of priority", coverage.num_prioritized, 25),
         ("stops", coverage.num_stopped, 50),
         ("full outputs", coverage.num_full, 300),
     ] {

@@ -81,6 +81,8 @@ pub(crate) struct Coverage {
     pub(crate) num_aborted: u64,
     pub(crate) num_stopped: u64,
     pub(crate) num_full: u64,
+    /// Changes of priority that were done.
+    pub(crate) num_prioritized: u64,
     /// Tokens of all steps.
     pub(crate) num_scheduled: u64,
     /// Steps that left a sequence waiting for what a running one is about to compute.
@@ -104,6 +106,7 @@ impl Coverage {
         self.num_aborted += stats.num_aborted;
         self.num_stopped += stats.num_finished_stop;
         self.num_full += stats.num_finished_length;
+        self.num_prioritized += seen.num_prioritized;
         self.num_scheduled += seen.num_scheduled;
         self.num_deferring_steps += seen.num_deferring_steps;
         self.num_limited_steps += seen.num_limited_steps;
@@ -267,6 +270,13 @@ impl Bench {
             .iter()
             .map(|delta| (delta.request, delta.index))
             .collect()
+    }
+
+    pub(crate) fn set_priority(&mut self, handle: u64, priority: i64) -> bool {
+        let was_done = self.core.set_priority(handle, priority).unwrap();
+        self.coverage.num_prioritized += u64::from(was_done);
+        self.audit();
+        was_done
     }
 
     pub(crate) fn abort(&mut self, handle: u64) -> bool {

@@ -1,0 +1,212 @@
+"""POST /v1/responses: the request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from oneloop.api.errors import bad_request
+from oneloop.api.limits import MAX_METADATA_ENTRIES, MAX_METADATA_KEY_LEN, MAX_METADATA_VALUE_LEN, MAX_TOOLS
+from oneloop.api.protocol import unsupported
+from oneloop.api.protocol.chat import ChatForm
+from oneloop.api.protocol.fields import Fields, shown
+from oneloop.api.protocol.messages import read_template_arguments
+from oneloop.api.protocol.sampling import StreamOptions, check_sampling, read_sampling, read_scheduling
+from oneloop.api.protocol.tools import read_function, tool_use
+from oneloop.api.reply_format import check_format
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from oneloop.api.limits import Limits
+    from oneloop.api.protocol.sampling import Scheduling
+    from oneloop.api.protocol.tools import ToolChoice, ToolUse
+    from oneloop.engine.params import ResolvedParams, SamplingDefaults
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+LOGPROBS = "message.output_text.logprobs"
+_WITHOUT_EFFECT = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier")
+_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    **{name: harmless for name, harmless in unsupported.CHAT.items() if name != "tool_choice"},
+    "conversation": (),
+    "prompt": (),
+    "n": (1,),
+}
+_MAX_INCLUDE = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponsesRequest:
+    """A checked request but for its input: everything past this point is in range."""
+
+    model: str | None
+    instructions: str | None
+    previous_response_id: str | None
+    tools: ToolUse
+    form: ChatForm
+    params: ResolvedParams
+    stream: StreamOptions
+    scheduling: Scheduling
+    store: bool
+    background: bool
+    truncates: bool
+    """Whether the oldest messages give way where the context is too small."""
+    echoed: dict[str, Any]
+    """Members of the request that the reply repeats."""
+    ignored: list[str]
+    """Fields that had no effect."""
+
+
+def read_response_request(fields: Fields, limits: Limits, defaults: SamplingDefaults) -> ResponsesRequest:
+    """Check a body but for its input. ApiError (400) naming the field."""
+    ignored: list[str] = []
+    model = fields.text("model")
+    instructions = fields.text("instructions")
+    previous = fields.text("previous_response_id")
+    tools, echoed_tools = _read_tools(fields, ignored)
+    effort, arguments = _read_reasoning(fields, ignored)
+    max_tokens = fields.integer("max_output_tokens")
+    asked = read_sampling(fields, n=1, max_tokens=max_tokens, logprobs=_read_logprobs(fields, ignored))
+    names = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
+    params = check_sampling(asked, defaults, limits, names)
+    stream = fields.flag("stream", False)
+    store, background = fields.flag("store", True), fields.flag("background", False)
+    if background and not store:
+        raise fields.refuse("background", "needs store: true, for the reply to be found again")
+    if background and stream:
+        raise fields.refuse("background", "and stream exclude each other; ask for the reply with GET")
+    truncation = fields.choice("truncation", ("auto", "disabled")) or "disabled"
+    echoed = {
+        "instructions": instructions,
+        "max_output_tokens": max_tokens,
+        "max_tool_calls": fields.integer("max_tool_calls"),
+        "metadata": _read_metadata(fields),
+        "parallel_tool_calls": tools.parallel,
+        "previous_response_id": previous,
+        "reasoning": {"effort": effort, "summary": None},
+        "text": _read_text(fields, ignored),
+        "tool_choice": fields.given("tool_choice") or "auto",
+        "tools": echoed_tools,
+        "top_logprobs": params.logprobs or 0,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "truncation": truncation,
+        "background": background,
+        "store": store,
+        "service_tier": "default",
+    }
+    ignored += [name for name in _WITHOUT_EFFECT if fields.given(name) is not None]
+    fields.object("stream_options")
+    fields.given("input")
+    scheduling = read_scheduling(fields, limits)
+    form = ChatForm(
+        add_generation_prompt=True,
+        continue_final_message=False,
+        add_special_tokens=False,
+        template_arguments={**arguments, **read_template_arguments(fields)},
+    )
+    unsupported.refuse_unsupported(fields, _UNSUPPORTED)
+    return ResponsesRequest(
+        model=model,
+        instructions=instructions,
+        previous_response_id=previous,
+        tools=tools,
+        form=form,
+        params=params,
+        stream=StreamOptions(stream=stream, include_usage=False, continuous_usage=False),
+        scheduling=scheduling,
+        store=store,
+        background=background,
+        truncates=truncation == "auto",
+        echoed=echoed,
+        ignored=ignored + fields.unread(),
+    )
+
+
+def _read_tools(fields: Fields, ignored: list[str]) -> tuple[ToolUse, list[dict[str, Any]]]:
+    """`tools`, `tool_choice`, `parallel_tool_calls`; and the tools as the reply repeats them."""
+    tools, echoed = [], []
+    for index, raw in enumerate(fields.array("tools", at_most=MAX_TOOLS) or []):
+        path = f"tools[{index}]"
+        if type(raw) is not dict:
+            raise bad_request(path, f"{path} must be an object, got {shown(raw)}")
+        tool = Fields(raw, f"{path}.")
+        kind = tool.text("type")
+        if kind != "function":
+            given = "is missing" if kind is None else f"{shown(kind)} is not supported"
+            raise tool.refuse("type", f"{given}; this server calls no tools itself, only function is taken")
+        made = read_function(tool, "parameters")
+        tools.append(made)
+        strict = tool.flag("strict", False)
+        if strict and "tools.strict" not in ignored:
+            ignored.append("tools.strict")
+        echoed.append({"type": "function", "strict": strict, "description": None, **made["function"]})
+    choice, name = _read_tool_choice(fields)
+    parallel = fields.flag("parallel_tool_calls", True)
+    return tool_use(fields, tools, choice, name, parallel=parallel), echoed
+
+
+def _read_tool_choice(fields: Fields) -> tuple[ToolChoice, str | None]:
+    """Which tools are to be called, and the name of a single one."""
+    match fields.given("tool_choice"):
+        case None | "auto":
+            return "auto", None
+        case "none":
+            return "none", None
+        case "required":
+            return "required", None
+        case {"type": "function", "name": str(name)}:
+            return "named", name
+        case _:
+            raise fields.refuse("tool_choice", 'must be "none", "auto", "required" or a function by name')
+
+
+def _read_reasoning(fields: Fields, ignored: list[str]) -> tuple[str | None, dict[str, Any]]:
+    """`reasoning` → the effort, and what templates are told of it."""
+    reasoning = Fields(fields.object("reasoning") or {}, "reasoning.")
+    effort = reasoning.choice("effort", EFFORTS)
+    ignored += [f"reasoning.{name}" for name in ("summary", "generate_summary") if reasoning.given(name)]
+    if effort is None:
+        return None, {}
+    thinks = effort != "none"
+    return effort, {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
+
+
+def _read_logprobs(fields: Fields, ignored: list[str]) -> int | None:
+    """`include` and `top_logprobs`: None where no log-probabilities are shown, else alternatives per token."""
+    include = fields.array("include", at_most=_MAX_INCLUDE) or []
+    for name in include:
+        if type(name) is not str:
+            raise fields.refuse("include", f"must hold strings, got {shown(name)}")
+    if any(name != LOGPROBS for name in include):
+        ignored.append("include")
+    top = fields.integer("top_logprobs")
+    if LOGPROBS in include:
+        return top or 0
+    if top:
+        ignored.append("top_logprobs")
+    return None
+
+
+def _read_metadata(fields: Fields) -> dict[str, str]:
+    """`metadata`: repeated in the reply, so it is small."""
+    metadata = fields.object("metadata") or {}
+    if len(metadata) > MAX_METADATA_ENTRIES:
+        raise fields.refuse("metadata", f"may have at most {MAX_METADATA_ENTRIES} entries")
+    for key, value in metadata.items():
+        if len(key) > MAX_METADATA_KEY_LEN:
+            raise fields.refuse("metadata", f"may have keys of at most {MAX_METADATA_KEY_LEN} characters")
+        if type(value) is not str or len(value) > MAX_METADATA_VALUE_LEN:
+            limit = f"strings of at most {MAX_METADATA_VALUE_LEN} characters"
+            raise fields.refuse("metadata", f"must map to {limit}, got {shown(value)}")
+    return metadata
+
+
+def _read_text(fields: Fields, ignored: list[str]) -> dict[str, Any]:
+    """`text`: what the answer has to look like, as the reply repeats it."""
+    text = Fields(fields.object("text") or {}, "text.")
+    wanted = text.shallow_object("format") or {"type": "text"}
+    check_format(wanted, text.name("format"))
+    if text.given("verbosity") is not None:
+        ignored.append("text.verbosity")
+    return {"format": wanted}

@@ -1,0 +1,1 @@
+"""/v1/stream: many generations over one WebSocket (docs/websocket.md)."""
