@@ -532,3 +532,61 @@ class StreamRelay:
         """
     def take_gaps(self) -> tuple[list[int], float]:
         """(observations per bucket, their sum) of the times between tokens since the last call."""
+
+class GrammarError(CoreError):
+    """A grammar that is refused, or that cannot go on.
+
+    Refused ones have `path` (where in it: a JSON pointer into a schema, a line, or empty) and `problem`.
+    """
+
+    path: str
+    problem: str
+
+@final
+class Grammar:
+    """One compiled grammar, shared by all sequences that keep to it. They share nothing one could break for others."""
+
+    def matcher(self) -> GrammarMatcher:
+        """The state before the first token."""
+
+@final
+class GrammarCompiler:
+    """Compiles grammars for one vocabulary; made once (some 100 ms). compile() may run in several threads at once.
+
+    eos_token_ids: what may follow where a grammar may end. Special tokens and these are never part of a text: only the
+    fixed parts of a structural tag lead to special tokens. GrammarError for a vocabulary that cannot be used.
+    """
+
+    def __new__(cls, vocabulary: Vocabulary, eos_token_ids: Sequence[int]) -> GrammarCompiler: ...
+    def compile(
+        self,
+        kind: Literal["json_schema", "json_object", "regex", "choice", "grammar", "structural_tag"],
+        source: str | Sequence[str],
+        *,
+        compact: bool = False,
+        whitespace_pattern: str | None = None,
+        closed_objects: bool = False,
+    ) -> Grammar:
+        """Compile within 2 s, without the GIL, in a thread of its own. GrammarError (see docs/structured-output.md).
+
+        source: JSON text (json_schema, structural_tag), a pattern, texts (choice), or a grammar in Lark or GBNF; nothing
+        for json_object. The rest is about JSON: no white space between tokens; a pattern for it; objects that say
+        nothing of additional properties have none. ValueError for an unknown kind, or a source of another type.
+        """
+
+@final
+class GrammarMatcher:
+    """A grammar's state in one sequence, for tests and tools; engines hand the Grammar to the core."""
+
+    def mask(self) -> bytes:
+        """Which tokens may come next: bit i % 32 of the little-endian 32-bit word i // 32. GrammarError: none may."""
+    def advance(self, token_id: int) -> None:
+        """Go on with a token that the mask allows. GrammarError for others; the matcher is then done with."""
+    def accept(self, token_ids: Sequence[int]) -> int:
+        """Go on with the tokens as far as they are allowed; returns how many were."""
+    def may_end(self) -> bool:
+        """Whether the text may end here."""
+    def is_over(self) -> bool:
+        """Whether nothing may follow."""
+    def fork(self) -> GrammarMatcher:
+        """The same state again."""

@@ -5,6 +5,7 @@ mod config;
 mod delta;
 mod engine;
 mod error;
+pub mod grammar;
 mod guard;
 mod inbox;
 mod kv;
