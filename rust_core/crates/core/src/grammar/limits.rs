@@ -15,6 +15,10 @@ pub(crate) const COMPILE_STACK_BYTES: usize = 256 << 20;
 
 /// Subschemas of a schema.
 pub(crate) const MAX_SUBSCHEMAS: usize = 4096;
+/// Properties of one object.
+pub(crate) const MAX_PROPERTIES: usize = 1000;
+/// Properties of an object that says how many it must or may have: each of them becomes an alternative.
+pub(crate) const MAX_COUNTED_PROPERTIES: usize = 64;
 /// Members of all `enum`s of a schema together, and choices.
 pub(crate) const MAX_ENUM_VALUES: usize = 4096;
 /// Schemas within schemas, not counting references.

@@ -7,6 +7,9 @@ use llguidance::Matcher;
 use super::constraint::{Constraint, ConstraintSource};
 use crate::text::Vocabulary;
 
+const NOTHING_FOLLOWS: &str =
+    "the grammar allows nothing here (it contradicts itself, or comes to no end)";
+
 /// A compiled grammar. Sequences share nothing that one of them could break for the others.
 pub struct Grammar {
     /// Before the first token.
@@ -90,7 +93,7 @@ impl Constraint for GrammarMatcher {
     fn advance(&mut self, token: u32) -> Result<(), String> {
         self.matcher
             .consume_token(token)
-            .map_err(|error| format!("the grammar cannot go on: {}", short(&error.to_string())))
+            .map_err(|error| stuck(&error.to_string()))
     }
 
     fn is_over(&self) -> bool {
@@ -105,14 +108,22 @@ impl Constraint for GrammarMatcher {
 fn fill(matcher: &mut Matcher, mask: &mut [u32]) -> Result<(), String> {
     let allowed = matcher
         .compute_mask_or_eos()
-        .map_err(|error| format!("the grammar cannot go on: {}", short(&error.to_string())))?;
+        .map_err(|error| stuck(&error.to_string()))?;
     let words = allowed.as_slice();
     let len = mask.len().min(words.len());
     mask[..len].copy_from_slice(&words[..len]);
     if mask.iter().all(|&word| word == 0) {
-        return Err("the grammar allows no token here".to_owned());
+        return Err(NOTHING_FOLLOWS.to_owned());
     }
     Ok(())
+}
+
+/// What a sequence that cannot go on is told. The engine's codes are put into words.
+fn stuck(message: &str) -> String {
+    if message.starts_with("NoExtension") {
+        return NOTHING_FOLLOWS.to_owned();
+    }
+    format!("the grammar cannot go on: {}", short(message))
 }
 
 fn short(message: &str) -> String {

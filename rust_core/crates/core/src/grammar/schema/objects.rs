@@ -4,6 +4,7 @@ use serde_json::{Map, Value};
 
 use super::Walk;
 use crate::grammar::error::GrammarError;
+use crate::grammar::limits::{MAX_COUNTED_PROPERTIES, MAX_PROPERTIES};
 
 impl<'a> Walk<'a> {
     pub(super) fn objects(
@@ -37,7 +38,7 @@ impl<'a> Walk<'a> {
         if let Some(additional) = additional {
             made.insert("additionalProperties".to_owned(), additional);
         }
-        self.check_min_properties(made, required.len())?;
+        self.check_counts(made, required.len())?;
         if !required.is_empty() {
             made.insert("required".to_owned(), Value::from(required));
         }
@@ -48,6 +49,9 @@ impl<'a> Walk<'a> {
         let Some(properties) = value.as_object() else {
             return self.refuse("must be an object");
         };
+        if properties.len() > MAX_PROPERTIES {
+            return self.refuse(format!("may have at most {MAX_PROPERTIES} entries"));
+        }
         let mut made = Map::new();
         for (name, schema) in properties {
             made.insert(name.clone(), self.at(name, |walk| walk.schema(schema))?);
@@ -112,11 +116,21 @@ impl<'a> Walk<'a> {
 
     /// Further properties are counted as they are written, and the same one may come twice: only one of them counts for
     /// sure.
-    fn check_min_properties(
+    fn check_counts(
         &mut self,
         made: &Map<String, Value>,
         num_required: usize,
     ) -> Result<(), GrammarError> {
+        let num_named = made
+            .get("properties")
+            .and_then(Value::as_object)
+            .map_or(0, Map::len);
+        let is_counted = made.contains_key("minProperties") || made.contains_key("maxProperties");
+        if is_counted && num_named > MAX_COUNTED_PROPERTIES {
+            return self.refuse(format!(
+                "minProperties and maxProperties are supported beside at most {MAX_COUNTED_PROPERTIES} properties"
+            ));
+        }
         let min = made
             .get("minProperties")
             .and_then(Value::as_u64)
