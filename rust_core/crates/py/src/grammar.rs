@@ -1,8 +1,10 @@
 //! Compiled grammars for Python.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use oneloop_core::grammar::{self, Constraint, GrammarSpec, JsonStyle};
+use oneloop_core::{Automaton, SharedGrammar};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -11,20 +13,37 @@ use crate::arguments::Int;
 use crate::error::{GrammarError, grammar_error};
 use crate::vocab::Vocabulary;
 
-/// One compiled grammar, shared by all sequences that keep to it.
+/// What the tokens of a sequence must be, compiled: shared by all sequences that keep to it.
 #[pyclass(module = "oneloop_core", frozen)]
 pub(crate) struct Grammar {
-    pub(crate) inner: Arc<grammar::Grammar>,
+    pub(crate) inner: SharedGrammar,
+    /// `None`: made of a table.
+    compiled: Option<Arc<grammar::Grammar>>,
 }
 
 #[pymethods]
 impl Grammar {
+    /// A grammar by table: `states[s]` maps the tokens that may come in state s to the state after them.
+    #[staticmethod]
+    fn from_automaton(states: Vec<HashMap<u32, u32>>) -> PyResult<Self> {
+        let automaton = Automaton::new(states).map_err(PyValueError::new_err)?;
+        Ok(Self {
+            inner: SharedGrammar(Arc::new(automaton)),
+            compiled: None,
+        })
+    }
+
     /// The state before the first token.
-    fn matcher(&self) -> GrammarMatcher {
-        GrammarMatcher {
-            inner: self.inner.matcher(),
-            vocab_size: self.inner.vocab_size(),
-        }
+    fn matcher(&self) -> PyResult<GrammarMatcher> {
+        let Some(compiled) = &self.compiled else {
+            return Err(PyValueError::new_err(
+                "only compiled grammars have matchers",
+            ));
+        };
+        Ok(GrammarMatcher {
+            inner: compiled.matcher(),
+            vocab_size: compiled.vocab_size(),
+        })
     }
 }
 
@@ -69,8 +88,10 @@ impl GrammarCompiler {
         let inner = py
             .detach(|| self.inner.compile(spec))
             .map_err(|error| grammar_error(&error))?;
+        let compiled = Arc::new(inner);
         Ok(Grammar {
-            inner: Arc::new(inner),
+            inner: SharedGrammar(Arc::clone(&compiled) as _),
+            compiled: Some(compiled),
         })
     }
 }

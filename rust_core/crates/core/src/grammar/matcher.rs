@@ -1,6 +1,6 @@
 //! A compiled grammar, and its state in one sequence.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use llguidance::Matcher;
 
@@ -47,12 +47,6 @@ impl Grammar {
 }
 
 impl ConstraintSource for Grammar {
-    fn start(&self) -> Box<dyn Constraint> {
-        Box::new(self.matcher())
-    }
-}
-
-impl ConstraintSource for Arc<Grammar> {
     fn start(&self) -> Box<dyn Constraint> {
         Box::new(self.matcher())
     }

@@ -32,6 +32,9 @@ MAX_SPLITS: Final = tl.constexpr(device.MAX_SPLITS)
 MAX_CANDIDATES: Final = tl.constexpr(device.MAX_CANDIDATES)
 MAX_RANKED: Final = tl.constexpr(device.MAX_RANKED)
 
+EDITED: Final = tl.constexpr(1)
+MASKED: Final = tl.constexpr(2)
+"""What a row may be, in any combination."""
 MIN_TEMPERATURE: Final = tl.constexpr(1e-5)
 """Below it a slot is greedy."""
 NO_TOKEN: Final = tl.constexpr(2**31 - 1)
@@ -208,6 +211,13 @@ def edited_row(logits, edited, marks, row, slot, vocab_size):
 
 
 @triton.jit
+def masked_row(row, masks, mask_row_ptr, sample, kinds, vocab_size):
+    """The same with a mask. row: from `edited_row`. kinds: from `kinds_of_row`; it may have no edits, or no mask."""
+    mask_row = tl.maximum(tl.load(mask_row_ptr + sample), 0).to(tl.int64)
+    return row[0], row[1], row[2], masks + mask_row * ((vocab_size + 31) // 32), kinds
+
+
+@triton.jit
 def words_of_row(vocab_size):
     """Words of a slot's marks."""
     return (vocab_size + GROUP - 1) // GROUP * WORDS_OF_GROUP
@@ -222,12 +232,34 @@ def mark(marks, tokens, mask):
 
 @triton.jit
 def load_row(row, columns, mask):
-    """Logits of a row as float32, −∞ where masked. row: (the model's logits,) or what `edited_row` gives."""
+    """Logits of a row as float32, −∞ where masked.
+
+    row: (the model's logits,), or what `edited_row` or `masked_row` gives.
+    """
     x = tl.load(row[0] + columns, mask=mask, other=NEG_INF).to(tl.float32)
     if len(row) > 1:
-        word = tl.load(row[2] + (columns >> 5), mask=mask, other=0)
+        word = tl.load(row[2] + (columns >> 5), mask=mask & has_marks(row), other=0)
         x = take_edits(row, columns, ((word >> (columns & 31)) & 1) != 0, x)
+    if len(row) > 3:
+        word = tl.load(row[3] + (columns >> 5), mask=mask & has_mask(row), other=-1)
+        x = tl.where(((word >> (columns & 31)) & 1) != 0, x, NEG_INF)
     return x
+
+
+@triton.jit
+def has_marks(row):
+    """Whether the row's marks are to be looked at."""
+    if len(row) > 3:
+        marked = (row[4] & EDITED) != 0
+    else:
+        marked = True
+    return marked
+
+
+@triton.jit
+def has_mask(row):
+    """Whether a row of `masked_row` has one."""
+    return (row[4] & MASKED) != 0
 
 
 @triton.jit
@@ -241,14 +273,25 @@ def load_marks(row, first, vocab_size, SIZE: tl.constexpr):
     """Whether tokens first to first + SIZE − 1 are marked, [SIZE] bool: one load for each eight. first: a multiple."""
     at = tl.arange(0, SIZE // 8)
     marks = row[2].to(tl.pointer_type(tl.uint8)) + first // 8
-    eight = tl.load(marks + at, mask=first + at * 8 < vocab_size, other=0).to(tl.int32)
+    eight = tl.load(marks + at, mask=(first + at * 8 < vocab_size) & has_marks(row), other=0).to(tl.int32)
     return tl.reshape((eight[:, None] >> tl.arange(0, 8)[None, :]) & 1, (SIZE,)) != 0
 
 
 @triton.jit
-def was_edited(row_edited_ptr, row, edits):
-    """Whether the step has edits, and the row asked for any."""
-    edited = edits != 0
-    if edited:
-        edited = tl.load(row_edited_ptr + row) != 0
-    return edited
+def load_mask(row, first, vocab_size, SIZE: tl.constexpr):
+    """Whether tokens first to first + SIZE − 1 may come, [SIZE] bool. row: from `masked_row`."""
+    at = tl.arange(0, SIZE // 8)
+    mask = row[3].to(tl.pointer_type(tl.uint8)) + first // 8
+    eight = tl.load(mask + at, mask=(first + at * 8 < vocab_size) & has_mask(row), other=255).to(tl.int32)
+    return tl.reshape((eight[:, None] >> tl.arange(0, 8)[None, :]) & 1, (SIZE,)) != 0
+
+
+@triton.jit
+def kinds_of_row(row_edited_ptr, mask_row_ptr, row, edits, MASKS: tl.constexpr):
+    """EDITED where the step has edits and the row asked for any, with MASKED where it has a mask; 0: plain."""
+    kinds = tl.full((), 0, tl.int32)
+    if MASKS:
+        kinds = (tl.load(mask_row_ptr + row) >= 0).to(tl.int32) * MASKED
+    if edits != 0:
+        kinds += (tl.load(row_edited_ptr + row) != 0).to(tl.int32) * EDITED
+    return kinds

@@ -24,6 +24,7 @@ from oneloop_kernels.ops.sampling.triton.common import (
     float_of_key,
     gumbel,
     load_marks,
+    load_mask,
     load_row,
     noise_of,
     order_key,
@@ -148,6 +149,8 @@ def mass_of_row(logits, vocab_size, best, inverse, limit, limit_id, TILE: tl.con
         x = tl.load(logits[0] + start + lanes).to(tl.float32)
         if len(logits) > 1:
             x = take_edits(logits, start + lanes, load_marks(logits, start, vocab_size, TILE), x)
+            if len(logits) > 3:
+                x = tl.where(load_mask(logits, start, vocab_size, TILE), x, NEG_INF)
         reach = tl.where(start + TILE <= limit_id, below, limit)
         total += tl.where(x > reach, tl.exp2((x - best) * scale), 0.0)
     columns = full + lanes

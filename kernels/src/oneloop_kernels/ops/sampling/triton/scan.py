@@ -22,9 +22,11 @@ from oneloop_kernels.ops.sampling.triton.common import (
     TOP_P,
     edited_row,
     group_maximum,
+    kinds_of_row,
     load_marks,
+    load_mask,
+    masked_row,
     take_edits,
-    was_edited,
 )
 
 
@@ -72,6 +74,9 @@ def _scan_row(
             start = (first_group + tile * TILE_GROUPS) * GROUP
             marked = load_marks(logits, start, vocab_size, TILE_GROUPS * GROUP)
             x = take_edits(logits, columns, tl.reshape(marked, (TILE_GROUPS, GROUP)), raw)
+            if len(logits) > 3:
+                may_come = load_mask(logits, start, vocab_size, TILE_GROUPS * GROUP)
+                x = tl.where(tl.reshape(may_come, (TILE_GROUPS, GROUP)), x, NEG_INF)
         maxima = group_maximum(x)
         there = groups < num_groups
         tl.store(group_max_row + groups, maxima, mask=there)
@@ -87,14 +92,15 @@ def _scan_row(
 
 @triton.jit(do_not_specialize=["edits", "logprobs", "num_tiles"])
 def scan_kernel(
-    logits_ptr, edited_ptr, marks_ptr, row_edited_ptr, header_ptr, sample_slot_ptr, floats_ptr, ints_ptr,
+    logits_ptr, edited_ptr, marks_ptr, row_edited_ptr, header_ptr, sample_slot_ptr, mask_row_ptr, masks_ptr,
+    floats_ptr, ints_ptr,
     group_max_ptr, group_sum_ptr, raw_group_max_ptr, raw_group_sum_ptr, logits_stride, vocab_size,
     edits, logprobs, num_tiles,
-    NUM_SAMPLES: tl.constexpr, TILE_GROUPS: tl.constexpr, USE_PDL: tl.constexpr,
+    NUM_SAMPLES: tl.constexpr, MASKS: tl.constexpr, TILE_GROUPS: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid: [splits, bucket]; num_tiles tiles of TILE_GROUPS · GROUP tokens each.
 
-    edits, logprobs: whether the step has any.
+    edits, logprobs, MASKS: whether the step has any.
     """
     if USE_PDL:
         tl.extra.cuda.gdc_wait()
@@ -110,8 +116,11 @@ def scan_kernel(
     logits = (logits_ptr + row * logits_stride,)
     first_group = tl.program_id(0) * num_tiles * TILE_GROUPS
     at = row * ((vocab_size + GROUP - 1) // GROUP)
-    if was_edited(row_edited_ptr, row, edits):
+    kinds = kinds_of_row(row_edited_ptr, mask_row_ptr, row, edits, MASKS)
+    if kinds != 0:
         with_edits = edited_row(logits[0], edited_ptr, marks_ptr, row, slot, vocab_size)
+        if MASKS:
+            with_edits = masked_row(with_edits, masks_ptr, mask_row_ptr, row, kinds, vocab_size)
         _scan_row(
             with_edits, first_group, num_tiles, vocab_size, inverse, whole_mass, wants_raw,
             group_max_ptr + at, group_sum_ptr + at, raw_group_max_ptr + at, raw_group_sum_ptr + at,
