@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from oneloop.config import EngineConfig, ModelConfig, SchedulerConfig
 from oneloop.engine.async_engine import Health
+from oneloop.engine.grammars import GrammarMetrics
 from oneloop.engine.metrics import EngineMetrics
 from oneloop.engine.params import SamplingDefaults, SamplingParams
 from oneloop.engine.stream import RequestStream
@@ -123,6 +124,7 @@ class FakeEngine:
         self.config = EngineConfig(model=ModelConfig(), scheduler=SchedulerConfig(scheduling_policy=policy))
         self.served_model_names = ("fake", "alias")
         self.metrics = EngineMetrics()
+        self.grammars = SimpleNamespace(metrics=GrammarMetrics())
         self.tokenizer = FakeTokenizer()
         self.model_info = ModelInfo(VOCAB_SIZE, max_model_len, 64, 16)
         self.default_sampling = SamplingDefaults()

@@ -104,9 +104,7 @@ BOTH_ROUTES = [
     ("stream", "yes"), ("stream", 1), ("model", 5), ("model", ["fake"]), ("ignore_eos", "true"),
     ("skip_special_tokens", 0), ("include_stop_str_in_output", "no"), ("stream_options", {"include_usage": True}),
     # known, not supported
-    ("response_format", {"type": "json_object"}), ("response_format", {"type": "json_schema", "json_schema": {}}),
-    ("structured_outputs", {"regex": "a"}), ("guided_json", {}), ("guided_regex", "a"), ("guided_choice", ["a"]),
-    ("guided_grammar", "root ::= x"), ("prompt_logprobs", -1), ("prompt_logprobs", 0), ("use_beam_search", True),
+    ("prompt_logprobs", -1), ("prompt_logprobs", 0), ("use_beam_search", True),
     ("length_penalty", 0.5),
     ("prompt_embeds", "AAAA"), ("truncate_prompt_tokens", 4), ("return_token_ids", True), ("vllm_xargs", {"a": 1}),
     ("logits_processors", ["x"]), ("kv_transfer_params", {"a": 1}), ("stream_interval", 2), ("watermarking", True),

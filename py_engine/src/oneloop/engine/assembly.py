@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oneloop.config import mixed_step_tokens
+from oneloop.engine.grammars import Grammars
 from oneloop.engine.intake import Intake
 from oneloop.engine.loop import MAX_STEPS_IN_FLIGHT, NUM_SLABS
 from oneloop.engine.params import SamplingDefaults
@@ -126,15 +127,16 @@ async def assemble(
     attach = partial(executor.attach, core.layout, NUM_SLABS, max_num_seqs=config.resolved.max_num_seqs)
     with times.part("attach"):
         slabs = await in_daemon_thread(attach, "oneloop-attach")
+    # A tokenizer may know ids that the model has no row for.
+    end_ids = tuple(token_id for token_id in text.end_ids if token_id < info.vocab_size)
     intake = Intake(
         text.tokenizer,
         info,
         text.defaults,
+        Grammars(text.vocabulary, end_ids),
         max_sequences=config.resolved.max_num_seqs,
         takes_priority=config.scheduler.scheduling_policy == "priority",
     )
-    # A tokenizer may know ids that the model has no row for.
-    end_ids = tuple(token_id for token_id in text.end_ids if token_id < info.vocab_size)
     return Assembly(info, text.tokenizer, text.vocabulary, text.defaults, end_ids, core, slabs, intake, trace)
 
 

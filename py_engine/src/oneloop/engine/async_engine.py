@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from oneloop.engine.constraints import TokenConstraints
+    from oneloop.engine.grammars import Grammars
     from oneloop.engine.intake import Accepted, Prompt
     from oneloop.engine.loop_times import LoopTimes
     from oneloop.engine.params import ResolvedParams, SamplingDefaults
@@ -187,6 +188,11 @@ class AsyncEngine:
     def default_sampling(self) -> SamplingDefaults:
         """What requests get for fields they leave open. EngineDeadError before start() is through."""
         return self._loaded().defaults
+
+    @property
+    def grammars(self) -> Grammars:
+        """The compiled grammars, and what became of those asked for. EngineDeadError before start() is through."""
+        return self._loaded().intake.grammars
 
     def stats(self) -> Stats:
         """The core's gauges and counters. EngineDeadError before start() is through."""

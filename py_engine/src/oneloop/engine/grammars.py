@@ -47,7 +47,6 @@ class Grammars:
         self,
         vocabulary: Vocabulary,
         eos_token_ids: Sequence[int],
-        metrics: GrammarMetrics,
         *,
         max_entries: int = MAX_ENTRIES,
         max_bytes: int = MAX_BYTES,
@@ -55,7 +54,7 @@ class Grammars:
         """eos_token_ids: what may follow where a grammar may end."""
         self._vocabulary = vocabulary
         self._eos_token_ids = tuple(eos_token_ids)
-        self._metrics = metrics
+        self.metrics = GrammarMetrics()
         self._max_entries = max_entries
         self._max_bytes = max_bytes
         self._kept: OrderedDict[GrammarSpec, Grammar] = OrderedDict()
@@ -67,19 +66,19 @@ class Grammars:
         """The compiled grammar. RequestError (400) naming the spec's field; OverloadedError (503)."""
         kept = self._kept.get(spec)
         if kept is not None:
-            self._metrics.requests["hit"] += 1
+            self.metrics.requests["hit"] += 1
             self._kept.move_to_end(spec)
             return kept
         task = self._under_way.get(spec)
         if task is None:
             if len(self._under_way) >= MAX_WAITING:
                 raise OverloadedError(f"{MAX_WAITING} grammars are being compiled already; try again later")
-            self._metrics.requests["miss"] += 1
+            self.metrics.requests["miss"] += 1
             task = asyncio.create_task(self._compile(spec), name="oneloop-grammar")
             self._under_way[spec] = task
             task.add_done_callback(partial(self._compiled, spec))
         else:
-            self._metrics.requests["joined"] += 1
+            self.metrics.requests["joined"] += 1
         try:
             # Whoever else waits for it is not to be cancelled with this request.
             return await asyncio.shield(task)
@@ -93,7 +92,7 @@ class Grammars:
             try:
                 return await in_daemon_thread(partial(_compile, compiler, spec), "oneloop-grammars")
             finally:
-                self._metrics.compile_seconds.observe(perf_counter() - began)
+                self.metrics.compile_seconds.observe(perf_counter() - began)
 
     async def _made_compiler(self) -> GrammarCompiler:
         """Made at the first use: it takes memory and some 100 ms, and many servers are never asked for a grammar."""
@@ -107,15 +106,15 @@ class Grammars:
         if task.cancelled():
             return
         if task.exception() is not None:
-            self._metrics.requests["refused"] += 1
+            self.metrics.requests["refused"] += 1
             return
         size = _size(spec)
         self._kept[spec] = task.result()
-        self._metrics.num_bytes += size
-        while len(self._kept) > self._max_entries or self._metrics.num_bytes > self._max_bytes:
+        self.metrics.num_bytes += size
+        while len(self._kept) > self._max_entries or self.metrics.num_bytes > self._max_bytes:
             oldest, _ = self._kept.popitem(last=False)
-            self._metrics.num_bytes -= _size(oldest)
-        self._metrics.num_entries = len(self._kept)
+            self.metrics.num_bytes -= _size(oldest)
+        self.metrics.num_entries = len(self._kept)
 
 
 def _compile(compiler: GrammarCompiler, spec: GrammarSpec) -> Grammar:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from oneloop.engine.constraints import NO_CONSTRAINTS
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oneloop.engine.constraints import TokenConstraints
+    from oneloop.engine.grammars import Grammars
     from oneloop.engine.params import ResolvedParams, SamplingDefaults
     from oneloop.executor.base import ModelInfo
     from oneloop.tokenize.tokenizer import Tokenizer
@@ -54,11 +55,13 @@ class Intake:
         tokenizer: Tokenizer,
         info: ModelInfo,
         defaults: SamplingDefaults,
+        grammars: Grammars,
         *,
         max_sequences: int,
         takes_priority: bool,
     ) -> None:
         """max_sequences: bound of n. takes_priority: whether a priority other than 0 means something."""
+        self.grammars = grammars
         self._tokenizer = tokenizer
         self._info = info
         self._defaults = defaults
@@ -81,7 +84,9 @@ class Intake:
         add_special_tokens: bool,
         constraints: TokenConstraints = NO_CONSTRAINTS,
     ) -> Accepted:
-        """Check everything; tokenise text. Raises RequestError. params: None means the model's defaults."""
+        """Check everything; tokenise text; compile the grammar that params ask for. params: None means the model's
+        defaults. Raises RequestError, and OverloadedError where too many grammars are being compiled.
+        """
         resolved = self._resolve(params)
         salt = self._checked_salt(cache_salt)
         self._check_priority(priority)
@@ -96,6 +101,8 @@ class Intake:
         resolved = resolved.behind(len(token_ids), self._info.max_model_len)
         check_token_ids("prompt", token_ids, self._info.vocab_size)
         bad_words = await self._encode_bad_words(resolved.bad_words) if resolved.bad_words else []
+        if resolved.grammar is not None:
+            constraints = replace(constraints, grammar=await self.grammars.get(resolved.grammar))
         return Accepted(text, list(token_ids), resolved, salt, priority, bad_words, constraints)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from oneloop.engine.structured import read_spec
 from oneloop.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from oneloop.engine.structured import GrammarSpec, StructuredOutputsParams
     from oneloop.formats.generation import GenerationDefaults
 
 DEFAULT_MAX_TOKENS = 16
@@ -79,6 +81,8 @@ class SamplingParams:
     bad_words: tuple[str, ...] | list[str] | None = ()
     """Words that are not generated, at the beginning of a word as within one: the last token of each is banned where
     the others stand before it. What comes as other tokens than the tokenizer makes of the word is not banned."""
+    structured_outputs: StructuredOutputsParams | GrammarSpec | None = None
+    """The form that the answer is to have."""
 
     def resolve(self, defaults: SamplingDefaults, *, vocab_size: int, max_sequences: int) -> ResolvedParams:
         """Every open field filled in and every field checked.
@@ -113,6 +117,7 @@ class SamplingParams:
             detokenize=flag("detokenize", self.detokenize),
             logprobs=None if self.logprobs is None else integer("logprobs", self.logprobs, 0, MAX_LOGPROBS),
             logit_bias=_bias(self.logit_bias, vocab_size),
+            grammar=read_spec(self.structured_outputs),
             allowed_token_ids=_allowed_token_ids(self.allowed_token_ids, vocab_size),
             bad_words=_bad_words(self.bad_words),
         )
@@ -152,6 +157,7 @@ class ResolvedParams:
     detokenize: bool
     logprobs: int | None
     logit_bias: tuple[tuple[int, float], ...]
+    grammar: GrammarSpec | None
     allowed_token_ids: tuple[int, ...] | None
     bad_words: tuple[str, ...]
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
-from oneloop.engine.params import encode_utf8, flag, shown
 from oneloop.errors import RequestError
 
 if TYPE_CHECKING:
@@ -36,6 +35,10 @@ class GrammarSpec:
     """Objects that say nothing of additional properties have none."""
     field: str = field(default="structured_outputs", compare=False)
     """The request field it came in, for errors."""
+
+    def spec(self) -> GrammarSpec:
+        """Itself: it is made already."""
+        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +79,24 @@ class StructuredOutputsParams:
         return GrammarSpec(
             kind=kind,
             source=source,
-            compact=flag(f"{prefix}disable_any_whitespace", self.disable_any_whitespace),
+            compact=_flag(f"{prefix}disable_any_whitespace", self.disable_any_whitespace),
             whitespace_pattern=pattern,
-            closed_objects=flag(f"{prefix}disable_additional_properties", self.disable_additional_properties),
+            closed_objects=_flag(
+                f"{prefix}disable_additional_properties", self.disable_additional_properties
+            ),
             field=prefix + name,
         )
+
+
+def read_spec(value: StructuredOutputsParams | GrammarSpec | None) -> GrammarSpec | None:
+    """What `SamplingParams.structured_outputs` asks for. RequestError naming the field."""
+    if value is None:
+        return None
+    if not isinstance(value, StructuredOutputsParams | GrammarSpec):
+        raise RequestError(
+            "structured_outputs", f"structured_outputs must be StructuredOutputsParams, got {_shown(value)}"
+        )
+    return value.spec()
 
 
 def json_text(name: str, value: object) -> str:
@@ -88,7 +104,7 @@ def json_text(name: str, value: object) -> str:
     if isinstance(value, str):
         return _text(name, value)
     if not isinstance(value, Mapping):
-        raise RequestError(name, f"{name} must be an object or JSON text, got {shown(value)}")
+        raise RequestError(name, f"{name} must be an object or JSON text, got {_shown(value)}")
     try:
         text = orjson.dumps(value).decode()
     except orjson.JSONEncodeError as error:
@@ -98,8 +114,11 @@ def json_text(name: str, value: object) -> str:
 
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str) or not value:
-        raise RequestError(name, f"{name} must be a string, not an empty one, got {shown(value)}")
-    encode_utf8(name, value)
+        raise RequestError(name, f"{name} must be a string, not an empty one, got {_shown(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise RequestError(name, f"{name} holds a lone surrogate, which is no character") from None
     return _sized(name, value)
 
 
@@ -109,15 +128,25 @@ def _sized(name: str, text: str) -> str:
     return text
 
 
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise RequestError(name, f"{name} must be true or false, got {_shown(value)}")
+    return value
+
+
+def _shown(value: object) -> str:
+    return repr(value) if value is None or isinstance(value, bool) else f"a {type(value).__name__}"
+
+
 def _choices(name: str, value: object) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence) or not 0 < len(value) <= MAX_CHOICES:
-        raise RequestError(name, f"{name} must be a list of 1 to {MAX_CHOICES} strings, got {shown(value)}")
+        raise RequestError(name, f"{name} must be a list of 1 to {MAX_CHOICES} strings, got {_shown(value)}")
     return tuple(_text(name, text) for text in value)
 
 
 def _json_object(name: str, value: object) -> str:
     if value is not True:
-        raise RequestError(name, f"{name} must be true, or left out, got {shown(value)}")
+        raise RequestError(name, f"{name} must be true, or left out, got {_shown(value)}")
     return ""
 
 

@@ -24,7 +24,7 @@ pub use config::{
 pub use delta::{Delta, Deltas, FinishReason, StopReason, TokenLogprobs};
 pub use engine::{Core, Stats};
 pub use error::Error;
-pub use grammar::{Automaton, SharedGrammar};
+pub use grammar::{Automaton, Constraint, ConstraintSource, SharedGrammar};
 pub use inbox::Inbox;
 pub use request::SubmitRequest;
 pub use sched::{RunningSequence, Snapshot, StepSummary, WaitingSequence, WaitsFor};

@@ -131,8 +131,13 @@ impl GrammarMatcher {
         let mut mask = vec![0u32; self.vocab_size.div_ceil(32)];
         py.detach(|| self.inner.fill_mask(&mut mask))
             .map_err(GrammarError::new_err)?;
-        let bytes: Vec<u8> = mask.iter().flat_map(|word| word.to_le_bytes()).collect();
-        Ok(PyBytes::new(py, &bytes))
+        PyBytes::new_with(py, mask.len() * 4, |bytes| {
+            let places = bytes.chunks_exact_mut(4);
+            places
+                .zip(&mask)
+                .for_each(|(place, word)| place.copy_from_slice(&word.to_le_bytes()));
+            Ok(())
+        })
     }
 
     /// Goes on with a token that the mask allows.

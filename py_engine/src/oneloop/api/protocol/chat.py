@@ -17,6 +17,7 @@ from oneloop.api.protocol.sampling import (
     read_scheduling,
     read_stream_options,
 )
+from oneloop.api.protocol.structured import read_structured
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,8 +60,13 @@ def read_chat(members: Mapping[str, Any], limits: Limits, defaults: SamplingDefa
     ignored = _read_tools(fields)
     max_tokens, max_tokens_field = _max_tokens(fields)
     names = {"max_tokens": max_tokens_field, "logprobs": "top_logprobs"}
+    grammar, without_effect = read_structured(fields)
     asked = read_sampling(
-        fields, n=read_n(fields, 1, limits), max_tokens=max_tokens, logprobs=_logprobs(fields)
+        fields,
+        n=read_n(fields, 1, limits),
+        max_tokens=max_tokens,
+        logprobs=_logprobs(fields),
+        grammar=grammar,
     )
     params = check_sampling(asked, defaults, limits, names)
     scheduling = read_scheduling(fields, limits)
@@ -72,7 +78,7 @@ def read_chat(members: Mapping[str, Any], limits: Limits, defaults: SamplingDefa
         max_tokens_field=max_tokens_field,
         stream=stream,
         scheduling=scheduling,
-        ignored=ignored + fields.unread(),
+        ignored=ignored + without_effect + fields.unread(),
     )
 
 

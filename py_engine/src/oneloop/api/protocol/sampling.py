@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from oneloop.api.limits import Limits
     from oneloop.api.protocol.fields import Fields
     from oneloop.engine.params import ResolvedParams, SamplingDefaults
+    from oneloop.engine.structured import GrammarSpec
 
 _SALT = re.compile(r"[!-~]{1,128}")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -52,10 +53,17 @@ class Scheduling:
     """The client's own id, where it is safe to repeat."""
 
 
-def read_sampling(fields: Fields, *, n: int, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+def read_sampling(
+    fields: Fields,
+    *,
+    n: int,
+    max_tokens: int | None,
+    logprobs: int | None,
+    grammar: GrammarSpec | None = None,
+) -> SamplingParams:
     """The sampling fields as sent: types are checked here, ranges by `check_sampling`.
 
-    n, max_tokens, logprobs: the routes' own reading of them.
+    n, max_tokens, logprobs, grammar: the routes' own reading of them.
     """
     return SamplingParams(
         n=n,
@@ -78,6 +86,7 @@ def read_sampling(fields: Fields, *, n: int, max_tokens: int | None, logprobs: i
         logit_bias=_logit_bias(fields),
         allowed_token_ids=_token_ids(fields, "allowed_token_ids", MAX_ALLOWED_TOKEN_IDS),
         bad_words=_bad_words(fields),
+        structured_outputs=grammar,
     )
 
 

@@ -1,9 +1,10 @@
-//! GBNF (llama.cpp's and XGrammar's EBNF), made into Lark.
+//! GBNF (the EBNF of llama.cpp and others), made into Lark.
 //!
 //! A rule that does not come back to itself becomes a terminal, so that it means exactly what it says. Between terminals
 //! the grammar engine reads the longest: what only a shorter reading would allow is not generated, but nothing else is.
 
 use std::collections::HashMap;
+use std::fmt::Write;
 
 use super::error::GrammarError;
 use super::lark::closing;
@@ -342,10 +343,8 @@ fn push(out: &mut String, expression: &Expression, recursive: &[bool]) {
         Expression::Repeat(inner, min, max) => {
             out.push('(');
             push(out, inner, recursive);
-            match max {
-                Some(max) => out.push_str(&format!("){{{min},{max}}}")),
-                None => out.push_str(&format!("){{{min},}}")),
-            }
+            let max = max.map(|max| max.to_string()).unwrap_or_default();
+            let _ = write!(out, "){{{min},{max}}}");
         }
     }
 }

@@ -43,8 +43,9 @@ pub(crate) const MAX_GRAMMAR_DEPTH: usize = 100;
 /// Tags of a structural tag.
 pub(crate) const MAX_TAGS: usize = 256;
 
-/// White space between two tokens of JSON, in a row.
-pub(crate) const WHITESPACE: &str = r"[\x20\x0A\x0D\x09]{1,128}";
+/// White space between two tokens of JSON: none, a space, or a line's end with the next one's indentation. So texts as
+/// usual libraries write them are allowed, and a model that has lost its way cannot fill its answer with blank lines.
+pub(crate) const WHITESPACE: &str = r"\x20|\r?\n[\x20\x09]{0,48}";
 
 /// What the grammar engine may spend on building a grammar, and on one mask (some 20 ms, of which most take 0.05).
 pub(crate) fn engine_limits() -> ParserLimits {

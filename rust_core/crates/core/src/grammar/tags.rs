@@ -1,5 +1,7 @@
 //! Structural tags: free text in which whatever begins with a trigger is one of some tags, with its content by a schema.
 
+use std::fmt::Write;
+
 use serde_json::{Map, Value};
 
 use super::error::GrammarError;
@@ -41,7 +43,7 @@ impl SpecialTokens {
         let mut out = String::new();
         while let Some((start, length, id)) = self.first_in(text) {
             push_literal(&mut out, &text[..start]);
-            out.push_str(&format!(" <[{id}]>"));
+            let _ = write!(out, " <[{id}]>");
             text = &text[start + length..];
         }
         push_literal(&mut out, text);
@@ -51,7 +53,7 @@ impl SpecialTokens {
 
 fn push_literal(out: &mut String, text: &str) {
     if !text.is_empty() {
-        out.push_str(&format!(" /{}/", pattern::literal(text)));
+        let _ = write!(out, " /{}/", pattern::literal(text));
     }
 }
 
@@ -63,7 +65,7 @@ struct Tag {
 }
 
 struct Tags {
-    tags: Vec<Tag>,
+    all: Vec<Tag>,
     triggers: Vec<String>,
     /// The text begins with a tag.
     at_least_one: bool,
@@ -138,7 +140,7 @@ fn read(value: &Value, style: &JsonStyle) -> Result<Tags, GrammarError> {
         tags.push(tag);
     }
     Ok(Tags {
-        tags,
+        all: tags,
         triggers,
         at_least_one: flag(members, "at_least_one", at)?,
         stop_after_first: flag(members, "stop_after_first", at)?,
@@ -278,10 +280,11 @@ fn written(tags: &Tags, special: &SpecialTokens) -> String {
     push_free_text(&mut lark, &texts);
     for (index, trigger) in texts.iter().enumerate() {
         let literal = pattern::literal(trigger);
-        lark.push_str(&format!(
-            "lead_{index}[lazy]: LEAD_{index}\nLEAD_{index}: /(?s:.*){literal}/{}\n",
+        let _ = writeln!(
+            lark,
+            "lead_{index}[lazy]: LEAD_{index}\nLEAD_{index}: /(?s:.*){literal}/{}",
             without_trigger(&texts, "(?s:.+)")
-        ));
+        );
         parts.push(format!(
             "lead_{index} ({})",
             rests(tags, trigger, trigger.len(), special)
@@ -290,25 +293,25 @@ fn written(tags: &Tags, special: &SpecialTokens) -> String {
     for trigger in &tokens {
         parts.push(format!("free ({})", rests(tags, trigger, 0, special)));
     }
-    let whole: Vec<_> = (0..tags.tags.len())
+    let whole: Vec<_> = (0..tags.all.len())
         .map(|index| rest(tags, index, 0, special))
         .collect();
-    lark.push_str(&format!("tag: {}\n", whole.join("\n | ")));
-    lark.push_str(&format!("part: {}\n", parts.join("\n | ")));
+    let _ = writeln!(lark, "tag: {}", whole.join("\n | "));
+    let _ = writeln!(lark, "part: {}", parts.join("\n | "));
     let start = match (tags.at_least_one, tags.stop_after_first) {
         (true, true) => "tag",
         (true, false) => "tag part* free",
         (false, true) => "part | free",
         (false, false) => "part* free",
     };
-    lark.push_str(&format!("start: {start}\n"));
+    let _ = writeln!(lark, "start: {start}");
     lark
 }
 
 /// `free`: any text, or none, without a trigger in it.
 fn push_free_text(lark: &mut String, triggers: &[&str]) {
     let but = without_trigger(triggers, "(?s:.*)");
-    lark.push_str(&format!("free: FREE?\nFREE: /(?s:.+)/{but}\n"));
+    let _ = writeln!(lark, "free: FREE?\nFREE: /(?s:.+)/{but}");
 }
 
 /// What takes texts away that have a trigger, and then `behind`.
@@ -326,7 +329,7 @@ fn without_trigger(triggers: &[&str], behind: &str) -> String {
 /// The tags of a trigger, without their first `skip` bytes.
 fn rests(tags: &Tags, trigger: &str, skip: usize, special: &SpecialTokens) -> String {
     let of_trigger =
-        (0..tags.tags.len()).filter(|&index| tags.tags[index].begin.starts_with(trigger));
+        (0..tags.all.len()).filter(|&index| tags.all[index].begin.starts_with(trigger));
     let rests: Vec<_> = of_trigger
         .map(|index| rest(tags, index, skip, special))
         .collect();
@@ -334,7 +337,7 @@ fn rests(tags: &Tags, trigger: &str, skip: usize, special: &SpecialTokens) -> St
 }
 
 fn rest(tags: &Tags, index: usize, skip: usize, special: &SpecialTokens) -> String {
-    let tag = &tags.tags[index];
+    let tag = &tags.all[index];
     format!(
         "{} {} {}",
         special.lark(&tag.begin[skip..]),

@@ -4,6 +4,7 @@
 //! schema: what is passed on is made here, of keywords it implements, with patterns in its own syntax and references
 //! resolved. Everything that could be lost on the way is refused, with its place.
 
+mod alternatives;
 mod arrays;
 mod constants;
 mod keywords;
@@ -15,6 +16,8 @@ mod strings;
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
+
 use serde_json::{Map, Value};
 
 use super::error::GrammarError;
@@ -25,7 +28,7 @@ use super::limits::{MAX_ENUM_VALUES, MAX_SCHEMA_DEPTH, MAX_SUBSCHEMAS};
 pub struct JsonStyle {
     /// No white space between tokens.
     pub compact: bool,
-    /// What may stand between two tokens instead of up to 128 characters of JSON's white space.
+    /// What may stand between two tokens, instead of a space or a line's end with indentation.
     pub whitespace_pattern: Option<String>,
     /// Objects that say nothing of additional properties have none.
     pub closed_objects: bool,
@@ -50,8 +53,9 @@ pub(super) fn normalized(schema: &Value, style: &JsonStyle) -> Result<Value, Gra
     let mut root = walk
         .schema(schema)
         .map_err(|error| error.located(|| walk.place()))?;
-    let definitions = walk.definitions()?;
+    let mut definitions = walk.definitions()?;
     walk.check_whole()?;
+    alternatives::resolve(&mut root, &mut definitions);
     merging::check(&root, &definitions)?;
     if let Value::Bool(allows) = root {
         root = if allows {
@@ -152,7 +156,7 @@ impl<'a> Walk<'a> {
     /// Where it fails the walk stays there, so that the error can be located.
     fn at<T>(
         &mut self,
-        name: impl ToString,
+        name: impl fmt::Display,
         step: impl FnOnce(&mut Self) -> Result<T, GrammarError>,
     ) -> Result<T, GrammarError> {
         self.path.push(references::escaped(&name.to_string()));

@@ -235,3 +235,20 @@ fn objects_can_be_closed() {
     assert_eq!(made["properties"]["a"], json!({"type": "object"}));
     assert_eq!(made["properties"]["b"]["additionalProperties"], json!(true));
 }
+
+#[test]
+fn alternatives_are_looked_into() {
+    let schema = json!({
+        "oneOf": [{"$ref": "#/$defs/leaf"}, {"$ref": "#/$defs/node"}],
+        "$defs": {
+            "leaf": {"type": "integer"},
+            "node": {"type": "object", "properties": {"child": {"oneOf": [{"$ref": "#/$defs/leaf"}, {"$ref": "#/$defs/node"}]}}},
+        },
+    });
+    let made = made(&schema);
+    let last = &made["$defs"]["one0"]["oneOf"];
+    assert_eq!(made["$ref"], json!("#/$defs/one0"));
+    assert_eq!(last[0], json!({"type": "integer"}));
+    assert_eq!(last[1]["properties"]["child"]["$ref"], json!("#/$defs/one1"));
+    assert_eq!(made["$defs"]["one1"]["oneOf"][1]["properties"]["child"], last[1]["properties"]["child"]);
+}
