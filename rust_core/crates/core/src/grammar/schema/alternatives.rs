@@ -46,12 +46,20 @@ fn lift(value: &mut Value, found: &mut Vec<Vec<Value>>) {
             }
             // Below "properties" it may be a name; then it is no list.
             if let Some(Value::Array(alternatives)) = members.get("oneOf")
-                && alternatives.iter().any(|alternative| reference(alternative).is_some())
+                && alternatives
+                    .iter()
+                    .any(|alternative| reference(alternative).is_some())
             {
-                let place = format!("#/$defs/{}", name(found.len()));
                 found.push(alternatives.clone());
-                members.insert("$ref".to_owned(), Value::String(place));
-                members.shift_remove("oneOf");
+                let place = Value::String(format!("#/$defs/{}", name(found.len() - 1)));
+                // In its place: keys come in the order in which schemas are merged.
+                *members = std::mem::take(members)
+                    .into_iter()
+                    .map(|(name, member)| match name.as_str() {
+                        "oneOf" => ("$ref".to_owned(), place.clone()),
+                        _ => (name, member),
+                    })
+                    .collect();
             }
         }
         _ => {}

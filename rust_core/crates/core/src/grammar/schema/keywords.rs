@@ -101,7 +101,7 @@ impl<'a> Walk<'a> {
         let mut is_first = true;
         for (name, value) in members {
             if let Some(value) = self.applicator(name, value)? {
-                made.insert(name.clone(), value);
+                add(&mut made, name, value);
             } else if is_first
                 && KEPT.contains(&name.as_str())
                 && !ABOUT_ANY_TYPE.contains(&name.as_str())
@@ -179,6 +179,16 @@ impl<'a> Walk<'a> {
             _ => return Ok(None),
         };
         Ok(Some(made))
+    }
+}
+
+/// Inserts a keyword; to an `allOf` that is there already, as a format leaves one, its parts are added.
+fn add(made: &mut Map<String, Value>, name: &str, value: Value) {
+    match (made.get_mut(name), value) {
+        (Some(Value::Array(parts)), Value::Array(more)) if name == "allOf" => parts.extend(more),
+        (_, value) => {
+            made.insert(name.to_owned(), value);
+        }
     }
 }
 

@@ -7,6 +7,7 @@
 mod alternatives;
 mod arrays;
 mod constants;
+mod formats;
 mod keywords;
 mod merging;
 mod numbers;

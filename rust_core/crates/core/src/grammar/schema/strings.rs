@@ -7,20 +7,6 @@ use crate::grammar::error::GrammarError;
 use crate::grammar::limits::{MAX_COUNT, UNREACHABLE_COUNT};
 use crate::grammar::pattern;
 
-/// What is checked of a string's format, as the engine knows it.
-const FORMATS: [&str; 10] = [
-    "date",
-    "date-time",
-    "duration",
-    "email",
-    "hostname",
-    "ipv4",
-    "ipv6",
-    "time",
-    "uri",
-    "uuid",
-];
-
 impl<'a> Walk<'a> {
     pub(super) fn strings(
         &mut self,
@@ -50,40 +36,6 @@ impl<'a> Walk<'a> {
     pub(super) fn searched(&self, text: &str) -> Result<String, GrammarError> {
         let expression = pattern::search(text).map_err(|error| error.located(|| self.place()))?;
         Ok(format!("^(?:{expression})$"))
-    }
-
-    /// Formats are kept where the type says that it is about strings. Elsewhere, by draft 2020-12, they only remark.
-    fn format(
-        &mut self,
-        value: &Value,
-        members: &Map<String, Value>,
-        made: &mut Map<String, Value>,
-    ) -> Result<(), GrammarError> {
-        let is_string = match members.get("type") {
-            Some(Value::String(name)) => name == "string",
-            Some(Value::Array(names)) => names.contains(&Value::from("string")),
-            _ => {
-                return self.at("format", |walk| {
-                    walk.refuse(
-                        "is kept where \"type\" says \"string\"; give the type, or leave it out",
-                    )
-                });
-            }
-        };
-        match value.as_str() {
-            Some(name) if !is_string || FORMATS.contains(&name) => {
-                if is_string {
-                    made.insert("format".to_owned(), value.clone());
-                }
-                Ok(())
-            }
-            _ => self.at("format", |walk| {
-                walk.refuse(format!(
-                    "is not supported; known are {}",
-                    FORMATS.join(", ")
-                ))
-            }),
-        }
     }
 
     /// A keyword whose value is a count. Upper bounds that no answer reaches are left out.

@@ -249,6 +249,27 @@ fn alternatives_are_looked_into() {
     let last = &made["$defs"]["one0"]["oneOf"];
     assert_eq!(made["$ref"], json!("#/$defs/one0"));
     assert_eq!(last[0], json!({"type": "integer"}));
-    assert_eq!(last[1]["properties"]["child"]["$ref"], json!("#/$defs/one1"));
-    assert_eq!(made["$defs"]["one1"]["oneOf"][1]["properties"]["child"], last[1]["properties"]["child"]);
+    assert_eq!(
+        last[1]["properties"]["child"]["$ref"],
+        json!("#/$defs/one1")
+    );
+    assert_eq!(
+        made["$defs"]["one1"]["oneOf"][1]["properties"]["child"],
+        last[1]["properties"]["child"]
+    );
+}
+
+#[test]
+fn formats_hold_beside_patterns() {
+    let made = made(
+        &json!({"type": ["string", "null"], "allOf": [true], "format": "date", "pattern": "^2"}),
+    );
+    assert_eq!(made["allOf"].as_array().unwrap().len(), 2);
+    assert_eq!(made["pattern"], json!("^(?:2(?:[\\x{0}-\\x{10FFFF}])*)$"));
+    assert!(made.get("format").is_none());
+    let made = super::normalized(
+        &json!({"type": "string", "format": "hostname", "maxLength": 9}),
+        &JsonStyle::default(),
+    );
+    assert_eq!(made.unwrap()["maxLength"], json!(9));
 }
