@@ -1,6 +1,6 @@
 """The scheduler, block pool and detokenizer of oneloop, written in Rust (see docs/architecture.md)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, final
 
@@ -23,6 +23,7 @@ __all__ = [
     "Deltas",
     "Field",
     "FinishReason",
+    "Grammar",
     "LogprobsEncoder",
     "RequestError",
     "SlabError",
@@ -197,7 +198,9 @@ class SlabLayout:
     num_bytes: int
     """Size of the whole slab."""
     input_bytes: int
-    """The input part is [0, input_bytes); the output part is the rest."""
+    """The input part is [0, input_bytes)."""
+    mask_offset: int
+    """The output part is [input_bytes, mask_offset), the part of the masks the rest."""
     header: dict[str, int]
     """Name → index into the ``header`` field."""
 
@@ -269,6 +272,18 @@ class Stats:
     num_errored: int
 
 @final
+class Grammar:
+    """What the tokens of a sequence must be, compiled. Any number of requests may use one."""
+
+    @staticmethod
+    def from_automaton(states: Sequence[Mapping[int, int]]) -> Grammar:
+        """A grammar by table: states[s] maps the tokens that may come in state s to the state after them.
+
+        It begins in state 0; where nothing may come it is over. ValueError for no state, a state that is not there, or
+        a beginning in which nothing may come.
+        """
+
+@final
 class Core:
     """Owns requests, block tables and batch rows. Belongs to the engine's loop thread.
 
@@ -307,6 +322,12 @@ class Core:
         skip_special_tokens: bool = True,
         detokenize: bool = True,
         final_only: bool = False,
+        grammar: Grammar | None = None,
+        grammar_after: Sequence[int] = (),
+        allowed_token_ids: Sequence[int] | None = None,
+        bad_words: Sequence[Sequence[int]] = (),
+        thinking_budget: int | None = None,
+        thinking_end: Sequence[int] = (),
         priority: int = 0,
         cache_salt: bytes = b"",
         adapter: int = -1,
@@ -316,6 +337,10 @@ class Core:
         prompt_token_ids: 4-byte signed buffer (array("i"), int32 numpy) or a sequence of ints, each in [0, vocab_size).
         max_tokens: new tokens per sequence; None fills the context.
         final_only: each sequence gets one delta, at its end, with all that its deltas would have said.
+        grammar: what the tokens must be; from the first one on, or once grammar_after (at most 64
+        token ids) was generated. allowed_token_ids: the only ones that may come. bad_words: at most 1,024
+        sequences of ids of which none may come. thinking_budget: after so many tokens without thinking_end (token ids),
+        these are forced; with a grammar it needs grammar_after.
         top_k: 0 = off. temperature 0 = greedy. seed: any i64. logprobs: 0 … MAX_LOGPROBS top entries per token.
         Raises RequestError naming the argument: empty prompt, id out of range, prompt + 1 > max_model_len, a
         sequence that could never fit the pool, n > max_num_seqs, non-finite or out-of-range numbers.
@@ -324,6 +349,13 @@ class Core:
         """End a request at once, in whatever state. Idempotent; False when the handle is unknown or has ended.
 
         Its blocks are free after the next schedule() or drain(); no delta follows.
+        """
+    def end_thinking(self, request: int, token_ids: Sequence[int]) -> bool:
+        """The request's next tokens are these (at most 64), then it goes on; a grammar that waited holds then.
+
+        Tokens that are being sampled come first. Nothing happens where the thinking has ended, as far as `grammar_after` or
+        `thinking_end` tell. False when the handle is unknown or has ended. Any thread, at any moment.
+        RequestError (token_ids) for none, too many, or an id out of range.
         """
     def drain(self) -> None:
         """Apply what submit() and abort() queued without scheduling a step (abort while no step is due)."""
@@ -339,6 +371,14 @@ class Core:
         A sampled id outside the vocabulary (−1: the logits hold NaN or +∞) ends its sequence with finish_reason
         "error".
         Steps are committed in the order they were scheduled; another step_id is a SlabError.
+        """
+    def fill_masks(self, step_id: int, slab: Buffer) -> int:
+        """Write the masks of a step in flight into its slab; returns how many samples have one that binds.
+
+        Due where the header's num_masked is not 0, once, before the step is sampled. Where its masks_wait is set, they
+        depend on the tokens of the step before it: after that one's commit. SlabError before, and for a step that is
+        not in flight. Many masks are computed on several threads. A constraint that fails ends its sequence with
+        finish_reason "error", when the step is committed.
         """
     def fail(self, step_id: int, message: str) -> Deltas:
         """The oldest step in flight failed: its requests end with finish_reason "error", its blocks are forgotten."""

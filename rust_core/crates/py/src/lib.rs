@@ -6,6 +6,7 @@ mod core;
 mod deltas;
 mod descriptor;
 mod error;
+mod grammar;
 mod logprobs;
 mod relay;
 mod slab;
@@ -27,6 +28,8 @@ mod _core {
     use crate::error::{
         AuditError, ConfigError, CoreError, CorePoisonedError, RequestError, SlabError, TraceError,
     };
+    #[pymodule_export]
+    use crate::grammar::Grammar;
     #[pymodule_export]
     use crate::logprobs::LogprobsEncoder;
     #[pymodule_export]
