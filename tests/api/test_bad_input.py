@@ -82,7 +82,8 @@ BOTH_ROUTES = [
     ("stop", ["x"] * 10**5), ("stop", "x" * (10 << 20)), ("stop", ""), ("stop", ["a", ""]), ("stop", [1]), ("stop", 5),
     ("stop", {}), ("stop", ["x"] * 17),
     ("logit_bias", {str(i): 1 for i in range(5000)}), ("logit_bias", {"a": 1}), ("logit_bias", []),
-    ("bad_words", ["x"] * 10**4), ("stop_token_ids", [1] * 10**5),
+    ("bad_words", ["x"] * 10**4), ("bad_words", ["x" * 257]), ("bad_words", "x"), ("bad_words", [""]),
+    ("bad_words", [1]), ("stop_token_ids", [1] * 10**5),
     ("cache_salt", "x" * (1 << 20)), ("cache_salt", "x" * 129), ("cache_salt", ""), ("cache_salt", "a b"),
     ("cache_salt", "sälz"), ("cache_salt", 5), ("request_id", "a/b"), ("request_id", "x" * 65),
     # T8: what is no finite number in range
@@ -96,6 +97,8 @@ BOTH_ROUTES = [
     ("logit_bias", {"1": True}), ("logit_bias", {"1.0": 1}), ("logit_bias", {"99999999999999": 1}),
     ("logit_bias", {"٣": 1}),
     ("stop_token_ids", [VOCAB]), ("stop_token_ids", [-1]), ("stop_token_ids", [2**40]), ("stop_token_ids", ["1"]),
+    ("allowed_token_ids", [VOCAB]), ("allowed_token_ids", [-1]), ("allowed_token_ids", [2**40]),
+    ("allowed_token_ids", ["1"]), ("allowed_token_ids", []),
     ("stop_token_ids", [1.5]), ("stop_token_ids", [True]), ("stop_token_ids", 5),
     # wrong types
     ("stream", "yes"), ("stream", 1), ("model", 5), ("model", ["fake"]), ("ignore_eos", "true"),
@@ -104,7 +107,7 @@ BOTH_ROUTES = [
     ("response_format", {"type": "json_object"}), ("response_format", {"type": "json_schema", "json_schema": {}}),
     ("structured_outputs", {"regex": "a"}), ("guided_json", {}), ("guided_regex", "a"), ("guided_choice", ["a"]),
     ("guided_grammar", "root ::= x"), ("prompt_logprobs", -1), ("prompt_logprobs", 0), ("use_beam_search", True),
-    ("length_penalty", 0.5), ("allowed_token_ids", [1]), ("allowed_token_ids", []), ("bad_words", ["x"]),
+    ("length_penalty", 0.5),
     ("prompt_embeds", "AAAA"), ("truncate_prompt_tokens", 4), ("return_token_ids", True), ("vllm_xargs", {"a": 1}),
     ("logits_processors", ["x"]), ("kv_transfer_params", {"a": 1}), ("stream_interval", 2), ("watermarking", True),
 ]  # fmt: skip

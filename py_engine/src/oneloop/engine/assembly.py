@@ -54,7 +54,7 @@ class Assembly:
 
         final_only: its sequences give one delta each, at their end.
         """
-        params = accepted.params
+        params, constraints = accepted.params, accepted.constraints
         handle = self.core.submit(
             accepted.prompt_token_ids,
             max_tokens=params.max_tokens,
@@ -78,6 +78,12 @@ class Assembly:
             skip_special_tokens=params.skip_special_tokens,
             detokenize=params.detokenize,
             final_only=final_only,
+            grammar=constraints.grammar,
+            grammar_after=constraints.grammar_after,
+            allowed_token_ids=params.allowed_token_ids,
+            bad_words=accepted.bad_words,
+            thinking_budget=constraints.thinking_budget,
+            thinking_end=constraints.thinking_end,
             priority=accepted.priority,
             cache_salt=accepted.cache_salt,
         )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from oneloop.config import EngineConfig
 from oneloop.engine.assembly import Assembly, assemble
+from oneloop.engine.constraints import NO_CONSTRAINTS
 from oneloop.engine.debug_view import scheduler_view
 from oneloop.engine.loop import StepLoop
 from oneloop.engine.metrics import EngineMetrics
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from types import TracebackType
 
+    from oneloop.engine.constraints import TokenConstraints
     from oneloop.engine.intake import Accepted, Prompt
     from oneloop.engine.loop_times import LoopTimes
     from oneloop.engine.params import ResolvedParams, SamplingDefaults
@@ -225,6 +227,7 @@ class AsyncEngine:
         cache_salt: str = "",
         add_special_tokens: bool = True,
         final_only: bool = False,
+        constraints: TokenConstraints = NO_CONSTRAINTS,
     ) -> RequestStream:
         """Check, tokenise (in a thread) and queue one request.
 
@@ -233,6 +236,7 @@ class AsyncEngine:
 
         final_only: the stream gives one delta per sequence, at its end: for callers that show nothing before. It costs
         nothing per token, and the times of single tokens stay unknown.
+        constraints: what else binds the tokens.
         Raises RequestError (400), OverloadedError (503, Retry-After) or EngineDeadError (503).
         """
         arrived = asyncio.get_running_loop().time()
@@ -246,6 +250,7 @@ class AsyncEngine:
                 priority=priority,
                 cache_salt=cache_salt,
                 add_special_tokens=add_special_tokens,
+                constraints=constraints,
             )
             began = perf_counter()
             stream = self._queue(assembly, accepted, request_id, arrived, final_only)
@@ -296,6 +301,23 @@ class AsyncEngine:
         for stream in streams:
             stream.abort()
         return bool(streams)
+
+    def end_thinking(self, request_id: str, token_ids: Sequence[int]) -> bool:
+        """Let the live requests with this id go on with these tokens, which end their thinking.
+
+        Tokens that are being sampled come before them. Nothing happens where the thinking has ended, as far as the
+        request's constraints tell.
+
+        False when there is no such request. RequestError for ids that are none.
+        """
+        assembly = self._loaded()
+        check_token_ids("token_ids", token_ids, assembly.info.vocab_size)
+        handles = [stream.handle for stream in self._streams.values() if stream.request_id == request_id]
+        try:
+            ended = [assembly.core.end_thinking(handle, token_ids) for handle in handles]
+        except CoreRequestError as error:
+            raise RequestError(error.field, error.message) from None
+        return any(ended)
 
     # Text
 

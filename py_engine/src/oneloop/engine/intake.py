@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from oneloop.engine.constraints import NO_CONSTRAINTS
 from oneloop.engine.encoding import Encoding, in_thread
 from oneloop.engine.params import MAX_INT32, SamplingParams, check_token_ids, encode_utf8, integer
 from oneloop.errors import RequestError
@@ -14,6 +15,7 @@ from oneloop.errors import RequestError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from oneloop.engine.constraints import TokenConstraints
     from oneloop.engine.params import ResolvedParams, SamplingDefaults
     from oneloop.executor.base import ModelInfo
     from oneloop.tokenize.tokenizer import Tokenizer
@@ -39,6 +41,9 @@ class Accepted:
     """They fit the context behind the prompt."""
     cache_salt: bytes
     priority: int
+    bad_words: list[list[int]]
+    """Token ids of what must not come."""
+    constraints: TokenConstraints
 
 
 class Intake:
@@ -54,6 +59,7 @@ class Intake:
         takes_priority: bool,
     ) -> None:
         """max_sequences: bound of n. takes_priority: whether a priority other than 0 means something."""
+        self._tokenizer = tokenizer
         self._info = info
         self._defaults = defaults
         self._max_sequences = max_sequences
@@ -73,6 +79,7 @@ class Intake:
         priority: int,
         cache_salt: str,
         add_special_tokens: bool,
+        constraints: TokenConstraints = NO_CONSTRAINTS,
     ) -> Accepted:
         """Check everything; tokenise text. Raises RequestError. params: None means the model's defaults."""
         resolved = self._resolve(params)
@@ -88,12 +95,25 @@ class Intake:
         # Length first, so that a huge list costs nothing.
         resolved = resolved.behind(len(token_ids), self._info.max_model_len)
         check_token_ids("prompt", token_ids, self._info.vocab_size)
-        return Accepted(text, list(token_ids), resolved, salt, priority)
+        bad_words = await self._encode_bad_words(resolved.bad_words) if resolved.bad_words else []
+        return Accepted(text, list(token_ids), resolved, salt, priority, bad_words, constraints)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text. RequestError for lone surrogates."""
         encode_utf8("prompt", text)
         return await self._encoding.encode(text, add_special_tokens=add_special_tokens)
+
+    async def _encode_bad_words(self, words: Sequence[str]) -> list[list[int]]:
+        """Token ids of each word as it stands behind other text and, where that makes other tokens, behind a space."""
+
+        def encode() -> list[list[int]]:
+            texts = [text for word in words for text in (word, " " + word.lstrip())]
+            encoded = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+            # Ids that the model has no row for cannot come.
+            possible = [ids for ids in encoded if ids and max(ids) < self._info.vocab_size]
+            return [list(ids) for ids in dict.fromkeys(map(tuple, possible))]
+
+        return await self.in_thread(encode)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run text work off the loop. EngineDeadError once the intake is closed."""

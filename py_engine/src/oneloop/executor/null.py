@@ -63,14 +63,24 @@ def random_tokens(first: int, end: int) -> Draw:
     span = np.uint64(end - first)
 
     def draw(seeds: npt.NDArray[np.uint64], positions: Ints) -> npt.NDArray[Any]:
-        z = seeds + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        z ^= z >> np.uint64(31)
-        tokens: npt.NDArray[Any] = ((z >> np.uint64(32)) * span >> np.uint64(32)) + np.uint64(first)
-        return tokens
+        return _scaled(_noise(seeds, positions), span) + np.uint64(first)
 
     return draw
+
+
+def _noise(seeds: npt.NDArray[np.uint64], positions: Ints) -> npt.NDArray[np.uint64]:
+    """32 random bits each."""
+    z = seeds + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    noise: npt.NDArray[np.uint64] = (z ^ (z >> np.uint64(31))) >> np.uint64(32)
+    return noise
+
+
+def _scaled(noise: npt.NDArray[np.uint64], span: npt.NDArray[np.uint64] | np.uint64) -> npt.NDArray[Any]:
+    """Integers below span, of noise."""
+    scaled: npt.NDArray[Any] = noise * span >> np.uint64(32)
+    return scaled
 
 
 def tokens_of_text(ids: Sequence[int]) -> Draw:
@@ -93,7 +103,7 @@ class NullSampler:
         self._draw = draw
 
     def sample(self, views: SlabViews) -> StepHeader:
-        """Fill the output part of a step's slab; returns its header."""
+        """Fill the output part of a step's slab, as its masks allow; returns its header."""
         header = views.header()
         if header.num_admitted:
             admitted = views.admitted_seed[: header.num_admitted]
@@ -101,9 +111,33 @@ class NullSampler:
         count = header.num_samples
         seeds = self._seeds[views.sample_slot[:count]]
         views.output_token[:count] = self._draw(seeds, views.sample_output_index[:count])
+        if header.num_masked:
+            self._obey(views, seeds)
         if header.max_logprobs >= 0:
             _fill_logprobs(views, count)
         return header
+
+    @staticmethod
+    def _obey(views: SlabViews, seeds: npt.NDArray[np.uint64]) -> None:
+        """Draw again, among the tokens that a mask allows, where it does not allow the one drawn."""
+        rows = views.sample_mask_row[: len(seeds)]
+        samples = np.flatnonzero(rows >= 0)
+        tokens = views.output_token[samples]
+        words = views.mask_word[rows[samples], tokens // 32]
+        samples = samples[words >> (tokens % 32).astype(np.uint32) & 1 == 0]
+        if not len(samples):
+            return
+        masks = views.mask_word[rows[samples]]
+        up_to = np.cumsum(np.bitwise_count(masks), axis=1, dtype=np.int64)
+        # Another place in the stream than the token's own, which says that the mask does not allow it.
+        noise = _noise(~seeds[samples], views.sample_output_index[samples])
+        nth = _scaled(noise, up_to[:, -1].astype(np.uint64)).astype(np.int64)
+        word = (up_to <= nth[:, None]).sum(1)
+        lines = np.arange(len(samples))
+        before = np.where(word > 0, up_to[lines, word - 1], 0)
+        bits = np.unpackbits(masks[lines, word].view(np.uint8).reshape(-1, 4), axis=1, bitorder="little")
+        bit = (np.cumsum(bits, axis=1) <= (nth - before)[:, None]).sum(1)
+        views.output_token[samples] = word * 32 + bit
 
 
 def _fill_logprobs(views: SlabViews, count: int) -> None:
@@ -187,14 +221,23 @@ class NullExecutor:
 
     def submit(self, slab_index: int) -> None:
         """Sample, and complete when the step's time is over, which begins when the one before has ended."""
+        header = self._views[slab_index].header()
+        takes_s = self._pace.seconds(header)
+        if takes_s:
+            self._last_end = max(self._last_end, asyncio.get_running_loop().time()) + takes_s
+        if not header.num_masked:
+            self.sample(slab_index)
+
+    def sample(self, slab_index: int) -> None:
+        """As base.Executor. A step whose masks come late ends then, and the next begins then."""
         assert self._sampler is not None, "attach() comes first"
-        takes_s = self._pace.seconds(self._sampler.sample(self._views[slab_index]))
+        self._sampler.sample(self._views[slab_index])
         completion = Completion(slab_index, None)
-        if not takes_s:
+        if not self._last_end:
             self._completions.put(completion)
             return
         loop = asyncio.get_running_loop()
-        self._last_end = max(self._last_end, loop.time()) + takes_s
+        self._last_end = max(self._last_end, loop.time())
         loop.call_at(self._last_end, self._completions.put, completion)
 
     def prepare_in_idle(self) -> bool:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from oneloop.api.errors import bad_request
 from oneloop.api.protocol.fields import shown
-from oneloop.engine.params import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams
+from oneloop.engine.params import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    SamplingParams,
+)
 from oneloop.errors import RequestError
 
 if TYPE_CHECKING:
@@ -64,11 +71,13 @@ def read_sampling(fields: Fields, *, n: int, max_tokens: int | None, logprobs: i
         seed=fields.integer("seed"),
         min_tokens=fields.integer("min_tokens") or 0,
         stop=_stop(fields),
-        stop_token_ids=_stop_token_ids(fields),
+        stop_token_ids=_token_ids(fields, "stop_token_ids", MAX_STOP_TOKEN_IDS) or (),
         ignore_eos=fields.flag("ignore_eos", False),
         include_stop_str_in_output=fields.flag("include_stop_str_in_output", False),
         skip_special_tokens=fields.flag("skip_special_tokens", True),
         logit_bias=_logit_bias(fields),
+        allowed_token_ids=_token_ids(fields, "allowed_token_ids", MAX_ALLOWED_TOKEN_IDS),
+        bad_words=_bad_words(fields),
     )
 
 
@@ -151,12 +160,22 @@ def _stop(fields: Fields) -> tuple[str, ...]:
     return tuple(strings)
 
 
-def _stop_token_ids(fields: Fields) -> tuple[int, ...]:
-    ids = fields.array("stop_token_ids", at_most=MAX_STOP_TOKEN_IDS) or []
+def _token_ids(fields: Fields, key: str, at_most: int) -> tuple[int, ...] | None:
+    ids = fields.array(key, at_most=at_most)
+    if ids is None:
+        return None
     for token in ids:
         if type(token) is not int:
-            raise fields.refuse("stop_token_ids", f"must hold integers, got {shown(token)}")
+            raise fields.refuse(key, f"must hold integers, got {shown(token)}")
     return tuple(ids)
+
+
+def _bad_words(fields: Fields) -> tuple[str, ...]:
+    words = fields.array("bad_words", at_most=MAX_BAD_WORDS) or []
+    for word in words:
+        if type(word) is not str or not word:
+            raise fields.refuse("bad_words", f"must hold non-empty strings, got {shown(word)}")
+    return tuple(words)
 
 
 def _logit_bias(fields: Fields) -> dict[int, float]:

@@ -23,8 +23,6 @@ _COMMON: Mapping[str, tuple[Any, ...]] = {
     "logprob_token_ids": ([],),
     "use_beam_search": (False,),
     "length_penalty": (1.0,),
-    "allowed_token_ids": _ABSENT,
-    "bad_words": ([],),
     "spaces_between_special_tokens": (True,),
     "watermarking": (False,),
     "repetition_detection": _ABSENT,

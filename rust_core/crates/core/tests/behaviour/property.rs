@@ -269,7 +269,7 @@ fn check_coverage(coverage: &Coverage, num_operations: u64) {
         ("full outputs", coverage.num_full, 300),
         ("masks", coverage.num_masks, 500),
         ("steps that wait for masks", coverage.num_held_steps, 100),
-        ("ends of grammars", coverage.num_over, 10),
+        ("ends of grammars", coverage.num_over, 8),
         ("broken constraints", coverage.num_broken, 5),
     ] {
         assert!(
