@@ -18,7 +18,7 @@ from oneloop_kernels.compiling.mark import StartMark
 from oneloop_kernels.compiling.workers import CompileWorkers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -51,6 +51,8 @@ class CudaExecutor:
         self._completions: DeviceCompletions | None = None
         self._workers: CompileWorkers | None = None
         self._mark: StartMark | None = None
+        self._held: int | None = None
+        """Number of the step that waits for its masks."""
 
     def locate(self, progress: LoadProgress | None = None) -> ModelFiles:
         """As base.Executor. ConfigError where there is no GPU."""
@@ -151,19 +153,37 @@ class CudaExecutor:
 
     def submit(self, slab_index: int) -> None:
         """As base.Executor. EngineDeadError when the device takes no more work."""
-        import torch
-
         runner, completions = self._runner, self._completions
         assert runner is not None, "attach() comes first"
         assert completions is not None
         number = completions.next_number(slab_index)
-        error = None
+        error = self._launch(runner.launch, slab_index)
+        if error is None and runner.waits_for_masks(slab_index):
+            self._held = number
+        else:
+            completions.launched(number, error)
+
+    def sample(self, slab_index: int) -> None:
+        """As base.Executor. EngineDeadError when the device takes no more work."""
+        number, self._held = self._held, None
+        if number is None:  # its launch has failed
+            return
+        assert self._runner is not None
+        assert self._completions is not None
+        self._completions.launched(number, self._launch(self._runner.sample, slab_index))
+
+    def _launch(self, launch: Callable[[int], None], slab_index: int) -> str | None:
+        """Launch part of a step. When it raises the step is ended, and what to say of it returned."""
+        import torch
+
+        runner, completions = self._runner, self._completions
+        assert runner is not None
+        assert completions is not None
         try:
             with torch.cuda.stream(self._stream):
-                runner.launch(slab_index)
+                launch(slab_index)
         except Exception as caught:  # whatever it was, the step is over and the loop must hear of it
             log.exception("a step could not be launched")
-            error = f"the model's step failed ({type(caught).__name__})"
             try:
                 if isinstance(caught, torch.OutOfMemoryError):
                     torch.cuda.empty_cache()
@@ -173,7 +193,8 @@ class CudaExecutor:
                 reason = f"the device takes no more work ({type(fatal).__name__})"
                 completions.give_up(reason)
                 raise EngineDeadError(reason) from fatal
-        completions.launched(number, error)
+            return f"the model's step failed ({type(caught).__name__})"
+        return None
 
     def prepare_in_idle(self) -> bool:
         """As base.Executor: captures a graph, which takes 1 to 25 ms."""

@@ -84,10 +84,9 @@ class Sampler:
         samples = np.flatnonzero(rows >= 0)
         if not len(samples):
             return
-        masks = slab.mask_word[rows[samples]].view(np.uint8)
-        bits = np.unpackbits(masks, axis=1, count=logits.shape[1], bitorder="little")
         index = self._upload(samples)
-        masked = logits.index_select(0, index).masked_fill_(self._upload(bits) == 0, -torch.inf)
+        masked = logits.index_select(0, index)
+        self._ops.mask(masked, self._upload(slab.mask_word[rows[samples]].view(np.int32)))
         logits.index_copy_(0, index, masked)
 
     def _penalize(
