@@ -4,7 +4,7 @@ use super::sequence::{Place, copy_tokens};
 use super::state::{
     LaunchedRow, LaunchedSample, LaunchedStep, MaskedSample, PlannedRow, Scheduler,
 };
-use crate::batch::{StepWriter, sample_flags};
+use crate::batch::{StepWriter, flags, sample_flags};
 use crate::grammar::Binding;
 
 impl Scheduler {
@@ -82,9 +82,16 @@ impl Scheduler {
     fn emit_sample(&mut self, id: u32, step: &mut StepWriter<'_>, launched: &mut LaunchedStep) {
         let sequence = &mut self.sequences[id as usize];
         let output_index = sequence.outputs.len() as u32 + sequence.num_pending;
-        let flags = sample_flags(sequence.flags, output_index, sequence.min_tokens);
-        step.push_sample(sequence.slot, output_index, flags, sequence.num_logprobs);
-        if let Some(rules) = &sequence.rules {
+        let sample_flags = sample_flags(sequence.flags, output_index, sequence.min_tokens);
+        step.push_sample(
+            sequence.slot,
+            output_index,
+            sample_flags,
+            sequence.num_logprobs,
+        );
+        if sequence.flags & flags::RULES != 0
+            && let Some(rules) = &sequence.rules
+        {
             let binding = rules.binding(&sequence.outputs, sequence.num_pending);
             if binding != Binding::Free {
                 let waits = binding == Binding::Depends && sequence.num_pending > 0;
