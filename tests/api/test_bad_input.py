@@ -297,7 +297,7 @@ async def test_raw_bodies(guarded: Any, data: bytes, expected: int) -> None:
         {"temperature": 5e-324}, {"temperature": -0.0}, {"top_p": 1e-300}, {"temperature": 1e-100},
         {"prompt": "a\u0000b"}, {"prompt": "a" + "\u0301" * 100}, {"max_tokens": 4.0}, {"seed": -(2**63)},
         {"seed": 2**63 - 1}, {"logit_bias": {str(i): 1 for i in range(VOCAB)}}, {"stop_token_ids": [VOCAB - 1]},
-        {"allowed_token_ids": [VOCAB - 1]}, {"allowed_token_ids": list(range(VOCAB))}, {"bad_words": ["x" * 64]},
+        {"allowed_token_ids": [VOCAB - 1]}, {"allowed_token_ids": list(range(VOCAB))}, {"bad_words": ["x" * 63]},
         {"prompt": [VOCAB - 1]}, {"prompt": [0]}, {"cache_salt": "a/b"}, {"cache_salt": "x" * 128}, {"top_k": -1},
         {"priority": 0}, {"prompt": "  leading"}, {"temperature": 0}, {"n": 128, "max_tokens": 1},
         {"prompt": ["x"] * 64, "n": 2, "max_tokens": 1}, {"prompt": [1] * 255, "max_tokens": 1},
