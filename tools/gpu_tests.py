@@ -2,10 +2,11 @@
 
     python tools/gpu_tests.py [--out FOLDER] [--workers N] [--budget SECONDS] [--only NAMES] [-- pytest arguments]
 
-Every part writes its log and its JUnit XML to the folder (default: gpu-tests in a temporary one). What measures time
-or the card's memory runs alone at the end. On standard output: a line per part, then every failed test with its
-reason. The status is 0 when all parts passed. Shortly before the budget is spent, parts that run are interrupted and
-say what they have; those that have not begun count as failed. What follows `--` goes to every pytest, for example
+Every part writes its log and its JUnit XML to the folder (default: gpu-tests in a temporary one). What measures time,
+the card's memory, or how long the event loop is held, runs alone at the end. On standard output: a line per part, then
+every failed test with its reason. The status is 0 when all parts passed. Shortly before the budget is spent, parts that
+run are interrupted and say what they have; those that have not begun count as failed. What follows `--` goes to every
+pytest, for example
 `-- -k 'not smollm2'`.
 """
 
@@ -39,12 +40,13 @@ THREAD_COUNTS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THRE
 
 @dataclass(frozen=True)
 class Part:
-    """Tests that one process runs: a share of what pytest collects from `paths`."""
+    """Tests that one process runs: a share of what pytest collects from `paths`. alone: no other one runs beside it."""
 
     name: str
     paths: tuple[str, ...]
     share: int = 1
     shares: int = 1
+    alone: bool = False
 
     @property
     def label(self) -> str:
@@ -54,6 +56,11 @@ class Part:
 def parts_of(name: str, *paths: str, shares: int = 1) -> list[Part]:
     """The same paths in so many processes."""
     return [Part(name, paths, share, shares) for share in range(1, shares + 1)]
+
+
+def alone(name: str, *paths: str) -> Part:
+    """One process, with the card to itself."""
+    return Part(name, paths, alone=True)
 
 
 TOGETHER: Final = [  # the longest first
@@ -69,7 +76,6 @@ TOGETHER: Final = [  # the longest first
     ),
     *parts_of("chain", "tests/gpu/test_layer_chain.py", shares=3),
     *parts_of("out_of_memory", "tests/gpu/test_out_of_memory.py"),
-    *parts_of("no_waiting", "tests/gpu/test_no_waiting.py"),
     *parts_of("worker", "tests/worker", shares=2),
     *parts_of("sampling", "tests/kernels/test_sampling_device.py", "tests/kernels/test_sampling.py"),
     *parts_of("models", "tests/models", shares=2),
@@ -80,7 +86,10 @@ TOGETHER: Final = [  # the longest first
         "tests/kernels/test_step_inputs.py",
     ),
 ]  # fmt: skip
-ALONE: Final = [*parts_of("card", "tests/device", "tests/loader")]
+ALONE: Final = [
+    alone("event_loop", "tests/gpu/test_no_waiting.py", "tests/gpu/test_idle_captures.py"),
+    alone("card", "tests/device", "tests/loader"),
+]
 
 
 @dataclass(frozen=True)
@@ -117,8 +126,8 @@ class Run:
         report = self._folder / f"{part.label}.xml"
         command = [
             sys.executable, "-m", "pytest", "-v", "-m", "gpu", "--tb=short", "-p", "no:cacheprovider", "--durations=8",
-            "--durations-min=1", f"--junitxml={report}", f"--share={part.share}/{part.shares}", *part.paths,
-            *self._arguments,
+            "--durations-min=1", f"--junitxml={report}", f"--share={part.share}/{part.shares}",
+            *(() if part.alone else ("--shared-card",)), *part.paths, *self._arguments,
         ]  # fmt: skip
         with (self._folder / f"{part.label}.log").open("wb") as log:
             process = subprocess.Popen(

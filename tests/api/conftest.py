@@ -1,4 +1,10 @@
-"""A served double of the engine on a free port, and clients that see raw bytes."""
+"""A server on a free port, and clients that see raw bytes.
+
+Its engine is the product's over the null executor (null_engine.py). A double of the engine (fake_engine.py, fixtures
+`scripted` and `fake_engine_type`) writes from a script where a test needs what that cannot give: steps that wait until
+each was read, so that bytes can be compared event by event (test_golden, the express lane beside aiohttp, streams
+beside whole replies); steps that fail, an engine that is overloaded or dead.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
+from oneloop.api.peers import watch_peers
 from oneloop.api.server import run_server
 from oneloop.config import ServerConfig
 
@@ -33,6 +40,7 @@ def _load(name: str) -> Any:
 
 
 fake = _load("fake_engine")
+null = _load("null_engine")
 
 
 class Served:
@@ -102,17 +110,22 @@ def events_of(body: bytes) -> list[str]:
 
 @asynccontextmanager
 async def serving(engine: Any = None, **settings: Any) -> AsyncIterator[Served]:
-    """Serve an engine until the block ends."""
+    """Serve an engine until the block ends. None: one over the null executor; such a one is started here."""
+    engine = engine or null.NullEngine()
+    if isinstance(engine, null.NullEngine):
+        await engine.start()
     sock = socket.create_server(("127.0.0.1", 0))
     config = ServerConfig(**{"shutdown_timeout": 1.0, **settings})
-    served = Served(engine or fake.FakeEngine(), config, sock)
+    watch_peers(sock, config.write_timeout_s)
+    served = Served(engine, config, sock)
     served.task = asyncio.create_task(run_server(served.engine, config, sock, served.stop))
     async with aiohttp.ClientSession() as session:
         served.session = session
         try:
             yield served
         finally:
-            served.engine.paused.set()
+            if isinstance(engine, null.NullEngine):
+                engine.paused.set()
             served.stop.set()
             await served.task
 
@@ -128,6 +141,19 @@ async def server() -> AsyncIterator[Served]:
 def serve() -> Any:
     """`serving`, for tests that choose their own settings."""
     return serving
+
+
+@pytest.fixture
+async def scripted() -> AsyncIterator[Served]:
+    """The same over the double."""
+    async with serving(fake.FakeEngine()) as served:
+        yield served
+
+
+@pytest.fixture
+def null_engine_type() -> Any:
+    """NullEngine, for tests that choose its settings."""
+    return null.NullEngine
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from oneloop.config import EngineConfig, ModelConfig, SchedulerConfig
+from oneloop.config import EngineConfig, ModelConfig
 from oneloop.engine.async_engine import Health
 from oneloop.engine.grammars import GrammarMetrics
 from oneloop.engine.metrics import EngineMetrics
@@ -117,27 +117,26 @@ class Writer:
 
 
 class FakeEngine:
-    """AsyncEngine's face. `paused` holds all generation; `fail_after` breaks every sequence at that many tokens."""
+    """AsyncEngine's face."""
 
-    def __init__(self, *, priority: bool = False, max_model_len: int = MAX_MODEL_LEN) -> None:
-        policy = "priority" if priority else "fcfs"
-        self.config = EngineConfig(model=ModelConfig(), scheduler=SchedulerConfig(scheduling_policy=policy))
+    def __init__(self) -> None:
+        self.config = EngineConfig(model=ModelConfig())
         self.served_model_names = ("fake", "alias")
         self.metrics = EngineMetrics()
         self.grammars = SimpleNamespace(metrics=GrammarMetrics())
         self.tokenizer = FakeTokenizer()
-        self.model_info = ModelInfo(VOCAB_SIZE, max_model_len, 64, 16)
+        self.model_info = ModelInfo(VOCAB_SIZE, MAX_MODEL_LEN, 64, 16)
         self.default_sampling = SamplingDefaults()
         self.state = "ready"
-        self.paused = asyncio.Event()
-        self.paused.set()
         self.fail_after: int | None = None
+        """Every sequence breaks at that many tokens."""
         self.overloaded = False
         self.step_s = 0.0
         self.in_step = False
         """Whether a step waits until the last one was taken, so that nothing is ever merged."""
         self.live: dict[int, RequestStream] = {}
-        self.submitted: list[tuple[list[int], SamplingParams, int, str]] = []
+        self.prompts: list[list[int]] = []
+        """What it was asked."""
         self.num_steps = 0
         self.generated = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -151,7 +150,7 @@ class FakeEngine:
             num_running=len(self.live), num_waiting=0, num_preemptions=0, num_steps=self.num_steps,
             num_total_blocks=64, num_free_blocks=64 - len(self.live), num_cached_blocks=0,
             num_used_blocks=len(self.live), num_prefix_hit_tokens=0, num_prefix_query_tokens=0,
-            num_prompt_tokens=sum(len(prompt) for prompt, *_ in self.submitted),
+            num_prompt_tokens=sum(map(len, self.prompts)),
             num_generation_tokens=self.generated,
         )  # fmt: skip
 
@@ -197,13 +196,13 @@ class FakeEngine:
         )
         resolved = resolved.behind(len(prompt), self.model_info.max_model_len)
         room = self.model_info.max_model_len - len(prompt)
-        handle = len(self.submitted) + 1
+        handle = len(self.prompts) + 1
         stream = RequestStream(
             handle=handle, request_id=request_id or f"r{handle}", prompt=None, prompt_token_ids=prompt,
             num_sequences=resolved.n, arrived=asyncio.get_running_loop().time(), metrics=self.metrics,
             on_end=self._ended,
         )  # fmt: skip
-        self.submitted.append((prompt, params or SamplingParams(), priority, cache_salt))
+        self.prompts.append(prompt)
         self.metrics.submitted(stream, resolved)
         self.live[handle] = stream
         limit = room if resolved.max_tokens is None else resolved.max_tokens
@@ -230,7 +229,6 @@ class FakeEngine:
         loop, first = asyncio.get_running_loop(), True
         while sequences and not stream.finished:
             await asyncio.sleep(self.step_s)
-            await self.paused.wait()
             while self.in_step and self._unread(stream):  # noqa: ASYNC110
                 await asyncio.sleep(0)
             self.num_steps += 1

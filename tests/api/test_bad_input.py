@@ -26,7 +26,7 @@ CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE = (
     "/detokenize",
 )
 HELLO = [{"role": "user", "content": "hello"}]
-CANARY = {"prompt": "canary", "max_tokens": 24, "temperature": 0}
+CANARY = {"prompt": "canary", "max_tokens": 24, "seed": 1}
 LEAKS = re.compile(
     r"(/\w+/|\.py|Traceback|0x[0-9a-f]{6}|site-packages|line \d+, in|python3|orjson|aiohttp|msgspec)"
 )
@@ -82,7 +82,7 @@ BOTH_ROUTES = [
     ("stop", ["x"] * 10**5), ("stop", "x" * (10 << 20)), ("stop", ""), ("stop", ["a", ""]), ("stop", [1]), ("stop", 5),
     ("stop", {}), ("stop", ["x"] * 17),
     ("logit_bias", {str(i): 1 for i in range(5000)}), ("logit_bias", {"a": 1}), ("logit_bias", []),
-    ("bad_words", ["x"] * 10**4), ("bad_words", ["x" * 257]), ("bad_words", "x"), ("bad_words", [""]),
+    ("bad_words", ["x"] * 10**4), ("bad_words", ["x" * 257]), ("bad_words", ["x" * 65]), ("bad_words", "x"), ("bad_words", [""]),
     ("bad_words", [1]), ("stop_token_ids", [1] * 10**5),
     ("cache_salt", "x" * (1 << 20)), ("cache_salt", "x" * 129), ("cache_salt", ""), ("cache_salt", "a b"),
     ("cache_salt", "sälz"), ("cache_salt", 5), ("request_id", "a/b"), ("request_id", "x" * 65),
@@ -295,6 +295,7 @@ async def test_raw_bodies(guarded: Any, data: bytes, expected: int) -> None:
         {"temperature": 5e-324}, {"temperature": -0.0}, {"top_p": 1e-300}, {"temperature": 1e-100},
         {"prompt": "a\u0000b"}, {"prompt": "a" + "\u0301" * 100}, {"max_tokens": 4.0}, {"seed": -(2**63)},
         {"seed": 2**63 - 1}, {"logit_bias": {str(i): 1 for i in range(VOCAB)}}, {"stop_token_ids": [VOCAB - 1]},
+        {"allowed_token_ids": [VOCAB - 1]}, {"allowed_token_ids": list(range(VOCAB))}, {"bad_words": ["x" * 63]},
         {"prompt": [VOCAB - 1]}, {"prompt": [0]}, {"cache_salt": "a/b"}, {"cache_salt": "x" * 128}, {"top_k": -1},
         {"priority": 0}, {"prompt": "  leading"}, {"temperature": 0}, {"n": 128, "max_tokens": 1},
         {"prompt": ["x"] * 64, "n": 2, "max_tokens": 1}, {"prompt": [1] * 255, "max_tokens": 1},

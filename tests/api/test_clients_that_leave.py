@@ -88,7 +88,7 @@ async def test_abort_storm(server: Any) -> None:
     """Requests cut at random points, by FIN and by RST, streamed and not: all accounted for, nothing left."""
     engine, source = server.engine, random.Random(4)
     engine.step_s = 0.0005
-    body = {"prompt": "canary", "max_tokens": 24, "temperature": 0}
+    body = {"prompt": "canary", "max_tokens": 24, "seed": 1}
     before = (await server.post(COMPLETIONS, body))[1]["choices"]
     await asyncio.sleep(0.1)
     num_files, num_tasks = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
@@ -158,11 +158,11 @@ def small_send_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_stalled_reader_is_cut(
-    serve: Any, fake_engine_type: Any, monkeypatch: pytest.MonkeyPatch
+    serve: Any, null_engine_type: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It reads one event and stops: cut after the set time, its request ended, its memory bounded, others unharmed."""
     small_send_buffers(monkeypatch)
-    engine = fake_engine_type(max_model_len=50_000)
+    engine = null_engine_type(max_model_len=50_000, num_blocks=1 << 16)
     async with serve(engine, write_timeout_s=0.5) as server:
         stalled = [await connect_slowly(server, {"prompt": f"s{i}", **LONG}) for i in range(4)]
         for reader, _ in stalled:
@@ -182,11 +182,13 @@ async def test_a_stalled_reader_is_cut(
 
 
 async def test_a_slow_reader_gets_everything(
-    serve: Any, fake_engine_type: Any, monkeypatch: pytest.MonkeyPatch
+    serve: Any, null_engine_type: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It reads a little at a time, with pauses below the limit: every token arrives, in order."""
     small_send_buffers(monkeypatch)
-    async with serve(fake_engine_type(max_model_len=50_000), write_timeout_s=0.5) as server:
+    async with serve(
+        null_engine_type(max_model_len=50_000, num_blocks=1 << 16), write_timeout_s=0.5
+    ) as server:
         body = {"prompt": "s", "max_tokens": 3_000, "ignore_eos": True, "seed": 1}
         _, whole = await server.post(COMPLETIONS, body)
         reader, writer = await connect_slowly(server, {**body, "stream": True})
@@ -201,12 +203,14 @@ async def test_a_slow_reader_gets_everything(
 
 
 async def test_the_kernel_waits_for_a_reader_as_long_as_we_do(
-    serve: Any, fake_engine_type: Any, monkeypatch: pytest.MonkeyPatch
+    serve: Any, null_engine_type: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Linux counts a window that stays closed as data that nobody acknowledges."""
     small_send_buffers(monkeypatch)
-    monkeypatch.setattr("oneloop.api.connection._UNACKNOWLEDGED_S", 0.2)
-    async with serve(fake_engine_type(max_model_len=50_000), write_timeout_s=20.0) as server:
+    monkeypatch.setattr("oneloop.api.peers._UNACKNOWLEDGED_S", 0.2)
+    async with serve(
+        null_engine_type(max_model_len=50_000, num_blocks=1 << 16), write_timeout_s=20.0
+    ) as server:
         reader, writer = await connect_slowly(
             server, {"prompt": "s", "max_tokens": 3_000, "ignore_eos": True, "stream": True}
         )

@@ -30,12 +30,11 @@ async def served(serve: Any, settings: Any = None, **server: Any) -> AsyncIterat
     config = EngineConfig.from_flat(
         {"executor": "null", "null_step_ms": 1.0, "max_num_seqs": 4, **(settings or {})}
     )
-    async with AsyncEngine(config) as engine:
-        engine.paused = asyncio.Event()  # as the double's, which `serving` lets go at its end
-        async with serve(
-            engine, **{"enable_debug_endpoints": True, "shutdown_timeout": 0.0, **server}
-        ) as found:
-            yield found
+    async with (
+        AsyncEngine(config) as engine,
+        serve(engine, **{"enable_debug_endpoints": True, "shutdown_timeout": 0.0, **server}) as found,
+    ):
+        yield found
 
 
 def read_slowly(server: Any, count: int, **body: Any) -> list[asyncio.Task[Any]]:

@@ -96,17 +96,17 @@ BODIES: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-async def test_same_reply_as_through_aiohttp(server: Any, taken: list[Any], name: str) -> None:
-    server.engine.in_step = True
+async def test_same_reply_as_through_aiohttp(scripted: Any, taken: list[Any], name: str) -> None:
+    scripted.engine.in_step = True
     body, path = BODIES[name]
     for _ in range(2):  # the second one is known from the first
-        quick = await ask(server, message(body, path))
+        quick = await ask(scripted, message(body, path))
     assert len(taken) == 2
-    slow = await ask(server, by_aiohttp(body, path))
+    slow = await ask(scripted, by_aiohttp(body, path))
     assert len(taken) == 2
     assert parts(quick) == parts(slow)
-    await server.settled()
-    metrics = (await server.get("/metrics"))[1]
+    await scripted.settled()
+    metrics = (await scripted.get("/metrics"))[1]
     status = "2xx" if quick.startswith(b"HTTP/1.1 200") else "4xx"
     assert f'http_requests_total{{handler="{path}",method="POST",status="{status}"}} 3.0' in metrics
 
@@ -241,7 +241,7 @@ async def test_a_bug_in_preparing_is_a_status(server: Any, monkeypatch: pytest.M
 
 
 async def test_what_waits_behind_a_stalled_reader_is_not_begun(
-    serve: Any, fake_engine_type: Any, taken: list[Any], monkeypatch: pytest.MonkeyPatch
+    serve: Any, null_engine_type: Any, taken: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = Connection.connection_made
 
@@ -250,7 +250,9 @@ async def test_what_waits_behind_a_stalled_reader_is_not_begun(
         original(self, transport)
 
     monkeypatch.setattr(Connection, "connection_made", connection_made)
-    async with serve(fake_engine_type(max_model_len=50_000), write_timeout_s=0.2) as server:
+    async with serve(
+        null_engine_type(max_model_len=50_000, num_blocks=1 << 16), write_timeout_s=0.2
+    ) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         writer.write(message(stream(max_tokens=40_000, ignore_eos=True, n=8)) + message(stream()))

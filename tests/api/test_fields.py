@@ -90,8 +90,8 @@ async def test_sampling_fields_reach_the_engine(server: Any) -> None:
     assert (priority, salt) == (0, "tenant-1")
 
 
-async def test_priority_needs_its_policy(serve: Any, fake_engine_type: Any) -> None:
-    async with serve(fake_engine_type(priority=True)) as server:
+async def test_priority_needs_its_policy(serve: Any, null_engine_type: Any) -> None:
+    async with serve(null_engine_type(scheduling_policy="priority")) as server:
         assert (await server.post(COMPLETIONS, {"prompt": "a", "priority": -3}))[0] == 200
         assert server.engine.submitted[-1][2] == -3
         assert (await server.post(COMPLETIONS, {"prompt": "a", "priority": 2**31}))[0] == 400
@@ -173,3 +173,23 @@ async def test_refused_in_words_that_help(server: Any, fields: dict[str, Any], s
     status, answer = await server.post_raw(COMPLETIONS, json.dumps({"prompt": "hello", **fields}).encode())
     assert status == 400
     assert says in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_allowed_tokens_and_bad_words(server: Any, stream: bool) -> None:
+    """Tokens are bytes; "ab" is two of them, and " c" behind a space."""
+    body = {
+        "prompt": "a", "max_tokens": 40, "ignore_eos": True, "seed": 3, "stream": stream,
+        "allowed_token_ids": list(b"abc "), "bad_words": ["ab", "c"],
+    }  # fmt: skip
+    async with server.session.post(server.url + COMPLETIONS, json=body) as reply:
+        assert reply.status == 200, await reply.text()
+        text = await reply.text()
+    if stream:
+        events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+        said = "".join(event["choices"][0]["text"] for event in events if event["choices"])
+    else:
+        said = json.loads(text)["choices"][0]["text"]
+    assert len(said) == 40
+    assert set(said) == set("ab ")
+    assert "ab" not in said

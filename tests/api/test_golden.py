@@ -60,10 +60,12 @@ def normalised(body: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_wire_bytes(server: Any, name: str) -> None:
+async def test_wire_bytes(scripted: Any, name: str) -> None:
     path, body = CASES[name]
-    server.engine.in_step = True
-    async with server.session.post(server.url + path, json=body, headers={"X-Request-Id": "golden"}) as reply:
+    scripted.engine.in_step = True
+    async with scripted.session.post(
+        scripted.url + path, json=body, headers={"X-Request-Id": "golden"}
+    ) as reply:
         assert reply.status == 200
         found = normalised(await reply.read())
         headers = reply.headers

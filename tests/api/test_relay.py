@@ -8,67 +8,33 @@ import json
 import random
 import re
 import socket
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from oneloop.api.chunks import ChunkEncoder
 from oneloop.api.connection import Connection
-from oneloop.config import EngineConfig
-from oneloop.engine.async_engine import AsyncEngine
 from oneloop.engine.stream import RequestStream
-from oneloop.executor.base import ModelInfo
-from oneloop.executor.null import NullExecutor, Pace, tokens_of_text
-from oneloop_core import Vocabulary
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TEXT = 'words and "quotes", back\\slashes, 日本語, naïve 👩‍🚀,\n\ttabs \x7f\x1b, and so on. ' * 3
-END = 256
 
 
-class Tokenizer:
-    """Bytes as tokens, so that every character beyond ASCII is cut. A double of oneloop.tokenize.Tokenizer."""
+@pytest.fixture
+def served(serve: Any, null_engine_type: Any) -> Any:
+    """Starts a server whose sequences "sample" TEXT from places of their own."""
 
-    vocab_size = 257
-    bos_token_id = None
-    eos_token_ids = (END,)
-    special_ids = frozenset({END})
+    def start(step_s: float = 0.0, **settings: Any) -> Any:
+        engine = null_engine_type(
+            step_s=step_s,
+            tokens=list(TEXT.encode()),
+            max_model_len=8192,
+            max_num_seqs=64,
+            enable_prefix_caching=False,  # or usage tells which of two equal requests was the first
+        )
+        return serve(engine, **settings)
 
-    def __init__(self) -> None:
-        self.vocabulary = Vocabulary([*(bytes([value]) for value in range(256)), b"<end>"], [END])
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return list(text.encode())
-
-    def encode_batch(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return self.vocabulary.piece(token_id)
-
-    @property
-    def chat_template(self) -> Tokenizer:
-        return self
-
-    def render(self, messages: Any, **_: Any) -> str:
-        return "".join(str(message["content"]) for message in messages)
-
-
-@asynccontextmanager
-async def served(serve: Any, step_s: float = 0.0, **settings: Any) -> AsyncIterator[Any]:
-    """A server over the real engine, whose sequences "sample" TEXT from places of their own."""
-    info = ModelInfo(vocab_size=257, max_model_len=8192, num_blocks=4096, block_size=16)
-    config = EngineConfig.from_flat({"executor": "null", "max_num_seqs": 64})
-    draw = tokens_of_text(list(TEXT.encode()))
-    executor = NullExecutor(config, info=info, draw=draw, pace=Pace(step_s=step_s))
-    async with AsyncEngine(config, executor=executor, tokenizer=Tokenizer()) as engine:  # type: ignore[arg-type]
-        engine.paused = asyncio.Event()  # as the double's, which `serving` lets go at its end
-        async with serve(engine, **settings) as server:
-            yield server
+    return start
 
 
 def texts_of(events: list[str]) -> str:
@@ -97,10 +63,10 @@ LOGPROBS: dict[str, list[dict[str, Any]]] = {
     [{}, {"stop": ["naïve", "and so"]}, {"skip_special_tokens": False}, {"stream_options": CONTINUOUS}],
 )
 async def test_the_bytes_are_those_of_the_python_path(
-    serve: Any, monkeypatch: pytest.MonkeyPatch, path: str, shown: int, options: dict[str, Any]
+    served: Any, monkeypatch: pytest.MonkeyPatch, path: str, shown: int, options: dict[str, Any]
 ) -> None:
     """The same request with and without the relay: the same events, to the byte."""
-    async with served(serve, 0.001) as server:
+    async with served(0.001) as server:
         prompt = {"prompt": "a"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "a"}]}
         body = {"stream_options": {"include_usage": True}, **prompt, **options, **LOGPROBS[path][shown]}
         body |= {"max_tokens": 120, "ignore_eos": True, "seed": 7, "request_id": "same"}
@@ -137,9 +103,9 @@ async def until(condition: Any) -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_a_stream_says_what_the_whole_reply_says(serve: Any, path: str) -> None:
+async def test_a_stream_says_what_the_whole_reply_says(served: Any, path: str) -> None:
     source = random.Random(1)
-    async with served(serve) as server:
+    async with served() as server:
 
         async def one() -> None:
             body: dict[str, Any] = {"max_tokens": source.choice([1, 2, 7, 300]), "ignore_eos": True}
@@ -177,7 +143,7 @@ async def test_a_stream_says_what_the_whole_reply_says(serve: Any, path: str) ->
 
 
 async def test_between_first_and_last_nothing_passes_python(
-    serve: Any, monkeypatch: pytest.MonkeyPatch
+    served: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoded = []
     original = ChunkEncoder.encode
@@ -187,7 +153,7 @@ async def test_between_first_and_last_nothing_passes_python(
         return original(self, choice, delta)
 
     monkeypatch.setattr(ChunkEncoder, "encode", encode)
-    async with served(serve, 0.002) as server:
+    async with served(0.002) as server:
         events = await server.stream(COMPLETIONS, {"prompt": "a", "max_tokens": 200, "ignore_eos": True})
         assert len(events) > 100, "a chunk per token with text"
         assert len(encoded) < 20
@@ -216,11 +182,11 @@ def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("shown", [{}, {"logprobs": 2, "stream_options": CONTINUOUS}])
 async def test_a_slow_reader_gets_everything_in_order(
-    serve: Any, monkeypatch: pytest.MonkeyPatch, shown: dict[str, Any]
+    served: Any, monkeypatch: pytest.MonkeyPatch, shown: dict[str, Any]
 ) -> None:
     """The socket stalls again and again: the relay hands back, Python goes on, the relay takes over again."""
     small_buffers(monkeypatch)
-    async with served(serve, 0.0005) as server:
+    async with served(0.0005) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=4096)
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         writer.write(
@@ -262,9 +228,9 @@ def check_running_counts(events: list[str], text: str) -> None:
     assert num_tokens == len(text.encode())
 
 
-async def test_a_reader_of_nothing_is_cut(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reader_of_nothing_is_cut(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     small_buffers(monkeypatch)
-    async with served(serve, 0.0002, write_timeout_s=0.3) as server:
+    async with served(0.0002, write_timeout_s=0.3) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         writer.transport.pause_reading()
@@ -277,8 +243,8 @@ async def test_a_reader_of_nothing_is_cut(serve: Any, monkeypatch: pytest.Monkey
         writer.close()
 
 
-async def test_clients_that_leave(serve: Any) -> None:
-    async with served(serve, 0.002) as server:
+async def test_clients_that_leave(served: Any) -> None:
+    async with served(0.002) as server:
         connections = []
         for _ in range(30):
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -298,8 +264,8 @@ async def test_clients_that_leave(serve: Any) -> None:
         assert server.engine.metrics.request_success["abort"] == 30
 
 
-async def test_shutdown_under_way(serve: Any) -> None:
-    async with served(serve, 0.002, shutdown_timeout=0.1) as server:
+async def test_shutdown_under_way(served: Any) -> None:
+    async with served(0.002, shutdown_timeout=0.1) as server:
         tasks = [
             asyncio.create_task(
                 server.stream(COMPLETIONS, {"prompt": "a", "max_tokens": 8000, "ignore_eos": True})
@@ -324,9 +290,9 @@ def kept_streams() -> int:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_request_leaves_nothing_to_the_collector(serve: Any, stream: bool) -> None:
+async def test_a_request_leaves_nothing_to_the_collector(served: Any, stream: bool) -> None:
     """What a request held is freed with its last reference: full collections are rare on a server."""
-    async with served(serve) as server:
+    async with served() as server:
         gc.collect()
         gc.disable()
         try:
@@ -342,8 +308,8 @@ async def test_a_request_leaves_nothing_to_the_collector(serve: Any, stream: boo
             gc.enable()
 
 
-async def test_connections_are_used_again(serve: Any) -> None:
-    async with served(serve) as server:
+async def test_connections_are_used_again(served: Any) -> None:
+    async with served() as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         for _ in range(30):
             writer.write(request({"max_tokens": 50}))
@@ -353,9 +319,9 @@ async def test_connections_are_used_again(serve: Any) -> None:
 
 
 async def test_a_machine_without_descriptors_left_goes_on_in_python(
-    serve: Any, monkeypatch: pytest.MonkeyPatch
+    served: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with served(serve) as server:
+    async with served() as server:
 
         def attach(*_: Any, **__: Any) -> None:
             raise OSError(24, "too many open files")
@@ -366,10 +332,10 @@ async def test_a_machine_without_descriptors_left_goes_on_in_python(
         assert events[-1] == "[DONE]"
 
 
-async def test_slices_that_are_too_short_for_a_step(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slices_that_are_too_short_for_a_step(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """One event per turn of the loop: steps overtake what waits, which is merged; every stream gets on."""
     monkeypatch.setattr("oneloop.engine.relay.SLICE_S", 0.0)
-    async with served(serve) as server:
+    async with served() as server:
         body = {"prompt": "a", "max_tokens": 300, "ignore_eos": True}
         found = await asyncio.gather(*[server.stream(COMPLETIONS, body) for _ in range(40)])
     for events in found:
@@ -381,7 +347,7 @@ async def test_slices_that_are_too_short_for_a_step(serve: Any, monkeypatch: pyt
 
 @pytest.mark.parametrize("max_tokens", [1, 40])
 async def test_headers_leave_with_the_first_events(
-    serve: Any, monkeypatch: pytest.MonkeyPatch, max_tokens: int
+    served: Any, monkeypatch: pytest.MonkeyPatch, max_tokens: int
 ) -> None:
     """And the last events with the end of the body."""
     written: list[bytes] = []
@@ -391,7 +357,7 @@ async def test_headers_leave_with_the_first_events(
         original(self, Recording(transport, written))
 
     monkeypatch.setattr(Connection, "connection_made", connection_made)
-    async with served(serve, 0.001) as server:
+    async with served(0.001) as server:
         await server.stream(COMPLETIONS, {"prompt": "a", "max_tokens": max_tokens, "ignore_eos": True})
     assert written[0].startswith(b"HTTP/1.1 200 OK")
     assert b'data: {"id"' in written[0]

@@ -101,8 +101,8 @@ async def test_stop_with_nothing_running_is_quick(serve: Any) -> None:
         assert time.monotonic() - begin < 0.5
 
 
-async def test_a_stalled_reader_does_not_hold_up_the_end(serve: Any, fake_engine_type: Any) -> None:
-    engine = fake_engine_type(max_model_len=10**6)
+async def test_a_stalled_reader_does_not_hold_up_the_end(serve: Any, null_engine_type: Any) -> None:
+    engine = null_engine_type(max_model_len=10**6, num_blocks=1 << 16)
     async with serve(engine, shutdown_timeout=0.2, write_timeout_s=60.0) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
         body = {"prompt": "a", "max_tokens": 900_000, "ignore_eos": True, "stream": True, "n": 16}
@@ -124,11 +124,11 @@ async def test_a_stalled_reader_does_not_hold_up_the_end(serve: Any, fake_engine
 
 @pytest.mark.parametrize("media_type", ["application/json", "Application/JSON"], ids=["express", "aiohttp"])
 async def test_a_slow_reader_is_told_all_the_same(
-    serve: Any, fake_engine_type: Any, monkeypatch: pytest.MonkeyPatch, media_type: str
+    serve: Any, null_engine_type: Any, monkeypatch: pytest.MonkeyPatch, media_type: str
 ) -> None:
     """Who reads on is waited for, and nobody any longer once it has its last events."""
     monkeypatch.setattr("oneloop.api.server.LAST_WORDS_S", 3.0)
-    engine = fake_engine_type(max_model_len=10**6)
+    engine = null_engine_type(max_model_len=10**6, num_blocks=1 << 16)
     async with serve(engine, shutdown_timeout=0.1, write_timeout_s=60.0) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
         data = json.dumps({"prompt": "a", "max_tokens": 900_000, "ignore_eos": True, "stream": True, "n": 16})
@@ -150,6 +150,30 @@ async def test_a_slow_reader_is_told_all_the_same(
         await server.task
         assert time.monotonic() - begin < 1.0
         writer.close()
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["express", "aiohttp"])
+@pytest.mark.parametrize(("takes_s", "expected"), [(0.2, 200), (0.8, 503)], ids=["in time", "too late"])
+async def test_who_is_being_tokenised_is_waited_for(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, stream: bool, takes_s: float, expected: int
+) -> None:
+    began = asyncio.Event()
+
+    async def encode(_: str, *, add_special_tokens: bool = True) -> list[int]:
+        began.set()
+        await asyncio.sleep(takes_s)
+        return [1, 2, 3]
+
+    async with serve(shutdown_timeout=0.5) as server:
+        monkeypatch.setattr(server.engine, "encode", encode)
+        body = {"prompt": "a", "max_tokens": 3, "stream": stream}
+        asking = asyncio.create_task(server.session.post(server.url + COMPLETIONS, json=body))
+        await began.wait()
+        server.stop.set()
+        async with await asking as reply:
+            assert reply.status == expected
+            await reply.read()
+        await server.task
 
 
 def test_who_has_asked_already_is_answered(serve: Any) -> None:

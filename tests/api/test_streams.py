@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 import pytest
 
 from oneloop_core import LogprobsEncoder
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -121,11 +124,24 @@ def whole_completion(answer: Any) -> list[dict[str, Any]]:
     return [{name: choice[name] for name in names} for choice in answer["choices"]]
 
 
-@pytest.mark.parametrize("in_step", [True, False])
-async def test_stream_is_the_whole_reply(server: Any, in_step: bool) -> None:
-    """Random requests, once token by token, once with steps merged as they come."""
-    source = random.Random(7)
-    server.engine.in_step = in_step
+@pytest.fixture(params=["null", "in step", "merged"])
+async def any_server(
+    request: pytest.FixtureRequest, serve: Any, null_engine_type: Any, fake_engine_type: Any
+) -> AsyncIterator[Any]:
+    """The real engine; and the double, once token by token, once with steps merged as they come."""
+    engine = null_engine_type(
+        enable_prefix_caching=False
+    )  # or the second of two requests finds the first's blocks
+    if request.param != "null":
+        engine = fake_engine_type()
+        engine.in_step = request.param == "in step"
+    async with serve(engine) as server:
+        yield server
+
+
+async def test_stream_is_the_whole_reply(any_server: Any) -> None:
+    """Random requests."""
+    server, source = any_server, random.Random(7)
     for _ in range(ROUNDS):
         path, body = random_request(source)
         status, whole = await server.post(path, body)
@@ -145,21 +161,27 @@ async def test_stream_is_the_whole_reply(server: Any, in_step: bool) -> None:
 
 async def test_usage_counts(server: Any) -> None:
     """H10: exact counts; the prompt counts once; the cached part shows in the details."""
-    for n in (1, 3):
-        body = {"messages": HELLO, "max_tokens": 37, "n": n, "ignore_eos": True, "logit_bias": {"257": -100}}
+    messages = [{"role": "user", "content": "hello" * 8}]
+    prompt = len("[user][assistant]") + 5 * 8
+    for n, cached in ((1, 0), (3, prompt // 16 * 16)):
+        body = {
+            "messages": messages,
+            "max_tokens": 37,
+            "n": n,
+            "ignore_eos": True,
+            "logit_bias": {"257": -100},
+        }
         events = await server.stream(CHAT, {**body, "stream_options": {"include_usage": True}})
         usage = json.loads(events[-2])["usage"]
-        prompt = len("[user]hello[assistant]")
         assert usage == {
             "prompt_tokens": prompt,
             "completion_tokens": 37 * n,
             "total_tokens": prompt + 37 * n,
-            "prompt_tokens_details": {"cached_tokens": prompt // 2},
+            "prompt_tokens_details": {"cached_tokens": cached},
         }
 
 
 async def test_continuous_usage(server: Any) -> None:
-    server.engine.in_step = True
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = await server.stream(
         CHAT, {"messages": HELLO, "max_tokens": 9, "seed": 1, "stream_options": options}
@@ -258,8 +280,8 @@ async def test_many_logprobs_do_not_hold_the_loop(server: Any, path: str, stream
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
-async def test_logprobs_that_json_cannot_say(fake_engine_type: Any, value: float) -> None:
-    vocabulary = fake_engine_type().tokenizer.vocabulary
+async def test_logprobs_that_json_cannot_say(server: Any, value: float) -> None:
+    vocabulary = server.engine.vocabulary
     for form, count in (("chat", 2), ("completion", 3)):
         encoder = LogprobsEncoder(vocabulary, form, num_top=1, skip_special_tokens=True)
         encoder.add([(1, [(65, value), (66, value)])])
@@ -268,49 +290,49 @@ async def test_logprobs_that_json_cannot_say(fake_engine_type: Any, value: float
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_failure_under_way(server: Any, path: str) -> None:
+async def test_failure_under_way(scripted: Any, path: str) -> None:
     """One error event, then the end of the body, and no end mark."""
-    server.engine.fail_after = 5
+    scripted.engine.fail_after = 5
     body = {"messages": HELLO, "prompt": "a", "max_tokens": 50, "ignore_eos": True}
     del body["prompt" if path == CHAT else "messages"]
-    events = await server.stream(path, body)
+    events = await scripted.stream(path, body)
     error = json.loads(events[-1])["error"]
     assert (error["type"], error["code"]) == ("InternalServerError", 500)
     assert "step" not in error["message"]
     assert all("error" not in json.loads(event) for event in events[:-1])
-    status, answer = await server.post(path, body)
+    status, answer = await scripted.post(path, body)
     assert status == 500
     assert answer["error"] == error
 
 
-async def test_failure_before_the_first_token_is_a_status(server: Any) -> None:
-    server.engine.fail_after = 0
-    status, answer = await server.post(CHAT, {"messages": HELLO, "stream": True})
+async def test_failure_before_the_first_token_is_a_status(scripted: Any) -> None:
+    scripted.engine.fail_after = 0
+    status, answer = await scripted.post(CHAT, {"messages": HELLO, "stream": True})
     assert status == 500
     assert answer["error"]["type"] == "InternalServerError"
 
 
-async def test_engine_death_under_way(server: Any) -> None:
-    engine = server.engine
+async def test_engine_death_under_way(scripted: Any) -> None:
+    engine = scripted.engine
     engine.step_s = 0.01
     body = {"messages": HELLO, "max_tokens": 200, "ignore_eos": True}
-    task = asyncio.create_task(server.stream(CHAT, body))
+    task = asyncio.create_task(scripted.stream(CHAT, body))
     await asyncio.sleep(0.1)
     engine.state = "dead"
     for stream in list(engine.live.values()):
         stream.end("error", "the engine has stopped: reason")
     events = await task
     assert json.loads(events[-1])["error"]["type"] == "ServiceUnavailableError"
-    assert (await server.get("/health"))[0] == 503
-    assert (await server.post(CHAT, body))[0] == 503
+    assert (await scripted.get("/health"))[0] == 503
+    assert (await scripted.post(CHAT, body))[0] == 503
 
 
 @pytest.mark.parametrize(("path", "body"), [(CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": "hello"})])
-async def test_overload(server: Any, monkeypatch: pytest.MonkeyPatch, path: str, body: Any) -> None:
+async def test_overload(scripted: Any, monkeypatch: pytest.MonkeyPatch, path: str, body: Any) -> None:
     """Refused before anything is done for it."""
-    server.engine.overloaded = True
-    monkeypatch.delattr(type(server.engine), "encode")
-    async with server.session.post(server.url + path, json=body) as reply:
+    scripted.engine.overloaded = True
+    monkeypatch.delattr(type(scripted.engine), "encode")
+    async with scripted.session.post(scripted.url + path, json=body) as reply:
         assert reply.status == 503
         assert reply.headers["Retry-After"] == "3"
         assert (await reply.json())["error"]["type"] == "ServiceUnavailableError"

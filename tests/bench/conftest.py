@@ -25,6 +25,10 @@ class Fake:
         self.heads: list[str] = []
         self.num_connections = 0
         self.num_at_once = self.most_at_once = 0
+        self.card: dict[str, Any] = {"id": "fake-model"}
+        """What /v1/models says of the one model."""
+        self.num_looks = 0
+        """How often it was asked."""
         self._writers: list[asyncio.StreamWriter] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
@@ -81,13 +85,17 @@ class Fake:
 
     async def _answer(self, head: str, body: bytes, writer: asyncio.StreamWriter) -> None:
         if head.startswith("GET /v1/models"):
-            return self._whole(writer, {"data": [{"id": "fake-model"}]})
+            self.num_looks += 1
+            return self._whole(writer, {"data": [self.card]})
         asked = json.loads(body)
         self.heads.append(head)
         self.bodies.append(asked)
         fault, is_chat = asked.get("fault"), CHAT in head
         if fault == "500":
             return self._whole(writer, {"error": {"message": "broken"}}, status="500 Internal Server Error")
+        if fault == "each its own 400":
+            message = f"request {self.num_at_once}-{len(self.bodies):04x}: {asked['prompt'][0]} is out of vocabulary"
+            return self._whole(writer, {"error": {"message": message}}, status="400 Bad Request")
         if fault == "garbage":
             writer.write(b"this is no HTTP\r\n\r\n")
             return writer.close()

@@ -43,13 +43,18 @@ def test_throughput_of_other_workloads(bench, tmp_path):
 
 
 def test_workloads_that_need_a_server(tiny_model, tmp_path, capsys):
-    assert main(["throughput", str(tiny_model), *DUMMY, "--dataset-name", "multi_turn"]) == 2
+    with pytest.raises(SystemExit):
+        main(["throughput", str(tiny_model), *DUMMY, "--dataset-name", "multi_turn"])
     path = tmp_path / "chat.jsonl"
     path.write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
     custom = ("--dataset-name", "custom", "--dataset-path", str(path), "--num-prompts", "1")
     assert main(["throughput", str(tiny_model), *DUMMY, *custom]) == 2
-    assert "it is for `bench serve`" in (err := capsys.readouterr().err)
+    assert "invalid choice: 'multi_turn'" in (err := capsys.readouterr().err)
     assert "conversations are for `bench serve`" in err
+    with pytest.raises(SystemExit):
+        main(["throughput", "--help"])
+    assert "multi_turn" not in (out := capsys.readouterr().out)
+    assert "multi-turn" not in out
 
 
 def test_latency(bench, capsys):

@@ -8,7 +8,7 @@ from oneloop_bench.commands.main import main
 from oneloop_bench.server import running_server
 
 DUMMY = ("--load-format", "dummy", "--device", "cpu", "--max-model-len", "512")
-SMALL = ("--num-prompts", "24", "--disable-tqdm", "--strict", "--token-id-range", "1:250", "--save-result")
+SMALL = ("--num-prompts", "24", "--disable-tqdm", "--strict", "--save-result")
 
 
 @pytest.fixture(scope="module")
@@ -16,6 +16,26 @@ def port(tiny_model):
     with running_server(*DUMMY, model=str(tiny_model)) as server:
         server.wait_ready()
         yield server.port
+
+
+def test_the_null_executor_without_a_model(capsys):
+    """As docs/benchmarking.md has it: nothing of its small vocabulary has to be said."""
+    with running_server("--executor", "null", model="null") as server:
+        server.wait_ready()
+        for more in ((), ("--backend", "openai-chat")):
+            code = main(
+                [
+                    "serve",
+                    "--port",
+                    str(server.port),
+                    "--num-prompts",
+                    "24",
+                    "--disable-tqdm",
+                    "--strict",
+                    *more,
+                ]
+            )
+            assert code == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

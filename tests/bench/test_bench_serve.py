@@ -10,7 +10,10 @@ import time
 import pytest
 
 from oneloop_bench.commands.main import main
-from oneloop_bench.load.result import load
+from oneloop_bench.load.metrics import Selection
+from oneloop_bench.load.processes import Outcome
+from oneloop_bench.load.record import Record
+from oneloop_bench.load.result import ABOUT_FIELDS, load, make_result, text
 from oneloop_bench.load.workload import CHAT_PATH
 from oneloop_bench.server import free_port
 
@@ -66,6 +69,51 @@ def test_failed_requests(serve):
     assert code == 1, "nothing at all came"
     assert only(results)["failed"] == 6
     assert "6 requests failed: status 500" in printed.out
+
+
+def test_failures_that_differ_in_ids_alone_are_one_and_the_remedy_is_named(serve):
+    fault = ("--extra-body", '{"fault": "each its own 400"}')
+    _, results, printed = serve(*fault, "--save-detailed")
+    assert list(only(results)["error_messages"].values()) == [6]
+    assert len(set(only(results)["errors"])) == 6
+    (line,) = [line for line in printed.out.splitlines() if "failed: " in line]
+    assert line.startswith("6 requests failed: status 400: ")
+    assert "--token-id-range" in line
+    code, _, printed = serve(*fault, "--num-warmups", "2")
+    assert code == 1
+    assert "--token-id-range" in printed.err
+
+
+def test_failures_of_different_kinds_are_told_apart():
+    errors = ["status 400: no", "status 500: no", "cut at 12", "cut at 13", "cut before 13"]
+    records = [Record(place, 0.0, error=error) for place, error in enumerate(errors)]
+    found = make_result({"max_concurrency": None}, Outcome(records, 0.0, [0.0]), Selection(), detailed=False)
+    assert found["error_messages"] == {
+        "cut at 12": 2, "status 400: no": 1, "status 500: no": 1, "cut before 13": 1,
+    }  # fmt: skip
+    assert "1 request failed: cut before 13" in text({**dict.fromkeys(ABOUT_FIELDS), **found})
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "low", "high"), [(None, 1000, 30_000), (128_000, 1000, 30_000), (258, 8, 241), (1, 0, 1)]
+)
+@pytest.mark.parametrize("named", [(), ("--model", "fake-model"), ("--model", "other")])
+def test_ids_are_of_the_vocabulary_that_the_server_tells(serve, fake, vocab_size, low, high, named):
+    fake.card["vocab_size"] = vocab_size
+    assert serve("--input-len", "300", *named)[0] == 0
+    ids = {token for body in fake.bodies for token in body["prompt"]}
+    if "other" in named:
+        low, high = 1000, 30_000  # of which the server says nothing
+    assert low <= min(ids) <= max(ids) < high
+    assert max(ids) >= high // 2
+
+
+def test_a_model_that_is_named_is_not_asked_about_without_need(serve, fake):
+    fake.card["vocab_size"] = 258
+    serve("--model", "fake-model", "--token-id-range", "1000:2000")
+    serve("--model", "fake-model", "--prompt-form", "text")
+    assert fake.num_looks == 0
+    assert min(min(body["prompt"]) for body in fake.bodies[:6]) >= 1000
 
 
 def test_chat(serve, fake):

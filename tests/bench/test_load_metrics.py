@@ -224,7 +224,7 @@ def test_what_a_person_reads():
     text = result.text(made(records, cpu_s=(0.1, 99.0)))
     assert "Median TTFT (ms):" in text
     assert "1 of 199 replies failed a check: usage 1, done 1" in text
-    assert "1 requests failed: status 500: broken" in text
+    assert "1 request failed: status 500: broken" in text
     assert "Use more than 2 --client-processes" in text
     assert "All checks held on 200 replies." in result.text(made())
     whole = result.text(made([record(0, 0.0, [])]))

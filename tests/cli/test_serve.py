@@ -4,11 +4,15 @@ import json
 import re
 import resource
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from oneloop.cli.serve import MAX_DESCRIPTORS, allow_many_descriptors, warn_of_few_descriptors
+from oneloop_bench.server import free_port
 
 LONG = {
     "model": "tiny",
@@ -98,6 +102,44 @@ def test_a_signal_while_loading_ends_within_seconds(serving):
         assert time.monotonic() - begin < 5
         assert code == 0
         assert "Traceback" not in errors
+
+
+INTERRUPTED_LATE = """
+import os, signal, sys, time
+from oneloop.cli.main import main
+from oneloop.cli.serve import _Serving
+
+def import_api(self):
+    time.sleep(0.5)  # a null model takes some ms
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.2)
+
+_Serving._import_api = import_api
+sys.exit(main(["serve", "--executor", "null", "--port", sys.argv[1]]))
+"""
+
+
+def test_a_signal_when_nearly_all_is_loaded():
+    """The model is there, and something else is not: what was asked to stop does not say that it serves."""
+    command = [sys.executable, "-c", INTERRUPTED_LATE, str(free_port())]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0
+    assert "sequences at once" in done.stderr, "the model was loaded"
+    assert "stopping" in done.stderr
+    assert not re.search("Traceback|ready after|serving", done.stderr)
+
+
+def test_who_connects_while_it_loads_is_watched_too(serving):
+    """The kernel's timer of the server's side is the one of keep-alives."""
+    with serving() as server:
+        server.wait_for_status(503)
+        connection = server.connect()
+        connection.connect()
+        port = connection.sock.getsockname()[1]
+        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
+        (timer,) = (line[5] for line in lines if line[2].endswith(f":{port:04X}"))
+        connection.close()
+        assert timer.startswith("02:")
 
 
 def wait_until_waiting(server, count):

@@ -1,7 +1,10 @@
-"""A fake executor with a real slab, a real KV in blocks and a toy model; and engines over it.
+"""Engines over the null executor (`running_null_engine`) and over a fake one (`running_engine`), and their books.
 
-The toy model's next token depends on every token before it, read back through the block table. So a wrong block, a
-wrong position, a lost copy or a wrong placeholder changes the text.
+The fake executor has a real slab, a real KV in blocks and a toy model whose next token depends on every token before
+it, read back through the block table: a wrong block, a wrong position, a lost copy or a wrong placeholder changes the
+text. The null executor's tokens depend on seed and position alone and would not show it. So the fake one runs tests of
+what is generated; and those of steps that are held back, fail, take long or are looked at, which the null executor has
+none of. Everything else goes over the null executor.
 """
 
 from __future__ import annotations
@@ -282,11 +285,26 @@ async def running_engine(executor: FakeExecutor | None = None, **settings: Any) 
     config = EngineConfig.from_flat(
         {"model": "fake", "max_num_seqs": 8, "max_num_batched_tokens": 64, **settings}
     )
-    engine = AsyncEngine(config, executor=executor, tokenizer=ByteTokenizer())
+    async with _running(AsyncEngine(config, executor=executor, tokenizer=ByteTokenizer())) as engine:
+        yield engine
+        assert executor.faults == []
+
+
+@asynccontextmanager
+async def running_null_engine(step_ms: float = 0.0, **settings: Any) -> AsyncIterator[AsyncEngine]:
+    """The same over the null executor, whose tokenizer is the product's for bytes. Sizes are those of FakeExecutor."""
+    sizes = {"num_gpu_blocks_override": 256, "block_size": BLOCK_SIZE, "max_model_len": 512}
+    limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
+    given = {"executor": "null", "null_step_ms": step_ms, **sizes, **limits, **settings}
+    async with _running(AsyncEngine(EngineConfig.from_flat(given))) as engine:
+        yield engine
+
+
+@asynccontextmanager
+async def _running(engine: AsyncEngine) -> AsyncIterator[AsyncEngine]:
     await engine.start()
     try:
         yield engine
-        assert executor.faults == []
         if engine.health().state == "ready":
             await settled(engine)
             check_books(engine)
@@ -318,6 +336,7 @@ class Kit:
     FakeExecutor = FakeExecutor
     ByteTokenizer = ByteTokenizer
     running_engine = staticmethod(running_engine)
+    running_null_engine = staticmethod(running_null_engine)
     settled = staticmethod(settled)
     check_books = staticmethod(check_books)
     greedy_text = staticmethod(greedy_text)

@@ -101,7 +101,7 @@ async def test_every_state_times_every_way(kit, state, cancel):
 
 
 async def test_leaving_generate_early_aborts(kit):
-    async with kit.running_engine() as engine:
+    async with kit.running_null_engine() as engine:
         outputs = engine.generate("leave", LONG)
         async for _ in outputs:
             break
@@ -111,8 +111,7 @@ async def test_leaving_generate_early_aborts(kit):
 
 
 async def test_a_mass_cancel_needs_no_further_request(kit):
-    executor = kit.FakeExecutor(delay_s=0.002)
-    async with kit.running_engine(executor) as engine:
+    async with kit.running_null_engine(step_ms=2) as engine:
         streams = [await engine.submit(f"number {number}", LONG) for number in range(40)]
         await first_delta(streams[0])
         for stream in streams:
@@ -149,9 +148,7 @@ async def test_random_aborts_leave_the_others_whole(kit):
 
 
 async def test_the_queue_is_bounded(kit):
-    executor = kit.FakeExecutor()
-    async with kit.running_engine(executor, max_num_seqs=1, max_num_queued_reqs=3) as engine:
-        executor.gate.clear()
+    async with kit.running_null_engine(step_ms=20, max_num_seqs=1, max_num_queued_reqs=3) as engine:
         streams = [await engine.submit("runs", LONG)]
         await asyncio.sleep(0.01)
         streams += [await engine.submit(f"waits {number}", LONG) for number in range(3)]
@@ -164,7 +161,6 @@ async def test_the_queue_is_bounded(kit):
         streams[1].abort()
         engine.check_accepting()
         streams.append(await engine.submit("fits again", LONG))
-        executor.gate.set()
         for stream in streams:
             stream.abort()
 

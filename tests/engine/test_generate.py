@@ -1,4 +1,4 @@
-"""The engine over the fake executor: right text in every way of running, with two steps in flight."""
+"""Requests from prompt to text: right in every way of running, with two steps in flight."""
 
 import asyncio
 import itertools
@@ -7,6 +7,7 @@ import pytest
 
 from oneloop import SamplingParams
 from oneloop.errors import RequestError
+from oneloop.tokenize.bytes import VOCAB_SIZE
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
@@ -94,7 +95,7 @@ async def test_two_steps_are_in_flight(kit):
 
 async def test_n_sequences(kit):
     params = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=10)
-    async with kit.running_engine() as engine:
+    async with kit.running_null_engine() as engine:
         first, again = await asyncio.gather(
             complete(engine, "fork me", params), complete(engine, "fork me", params)
         )
@@ -129,18 +130,17 @@ async def test_the_end_token_ends(kit):
 
 
 async def test_logprobs_have_the_sampled_and_the_top(kit):
-    async with kit.running_engine() as engine:
+    async with kit.running_null_engine() as engine:
         output = await complete(engine, "log", SamplingParams(temperature=0, max_tokens=3, logprobs=2))
     (sequence,) = output.outputs
     assert len(sequence.logprobs) == 3
     assert sequence.cumulative_logprob == pytest.approx(-1.5)
     for token_id, entry in zip(sequence.token_ids, sequence.logprobs, strict=True):
-        assert set(entry) == {token_id, token_id + 1}
+        assert set(entry) == {token_id, token_id - 1}
         assert (entry[token_id].rank, entry[token_id].decoded_token) == (1, chr(token_id))
 
 
 async def test_lower_priority_values_go_first(kit):
-    executor = kit.FakeExecutor()
     order = []
 
     async def read(stream):
@@ -148,14 +148,12 @@ async def test_lower_priority_values_go_first(kit):
             pass
         order.append(stream.request_id)
 
-    async with kit.running_engine(executor, max_num_seqs=1, scheduling_policy="priority") as engine:
-        executor.gate.clear()
+    async with kit.running_null_engine(step_ms=5, max_num_seqs=1, scheduling_policy="priority") as engine:
         streams = [await engine.submit("x", GREEDY, request_id="first")]
         await asyncio.sleep(0.01)  # the loop launches it
         for name, priority in [("low", 5), ("middle", 0), ("high", -5)]:
             streams.append(await engine.submit("x", GREEDY, request_id=name, priority=priority))
         readers = [asyncio.create_task(read(stream)) for stream in streams]
-        executor.gate.set()
         await asyncio.gather(*readers)
     assert order == ["first", "high", "middle", "low"]
 
@@ -185,7 +183,7 @@ async def test_the_loop_makes_a_fixed_number_of_core_calls_per_step(kit):
                 calls[name] += 1
             return getattr(self._core, name)
 
-    async with kit.running_engine() as engine:
+    async with kit.running_null_engine() as engine:
         engine._step_loop._core = CountingCore(engine._step_loop._core)
         await asyncio.gather(*(complete(engine, f"prompt {number}") for number in range(8)))
         await kit.settled(engine)
@@ -195,12 +193,12 @@ async def test_the_loop_makes_a_fixed_number_of_core_calls_per_step(kit):
 
 
 async def test_intake_refuses_before_anything_is_queued(kit):
-    async with kit.running_engine() as engine:
+    async with kit.running_null_engine() as engine:
         for prompt, field, message in [
             ("", "prompt", "empty"),
             ([], "prompt", "empty"),
             ({"prompt_token_ids": []}, "prompt", "empty"),
-            ([1, 2, kit.VOCAB_SIZE], "prompt", str(kit.VOCAB_SIZE)),
+            ([1, 2, VOCAB_SIZE], "prompt", str(VOCAB_SIZE)),
             ([-1], "prompt", "-1"),
             ([1, "2"], "prompt", "integers"),
             ([2**70], "prompt", "more than 64 bits"),
@@ -225,7 +223,7 @@ async def test_intake_refuses_before_anything_is_queued(kit):
 
 
 async def test_the_context_is_filled_to_the_last_token(kit):
-    async with kit.running_engine() as engine:
+    async with kit.running_null_engine() as engine:
         full = await complete(engine, "y" * 500, SamplingParams(temperature=0, max_tokens=None))
         cut = await complete(engine, "y" * 511, None)
         with pytest.raises(RequestError, match="has 500 and max_tokens asks for 13 more") as caught:
@@ -239,7 +237,7 @@ async def test_the_context_is_filled_to_the_last_token(kit):
 
 @pytest.mark.parametrize("params", [None, SamplingParams(), SamplingParams(temperature=0)])
 async def test_who_says_nothing_of_it_gets_16_tokens(kit, params):
-    async with kit.running_engine() as engine:
+    async with kit.running_null_engine() as engine:
         output = await complete(engine, "a", params)
     assert (len(output.outputs[0].token_ids), output.outputs[0].finish_reason) == (16, "length")
 

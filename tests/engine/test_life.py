@@ -49,8 +49,7 @@ async def test_a_model_that_does_not_load(kit):
 
 
 async def test_shutdown_without_drain_aborts_at_once(kit):
-    executor = kit.FakeExecutor(delay_s=0.005)
-    async with kit.running_engine(executor) as engine:
+    async with kit.running_null_engine(step_ms=5) as engine:
         stream = await engine.submit("cut", LONG)
         await stream.next_deltas()
         begin = time.monotonic()
@@ -78,8 +77,7 @@ async def test_shutdown_with_drain_lets_them_finish(kit):
 
 async def test_a_drain_has_an_end_and_a_second_call_ends_it(kit):
     for second_call in (False, True):
-        executor = kit.FakeExecutor(delay_s=0.01)
-        async with kit.running_engine(executor) as engine:
+        async with kit.running_null_engine(step_ms=10) as engine:
             stream = await engine.submit("endless", LONG)
             begin = time.monotonic()
             draining = asyncio.create_task(engine.shutdown(drain_timeout=60 if second_call else 0.1))
@@ -202,8 +200,6 @@ async def test_a_slow_sequence_of_steps_is_no_false_alarm(kit):
 
 @pytest.mark.parametrize("broken", ["schedule", "commit", "submit"])
 async def test_a_fault_inside_the_loop_ends_every_stream_with_one_error(kit, broken):
-    executor = kit.FakeExecutor(delay_s=0.001)
-
     class Broken:
         def __init__(self, inner):
             self._inner = inner
@@ -213,11 +209,11 @@ async def test_a_fault_inside_the_loop_ends_every_stream_with_one_error(kit, bro
                 raise ValueError("/secret/path of a fault")
             return getattr(self._inner, name)
 
-    async with kit.running_engine(executor) as engine:
+    async with kit.running_null_engine(step_ms=1) as engine:
         streams = [await engine.submit(f"stream {number}", LONG) for number in range(5)]
         await streams[0].next_deltas()
         if broken == "submit":
-            engine._step_loop._executor = Broken(executor)
+            engine._step_loop._executor = Broken(engine._step_loop._executor)
         else:
             engine._step_loop._core = Broken(engine._step_loop._core)
         async with asyncio.timeout(5):

@@ -70,10 +70,8 @@ class Runner:
         self._masked = masked
         self._fails = fails
 
-    def waits_for_masks(self, slab_index):
-        return slab_index in self._masked
-
     def launch(self, slab_index):
+        self.is_waiting = slab_index in self._masked
         self._call("launch", slab_index)
 
     def sample(self, slab_index):
@@ -102,6 +100,12 @@ class Completions:
 
     def give_up(self, reason):
         self.expected.append(reason)
+
+    def wait_idle(self, limit_s):
+        return True
+
+    def close(self):
+        pass
 
 
 def attached(executor, monkeypatch, runner):
@@ -133,3 +137,12 @@ def test_a_step_with_masks_that_cannot_be_launched_ends_once(executor, monkeypat
     assert completions.expected == [(11, error)]
     assert runner.calls.count(("publish", 1)) == 1
     assert runner.calls.count(("sample", 1)) == (fails == "sample")
+
+
+def test_a_step_that_waits_for_masks_ends_with_a_shutdown(executor, monkeypatch):
+    runner = Runner(masked={1})
+    completions = attached(executor, monkeypatch, runner)
+    executor.submit(1)
+    executor.shutdown()
+    assert runner.calls == [("launch", 1), ("publish", 1)]
+    assert completions.expected == [(11, None)]

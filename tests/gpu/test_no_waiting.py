@@ -56,6 +56,7 @@ async def complete(engine: AsyncEngine, number: int) -> int:
         return sum([len(delta.token_ids) async for deltas in stream for delta in deltas])
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
 async def test_nothing_waits_for_the_device(tiny_checkpoint, monkeypatch, enforce_eager):
     engine = AsyncEngine.from_settings(
@@ -70,8 +71,8 @@ async def test_nothing_waits_for_the_device(tiny_checkpoint, monkeypatch, enforc
         # Once before: compiling a kernel may load its code, which waits.
         await asyncio.gather(*(complete(engine, number) for number in range(64)))
         counted = count_calls(monkeypatch)
-        torch.cuda.set_sync_debug_mode("error")
         try:
+            torch.cuda.set_sync_debug_mode("error")
             numbers = await asyncio.gather(*(complete(engine, number) for number in range(200)))
         finally:
             torch.cuda.set_sync_debug_mode("default")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from oneloop_kernels.launch import num_sms
 from oneloop_kernels.ops.rms_norm import RMS_NORM
 from oneloop_kernels.testing import assert_close
 
@@ -81,3 +82,26 @@ def test_rows_are_taken_together_only_where_no_multiprocessor_goes_without():
     assert [rows_of_a_program(n, 1024, 132) for n in (1, 64, 263, 264, 512, 9999)] == [1, 1, 1, 2, 2, 2]
     assert [rows_of_a_program(n, 128, 132) for n in (64, 300, 1000, 2112, 99999)] == [1, 2, 4, 16, 16]
     assert rows_of_a_program(99999, 4096, 132) == 1
+
+
+def test_short_rows_with_a_residual_get_a_warp_each_where_there_are_many():
+    from oneloop_kernels.ops.rms_norm.triton import program_shape
+
+    assert program_shape(4096, 1024, 132, has_residual=True) == (8, 8)
+    assert program_shape(3000, 1024, 132, has_residual=True) == (2, 4)
+    assert program_shape(4096, 1024, 132, has_residual=False) == (2, 4)
+    assert program_shape(4096, 4096, 132, has_residual=True) == (1, 8)
+    assert program_shape(1, 1024, 132, has_residual=True) == (1, 4)
+
+
+def test_many_rows_with_a_residual(rms_norm, inputs, kernel_dtype):
+    """More than come together in a program, the last of which is not full."""
+    num_rows = 3 * num_sms(inputs.device) * 8 + 5
+    x, residual = (
+        inputs.normal(num_rows, 40, dtype=kernel_dtype),
+        inputs.normal(num_rows, 40, dtype=kernel_dtype),
+    )
+    weight, total = inputs.normal(40, dtype=kernel_dtype), residual + x
+    out = rms_norm(x, weight, EPS, residual=residual)
+    assert torch.equal(residual, total)
+    assert_close(out, expected_norm(total, weight), kind="elementwise")

@@ -120,10 +120,11 @@ def test_rotate_and_store(inputs, kernel_device, kernel_dtype, name, shape, with
     used = torch.arange(num_tokens) < num_stored
     if num_stored > 1:
         used[padded] = False
-    assert_close(qkv[used], expected[used], kind="rotation")
+    assert_close(qkv[used][:, :num_heads], expected[used][:, :num_heads], kind="rotation")
     flat = cache.reshape(-1, 2 * num_kv_heads, head_dim)
     kept = slots[slots >= 0]
-    assert torch.equal(flat[kept], qkv[used][:, num_heads:])
+    assert_close(flat[kept], expected[used][:, num_heads:], kind="rotation")
+    assert torch.equal(flat[kept][:, num_kv_heads:].double(), expected[used][:, num_heads + num_kv_heads :])
     others = torch.ones(len(flat), dtype=torch.bool)
     others[kept.cpu()] = False
     assert flat[others].isnan().all()
@@ -154,7 +155,7 @@ def test_every_tile_computes_the_same(inputs, kernel_device, kernel_dtype):
     ):
         qkv, cache = given.clone(), inputs.poisoned(3, 4, 4, 32, dtype=kernel_dtype)
         ops.rotate_and_store(qkv, rotary, norms, cache, slots, tile=tile)
-        results.append((qkv, cache.nan_to_num(nan=99.0)))
+        results.append((qkv[:, :8], cache.nan_to_num(nan=99.0)))
     for qkv, cache in results[1:]:
         assert_close(qkv, results[0][0], kind="rotation")
         assert_close(cache, results[0][1], kernel_dtype, kind="rotation")
@@ -188,8 +189,11 @@ def test_slots_beyond_32_bits(inputs, kernel_device, by_head):
     )
     qkv = inputs.normal(3, 48, 128, dtype=torch.bfloat16)
     slots = torch.tensor([70_000 * 16 - 1, 0, 69_000 * 16 + 5], device=kernel_device)
+    near = torch.empty(1, 16, 16, 128, dtype=torch.bfloat16, device=kernel_device)
+    ops.rotate_and_store(qkv.clone(), rotary, None, near, torch.arange(3, device=kernel_device))
     ops.rotate_and_store(qkv, rotary, None, cache, slots)
-    assert torch.equal(cache[slots // 16, slots % 16], qkv[:, 32:])
+    assert torch.equal(cache[slots // 16, slots % 16], near[0, :3])
+    assert torch.equal(near[0, :3, 8:], qkv[:, 40:])
 
 
 def hopper_spec(heads: int, kv_heads: int, head_dim: int, norm: bool, tile: Tile) -> KernelSpec:
@@ -243,7 +247,10 @@ def test_compiled_for_hopper():
             tile.tokens * tile.heads * head_dim // 2 // (32 * tile.num_warps(head_dim // 2) * tile.vectors)
         )
         width = {8: r"\.128$", 4: r"\.64$", 2: "$"}[at_once]  # a warp has too few elements for more
-        assert report.count(r"STG") == report.count(r"STG\.E" + width) == 4 * tile.vectors * tile.steps
+        stores = report.count(r"STG\.E" + width)
+        assert stores == report.count(r"STG")
+        # Two for a query and two for the cache; two where programs may have values alone.
+        assert stores in (4 * tile.vectors * tile.steps, 6 * tile.vectors * tile.steps)
         assert report.count(r"LDG\.E" + width) >= 2 * tile.vectors * tile.steps
         if at_once == 8:
             assert report.count(r"LDG\.E\.128$") >= (4 + 2 * tile.steps) * tile.vectors

@@ -438,7 +438,7 @@ def test_the_finishing_kernel_compiled_for_hopper(masks):
     (report,) = compile_all_for_hopper(
         [KernelSpec(module, "finish_kernel", kinds, constants, options, unaligned)]
     )
-    assert report.spilled <= (100 if masks else 0)
+    assert report.spilled <= (256 if masks else 0)
     assert report.shared <= 100 << 10
     assert report.count(r"LDGSTS\.E\..*128") >= 8
     assert report.count(r"CALL") >= 10

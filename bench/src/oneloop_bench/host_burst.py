@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oneloop_bench.host_load import make_sessions, null_server, percentiles, read_options, warm_up
+from oneloop_bench.host_load import Requests, null_server, percentiles, read_options
 from oneloop_bench.load.closed_loop import closed_loop
 from oneloop_bench.load.metrics import Latencies
-from oneloop_bench.report import print_result
+from oneloop_bench.report import print_figures
 
 if TYPE_CHECKING:
     import argparse
@@ -25,23 +25,24 @@ SETTLE_S = 0.3
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """µs of CPU time per request; the client's times in ms. `requests` are sent twice, `streams` at once."""
-    sessions = make_sessions(options)
+    """µs of CPU time per request; the client's times in ms. Twice as many as `requests` are sent, `streams` at once."""
+    requests = Requests(options)
+    sessions, others = requests.draw(options.requests), requests.draw(options.requests)
     bursts = [sessions[first : first + options.streams] for first in range(0, len(sessions), options.streams)]
     with null_server(options) as server:
-        warm_up(server.port, sessions)
+        requests.warm_up(server.port)
         time.sleep(SETTLE_S)
         before, records = _thread_seconds(server.pid), []
         for burst in bursts:
             records += closed_loop(server.port, "null", burst, options.streams).records
         time.sleep(SETTLE_S)
         between = _thread_seconds(server.pid)
-        kept = closed_loop(server.port, "null", sessions, options.streams).records
+        kept = closed_loop(server.port, "null", others, options.streams).records
         time.sleep(SETTLE_S)
         after = _thread_seconds(server.pid)
     return {
         "new_connections": _per_request(server.pid, before, between, len(sessions)),
-        "kept_connections": _per_request(server.pid, between, after, len(sessions)),
+        "kept_connections": _per_request(server.pid, between, after, len(others)),
         "ttft_ms": percentiles(Latencies.of(records).ttft),
         "kept_ttft_ms": percentiles(Latencies.of(kept).ttft),
     }
@@ -70,10 +71,7 @@ def _thread_seconds(pid: int) -> dict[int, float]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the figures. arguments: None: the command line's."""
     options = read_options(arguments)
-    result = measure(options)
-    for name, value in result.items():
-        print(f"{name}: {value}")
-    print_result(result)
+    print_figures(measure(options))
 
 
 if __name__ == "__main__":

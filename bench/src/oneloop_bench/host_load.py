@@ -32,7 +32,7 @@ from oneloop_bench.load.datasets import RandomLengths
 from oneloop_bench.load.metrics import Latencies
 from oneloop_bench.load.prompts import named_tokenizer, prompt_source
 from oneloop_bench.micro.core import TEXT
-from oneloop_bench.report import print_result
+from oneloop_bench.report import print_figures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -46,16 +46,22 @@ _SHOWN = ("event_loop", "gc_pause", "oneloop:steps")
 WARM_UP_REQUESTS, WARM_UP_STREAMS = 64, 32
 
 
-def make_sessions(options: argparse.Namespace) -> list[Session]:
-    """The requests. options: as read_options gives them."""
-    source = prompt_source(_tokenizer(options), as_ids=options.token_ids)
-    lengths = RandomLengths(options.prompt_tokens, options.output_tokens)
-    return lengths.sessions(options.requests, source, np.random.default_rng(0))
+class Requests:
+    """Sessions of one request each. Every prompt is new to the server: none is found in its prefix cache."""
 
+    def __init__(self, options: argparse.Namespace) -> None:
+        """options: as read_options gives them."""
+        self._source = prompt_source(_tokenizer(options), as_ids=options.token_ids)
+        self._lengths = RandomLengths(options.prompt_tokens, options.output_tokens)
+        self._rng = np.random.default_rng(0)
 
-def warm_up(port: int, sessions: Sequence[Session]) -> None:
-    """Some of the requests, which do not count."""
-    closed_loop(port, "null", sessions[:WARM_UP_REQUESTS], WARM_UP_STREAMS)
+    def draw(self, count: int) -> list[Session]:
+        """So many more."""
+        return self._lengths.sessions(count, self._source, self._rng)
+
+    def warm_up(self, port: int) -> None:
+        """Send some that do not count."""
+        closed_loop(port, "null", self.draw(WARM_UP_REQUESTS), WARM_UP_STREAMS)
 
 
 def _tokenizer(options: argparse.Namespace) -> Tokenizer:
@@ -87,9 +93,10 @@ def null_server(options: argparse.Namespace) -> Iterator[NullServer]:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Figures of one run; times in ms but where the name says µs."""
-    sessions = make_sessions(options)
+    requests = Requests(options)
+    sessions = requests.draw(options.requests)
     with null_server(options) as server:
-        warm_up(server.port, sessions)
+        requests.warm_up(server.port)
         process = psutil.Process(server.pid)
         shown_before = loop_metrics(server.port)
         before, begin = process.cpu_times(), time.perf_counter()
@@ -182,10 +189,7 @@ def main() -> None:
             )
             runner.run(serve(_tokenizer(options), pace, times))
         return
-    result = measure(options)
-    for name, value in result.items():
-        print(f"{name}: {value}")
-    print_result(result)
+    print_figures(measure(options))
 
 
 if __name__ == "__main__":

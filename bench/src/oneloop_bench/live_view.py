@@ -20,7 +20,7 @@ import numpy as np
 
 from oneloop_bench.load.closed_loop import closed_loop
 from oneloop_bench.load.workload import Session, Turn
-from oneloop_bench.report import print_result
+from oneloop_bench.report import print_figures
 from oneloop_bench.server import running_server
 
 if TYPE_CHECKING:
@@ -125,9 +125,7 @@ def main() -> None:
     if options.poll is not None:
         poll(options.poll, options.begin, options.window_s, options.poll_s)
     result = measure(options)
-    for name, value in result.items():
-        print(f"{name}: {value}")
-    print_result(result)
+    print_figures(result)
     sys.exit(result["interval"][0] > MAX_RATIO)
 
 

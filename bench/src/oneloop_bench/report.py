@@ -38,6 +38,13 @@ def print_result(result: dict[str, Any]) -> None:
     print(json.dumps({**result, "machine": machine()}))
 
 
+def print_figures(result: dict[str, Any]) -> None:
+    """A line for each, then the result."""
+    for name, value in result.items():
+        print(f"{name}: {value}")
+    print_result(result)
+
+
 def run_bench(main: Callable[[], None]) -> None:
     """A bench as a program: what a person can put right is one line on stderr, and exit status 2."""
     try:

@@ -129,7 +129,8 @@ def _warm_up(plan: Plan, options: argparse.Namespace) -> None:
     if outcome.is_interrupted:
         raise KeyboardInterrupt
     if not any(record.is_complete for record in outcome.records):
-        raise RuntimeError(f"no warm-up request was answered: {outcome.records[0].error}")
+        error = str(outcome.records[0].error)
+        raise RuntimeError(f"no warm-up request was answered: {error}{result.remedy(error)}")
 
 
 def _result_path(

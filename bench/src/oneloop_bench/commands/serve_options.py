@@ -112,14 +112,15 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def add_workload(group: argparse._ArgumentGroup) -> None:
-    """What is asked; `bench throughput` has the same."""
+def add_workload(group: argparse._ArgumentGroup, *, with_chats: bool = True) -> None:
+    """What is asked. with_chats: whether it may be conversations, whose turns wait for replies."""
+    chats = "multi_turn: conversations; " if with_chats else ""
     group.add_argument(
         "--dataset-name",
-        choices=DATASETS,
+        choices=[name for name in DATASETS if with_chats or name != "multi_turn"],
         default="random",
         help="random (default): independent prompts; prefix_repetition: shared prefixes; sharegpt: lengths "
-        "as in ShareGPT, built in; multi_turn: conversations; custom, timed_trace: a file",
+        f"as in ShareGPT, built in; {chats}custom, timed_trace: a file",
     )
     group.add_argument("--dataset-path", type=Path, metavar="FILE", help="JSONL of custom or timed_trace")
     group.add_argument(
@@ -143,20 +144,20 @@ def _add_prompts(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--token-id-range",
         type=number_range,
-        default=TOKEN_IDS,
         metavar="LOW:HIGH",
-        help=f"ids drawn where there is no --tokenizer; default: {TOKEN_IDS[0]}:{TOKEN_IDS[1]}",
+        help=f"ids drawn where there is no --tokenizer; default: {TOKEN_IDS[0]}:{TOKEN_IDS[1]}, or as far down as "
+        "a smaller vocabulary is, where the server tells its size",
     )
 
 
-def add_lengths(group: argparse._ArgumentGroup) -> None:
-    """How long; `bench throughput` has the same."""
-    random, prefix, chat = RandomLengths(), PrefixRepetition(), MultiTurn()
+def add_lengths(group: argparse._ArgumentGroup, *, with_chats: bool = True) -> None:
+    """How long. with_chats: as for add_workload."""
+    random, prefix = RandomLengths(), PrefixRepetition()
     group.add_argument(
         "--input-len",
         type=count,
         metavar="N",
-        help="tokens of a prompt: random, prefix_repetition (its suffix), multi_turn",
+        help="tokens of a prompt: random, prefix_repetition (its suffix)" + ", multi_turn" * with_chats,
     )
     group.add_argument(
         "--output-len",
@@ -172,13 +173,8 @@ def add_lengths(group: argparse._ArgumentGroup) -> None:
         "--prefix-repetition-suffix-len": prefix.suffix_len,
         "--prefix-repetition-num-prefixes": prefix.num_prefixes,
         "--prefix-repetition-output-len": prefix.output_len,
-        "--multi-turn-num-turns": chat.num_turns,
-        "--multi-turn-input-len": chat.input_len,
-        "--multi-turn-output-len": chat.output_len,
-        "--multi-turn-system-len": chat.system_len,
     }
-    for name, default in integers.items():
-        group.add_argument(name, type=int, default=default, metavar="N", help="default: %(default)s")
+    _add_integers(group, integers)
     group.add_argument(
         "--random-range-ratio",
         type=number_from_0,
@@ -186,13 +182,8 @@ def add_lengths(group: argparse._ArgumentGroup) -> None:
         metavar="X",
         help="lengths are from (1 − X) to (1 + X) times theirs; default: %(default)s",
     )
-    group.add_argument(
-        "--multi-turn-think-time",
-        type=number_from_0,
-        default=chat.think_time_s,
-        metavar="S",
-        help="mean pause before a next turn; default: %(default)s",
-    )
+    if with_chats:
+        _add_lengths_of_chats(group)
     group.add_argument(
         "--custom-output-len", type=count, metavar="N", help="max_tokens of lines that do not say"
     )
@@ -210,6 +201,29 @@ def add_lengths(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="tokens per hash id of the trace (512 for Mooncake's); default: %(default)s",
     )
+
+
+def _add_lengths_of_chats(group: argparse._ArgumentGroup) -> None:
+    chat = MultiTurn()
+    integers = {
+        "--multi-turn-num-turns": chat.num_turns,
+        "--multi-turn-input-len": chat.input_len,
+        "--multi-turn-output-len": chat.output_len,
+        "--multi-turn-system-len": chat.system_len,
+    }
+    _add_integers(group, integers)
+    group.add_argument(
+        "--multi-turn-think-time",
+        type=number_from_0,
+        default=chat.think_time_s,
+        metavar="S",
+        help="mean pause before a next turn; default: %(default)s",
+    )
+
+
+def _add_integers(group: argparse._ArgumentGroup, defaults: dict[str, int]) -> None:
+    for name, default in defaults.items():
+        group.add_argument(name, type=int, default=default, metavar="N", help="default: %(default)s")
 
 
 def _add_request(group: argparse._ArgumentGroup) -> None:

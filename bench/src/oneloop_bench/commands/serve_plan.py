@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from oneloop_bench.commands.serve_options import SAMPLING
-from oneloop_bench.commands.server_facts import first_model, wait_ready
+from oneloop_bench.commands.server_facts import ServedModel, served_model, wait_ready
 from oneloop_bench.commands.values import as_usage_error, pairs
 from oneloop_bench.commands.workloads import read_workload
 from oneloop_bench.load.arrivals import RampUp
 from oneloop_bench.load.connection import Endpoint
 from oneloop_bench.load.metrics import Selection
-from oneloop_bench.load.prompts import named_tokenizer, prompt_source
+from oneloop_bench.load.prompts import TOKEN_IDS, named_tokenizer, ordinary_range, prompt_source
 from oneloop_bench.load.result import field_names
 from oneloop_bench.load.workload import CHAT_PATH, COMPLETIONS_PATH, Asking
 
@@ -51,26 +51,35 @@ def read_plan(options: argparse.Namespace) -> Plan:
         Endpoint.from_url(url).head("POST", path, headers)
         if "stream" in options.extra_body:
             raise ValueError("--extra-body: whether replies are streamed says --disable-stream")
-        sessions, warm_ups = _sessions(options, is_chat)
+        sessions, warm_ups = _sessions(options, is_chat, options.token_id_range or TOKEN_IDS)
         self_timed = _is_self_timed(options, sessions)
         metadata = _metadata(options, selection)
     if options.ready_check_timeout_sec > 0:
         wait_ready(url, headers, options.ready_check_timeout_sec, insecure=options.insecure)
-    model = options.model or first_model(url, headers, insecure=options.insecure)
-    asking = _asking(options, model, path, is_chat, headers)
+    draws_ids = _as_ids(options, is_chat) and not options.tokenizer and options.token_id_range is None
+    if options.model and not draws_ids:
+        model = ServedModel(options.model)
+    else:
+        model = served_model(url, headers, options.model, insecure=options.insecure)
+    if draws_ids and (ids := ordinary_range(model.vocab_size)) != TOKEN_IDS:
+        with as_usage_error():
+            sessions, warm_ups = _sessions(options, is_chat, ids)
+    asking = _asking(options, model.name, path, is_chat, headers)
     about = {**_about(options, asking, ramp_up), **metadata}
     with as_usage_error():
         _check_text(about)
     return Plan(url, asking, sessions, warm_ups, selection, ramp_up, self_timed, about)
 
 
-def _sessions(options: argparse.Namespace, is_chat: bool) -> tuple[list[Session], list[Session]]:
-    """The run's, and those of the warm-up, which are others. ValueError."""
+def _sessions(
+    options: argparse.Namespace, is_chat: bool, token_ids: tuple[int, int]
+) -> tuple[list[Session], list[Session]]:
+    """The run's, and those of the warm-up, which are others. token_ids: the range to draw from. ValueError."""
     if not all(rate > 0 for rate in options.request_rate):
         raise ValueError("--request-rate must be above 0 (or inf)")
     workload = read_workload(options)
     tokenizer = named_tokenizer(options.tokenizer) if options.tokenizer else None
-    source = prompt_source(tokenizer, as_ids=_as_ids(options, is_chat), token_ids=options.token_id_range)
+    source = prompt_source(tokenizer, as_ids=_as_ids(options, is_chat), token_ids=token_ids)
     found = []
     for seed, count in ((options.seed, options.num_prompts), (options.seed + 1, options.num_warmups)):
         found.append(workload.sessions(count, source, np.random.default_rng((seed, 0))) if count else [])

@@ -6,23 +6,43 @@ import json
 import ssl
 import time
 import urllib.request
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 FIRST_LOOK_S: Final = 30.0
 """How long one question may take."""
 ASK_EVERY_S: Final = 0.1
 
 
-def first_model(url: str, headers: dict[str, str], *, insecure: bool = False) -> str:
-    """The first model of /v1/models. RuntimeError when the server does not tell."""
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What /v1/models says of one."""
+
+    name: str
+    vocab_size: int | None = None
+    """Where the server tells: ours does."""
+
+
+def served_model(
+    url: str, headers: dict[str, str], name: str | None = None, *, insecure: bool = False
+) -> ServedModel:
+    """The model of this name, of which a server may tell nothing. None: the first; RuntimeError when none is told."""
     try:
         found = _get(f"{url.rstrip('/')}/v1/models", headers, insecure=insecure)
-        name: str = json.loads(found)["data"][0]["id"]
+        return _read_models(json.loads(found), name)
     except (OSError, ValueError, LookupError, TypeError) as error:
+        if name is not None:
+            return ServedModel(name)
         raise RuntimeError(
             f"{url} does not tell its model ({error}); is it running? Else give --model"
         ) from None
-    return name
+
+
+def _read_models(found: Any, name: str | None) -> ServedModel:
+    """ValueError, LookupError, TypeError for what is no list of models, or has not this one."""
+    card = [card for card in found["data"] if name in (None, card["id"])][0]  # noqa: RUF015  # LookupError
+    size = card.get("vocab_size")
+    return ServedModel(card["id"], size if isinstance(size, int) and size > 0 else None)
 
 
 def wait_ready(url: str, headers: dict[str, str], limit_s: float, *, insecure: bool = False) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from oneloop.cli.arguments import add_engine_options
-from oneloop_bench.commands.values import UsageError, as_usage_error
+from oneloop_bench.commands.values import as_usage_error
 
 if TYPE_CHECKING:
     import argparse
@@ -25,8 +25,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     from oneloop_bench.commands.offline import add_offline_options
     from oneloop_bench.commands.serve_options import add_lengths, add_workload
 
-    add_workload(parser.add_argument_group("workload"))
-    add_lengths(parser.add_argument_group("lengths"))
+    add_workload(parser.add_argument_group("workload"), with_chats=False)
+    add_lengths(parser.add_argument_group("lengths"), with_chats=False)
     add_offline_options(parser)
     parser.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
     add_engine_options(parser, model_positional=True)
@@ -39,8 +39,6 @@ def run(options: argparse.Namespace) -> int:
 
     with as_usage_error():
         workload = read_workload(options)
-    if options.dataset_name == "multi_turn":
-        raise UsageError("--dataset-name multi_turn waits for replies: it is for `bench serve`")
     rng = np.random.default_rng((vars(options).get("seed") or 0, 0))
     with offline.open_model(options) as llm:
         source = offline.ordinary_ids(llm)

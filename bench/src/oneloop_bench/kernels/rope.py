@@ -36,8 +36,8 @@ class Heads:
     norms: bool
 
     def num_bytes(self, num_tokens: int) -> int:
-        """Fewest bytes of one layer: qkv read, queries, keys (twice) and values written, angles and slots read."""
-        elements = 2 * self.num_heads + 5 * self.num_kv_heads
+        """Fewest bytes of one layer: qkv read, queries, keys and values written, angles and slots read."""
+        elements = 2 * self.num_heads + 4 * self.num_kv_heads
         return num_tokens * (elements * self.head_dim * DTYPE.itemsize + self.head_dim * 4 + 8)
 
 

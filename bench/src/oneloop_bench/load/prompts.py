@@ -14,6 +14,18 @@ if TYPE_CHECKING:
 
 TOKEN_IDS = (1_000, 30_000)
 """Ids drawn where no tokenizer is known: ordinary ones in every vocabulary of 32,000 tokens and more."""
+_LEAST_VOCABULARY = 32_000
+
+
+def ordinary_range(vocab_size: int | None) -> tuple[int, int]:
+    """Which ids to draw for a server whose model has so many tokens; None: nobody knows.
+
+    In a smaller vocabulary the range keeps its place: special tokens stand at the beginning or at the end.
+    """
+    if vocab_size is None or vocab_size >= _LEAST_VOCABULARY:
+        return TOKEN_IDS
+    low, high = (bound * vocab_size // _LEAST_VOCABULARY for bound in TOKEN_IDS)
+    return low, max(high, low + 1)
 
 
 def common_words() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections import Counter
 from datetime import datetime
@@ -34,6 +35,8 @@ LEAST_BUSY_S: Final = 0.5
 """In a shorter run it is its own start that keeps it busy."""
 LATE_MS: Final = 20.0
 _WIDTH: Final = 56
+_VARYING: Final = re.compile(r"(?P<status>status \d+)|[\w-]*\d[\w-]*")
+"""Numbers and ids; the status stays."""
 _COUNTS: Final = {
     "completed": "Successful requests",
     "failed": "Failed requests",
@@ -60,9 +63,26 @@ def make_result(
         "checks": _checks(outcome.records),
         "client": _client(outcome, figures["duration"], is_limited=about["max_concurrency"] is not None),
     }
-    errors = Counter(record.error for record in outcome.records if record.error is not None)
-    result["error_messages"] = dict(errors.most_common(5))
+    result["error_messages"] = _error_messages(outcome.records)
     return {**result, **_details(outcome)} if detailed else result
+
+
+def _error_messages(records: Sequence[Record]) -> dict[str, int]:
+    """The most frequent ones. Those that differ only in numbers and ids are counted together, as the first of them."""
+    firsts: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    for record in records:
+        if record.error is not None:
+            alike = _VARYING.sub(r"\g<status>", record.error)
+            counts[firsts.setdefault(alike, record.error)] += 1
+    return dict(counts.most_common(5))
+
+
+def remedy(error: str) -> str:
+    """What helps against a failure that the workload brings about, to stand behind its message; "" where unknown."""
+    if "vocab" in error.lower():
+        return "; --token-id-range LOW:HIGH says which ids are drawn, --prompt-form text sends words"
+    return ""
 
 
 def field_names(selection: Selection) -> set[str]:
@@ -200,7 +220,8 @@ def _remarks(result: Mapping[str, Any]) -> list[str]:
         lines += [f"{checks['failed']} of {checks['checked']} replies failed a check: {problems}"]
     else:
         lines += [f"All checks held on {checks['checked']} replies."] if checks["checked"] else []
-    lines += [f"{count} requests failed: {message}" for message, count in result["error_messages"].items()]
+    for message, count in result["error_messages"].items():
+        lines.append(f"{count} request{'s' * (count != 1)} failed: {message}{remedy(message)}")
     late_ms = client["p99_send_delay_ms"]
     if late_ms is not None and late_ms >= LATE_MS:
         lines.append(

@@ -1,14 +1,9 @@
-"""One client's connection: one form of error down to the HTTP parser, and an eye on whether the client is still there.
-
-A client may end its side once it has asked (`shutdown(SHUT_WR)`) and still gets its reply. What it sends is then the
-same as what one sends that has left, so who ends its side is probed: only a client that has left answers with RST.
-"""
+"""One client's connection: whose turn it is, bounds on the framing, and one form of error down to the HTTP parser."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from typing import TYPE_CHECKING, cast
 
 from aiohttp import HttpVersion11, web
@@ -20,6 +15,7 @@ from aiohttp.web_protocol import _ErrInfo
 
 from oneloop.api.errors import INTERNAL_MESSAGE, ApiError, ErrorKind, bad_request, error_response
 from oneloop.api.limits import MAX_HEAD_BYTES, MAX_WAITING_REQUESTS
+from oneloop.api.peers import HalfClosedPeer
 
 if TYPE_CHECKING:
     from typing import Any
@@ -31,36 +27,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_KEEPALIVE_AFTER_S, _KEEPALIVE_EVERY_S, _NUM_KEEPALIVES = 15, 15, 3
-_UNACKNOWLEDGED_S = 60.0
-_MAX_MS = (1 << 31) - 1
-
 _READ_AT_ONCE = 32 << 10
 """Bytes that are parsed in a turn of the loop: 5 ms where they are chunks of a byte each. asyncio reads 256 KiB."""
-
-_LOOK_EVERY_S = 0.1
-"""How often it is looked whether a client that sends no more is still there."""
-_PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
-"""Goes before any reply without being one (RFC 9110, 15.2). Once a reply has begun, its own bytes are the probe."""
-_NUM_PROBES = 4
-"""Several, for a proxy in between that passes on what it hears by its next write. Some clients take no more than 5."""
-_TCP_CLOSE = 7
-"""State of a Linux socket after RST: the first byte of TCP_INFO."""
-
-
-def watch_peers(listening: socket.socket, write_timeout_s: float) -> None:
-    """Let the kernel find out, for all connections that this socket accepts, that the other side has vanished.
-
-    write_timeout_s: a client may read nothing for so long; for the kernel that is one that acknowledges nothing.
-    """
-    if listening.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    unacknowledged_ms = min(round(max(_UNACKNOWLEDGED_S, write_timeout_s) * 1e3), _MAX_MS)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_AFTER_S)
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_EVERY_S)
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _NUM_KEEPALIVES)
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unacknowledged_ms)
 
 
 class Connection(web.RequestHandler):
@@ -68,7 +36,7 @@ class Connection(web.RequestHandler):
 
     __slots__ = (
         "_body", "_express", "_is_deaf", "_lane", "_looking", "_num_body_bytes", "_num_framing_bytes", "_num_heads",
-        "_num_probes", "_owed",
+        "_owed",
     )  # fmt: skip
 
     def __init__(self, manager: web.Server, *, lane: ExpressLane, **options: Any) -> None:
@@ -94,9 +62,8 @@ class Connection(web.RequestHandler):
         """As aiohttp's, but its task begins with the first request that needs it."""
         self._owed: tuple[Any, Any] | None = None
         """The last request (message, body) of which not all is answered."""
-        self._looking: asyncio.TimerHandle | None = None
+        self._looking: HalfClosedPeer | None = None
         """Set once the client has ended its side."""
-        self._num_probes = _NUM_PROBES
         transport.max_size = _READ_AT_ONCE  # type: ignore[attr-defined]  # of asyncio's transports of sockets
         assert self._manager is not None
         self.transport = cast("asyncio.Transport", transport)
@@ -229,8 +196,8 @@ class Connection(web.RequestHandler):
         message, body = self._owed
         if not body.is_eof() or (isinstance(message, RawRequestMessage) and message.version < HttpVersion11):
             return False
-        if self._looking is None:
-            self._looking = self._loop.call_later(_LOOK_EVERY_S, self._look)
+        if self._looking is None and self.transport is not None:
+            self._looking = HalfClosedPeer(self.transport, self._is_silent)
         return True
 
     async def finish_response(
@@ -266,20 +233,6 @@ class Connection(web.RequestHandler):
             log.error("a connection failed", exc_info=exc)
             error = ApiError(ErrorKind.INTERNAL, INTERNAL_MESSAGE)
         return error_response(error, close=True)
-
-    def _look(self) -> None:
-        """Whether the client that sends no more has left: then its requests end as with any other that leaves."""
-        transport = self.transport
-        if transport is None or transport.is_closing():
-            return
-        if self._num_probes and self._is_silent():
-            self._num_probes -= 1
-            transport.write(_PROBE)
-        sock = transport.get_extra_info("socket")
-        if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE:
-            transport.abort()
-        else:
-            self._looking = self._loop.call_later(_LOOK_EVERY_S, self._look)
 
     def _is_silent(self) -> bool:
         """Whether a reply is awaited of which no byte is on its way."""

@@ -136,8 +136,9 @@ class ExpressReply:
         """Prepare and queue; from then on the outbox has the turn."""
         state = self._state
         try:
-            job = await _ROUTES[self._route](state, members, self._request_id, self._rename)
-            await submit_all(state, self._streams, job, self._request_id)
+            with state.arrivals.one():
+                job = await _ROUTES[self._route](state, members, self._request_id, self._rename)
+                await submit_all(state, self._streams, job, self._request_id)
             self._task = None
             self._begin(job)
         except Exception as error:

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from oneloop.api.app import create_app, one_exit
 from oneloop.api.auth import KeyCheck
-from oneloop.api.connection import Connection, watch_peers
+from oneloop.api.connection import Connection
 from oneloop.api.express import ExpressLane
 from oneloop.api.limits import HEADER_TIMEOUT_S
 from oneloop.api.listener import Listener
@@ -35,11 +35,11 @@ _CONNECTIONS_PER_TURN = EVENTS_PER_TURN - 1
 async def run_server(
     engine: AsyncEngine, config: ServerConfig, sock: socket.socket, stop: asyncio.Event
 ) -> None:
-    """Serve a started engine on a bound socket until `stop` is set; then end in order.
+    """Serve a started engine on a bound socket (see peers.watch_peers) until `stop` is set; then end in order.
 
-    Order: stop listening; take what has arrived; the engine drains for `config.shutdown_timeout` seconds, and who asks
-    by a connection that was kept gets 503 and its end; what still runs is ended with an error event; connections are
-    closed. Returns when all of it is done.
+    Order: stop listening; take what has arrived, and queue it; the engine drains until `config.shutdown_timeout`
+    seconds are over, and who asks by a connection that was kept gets 503 and its end; what still runs is ended with an
+    error event; connections are closed. Returns when all of it is done.
     """
     app = create_app(engine, config)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
@@ -61,13 +61,14 @@ async def run_server(
             access_log=None,  # as AppRunner takes it: no access log
         )
 
-    watch_peers(sock, config.write_timeout_s)
     listener = Listener(sock, connection)
     try:
         await stop.wait()
         listener.close()
+        ends = loop.time() + config.shutdown_timeout
         await _let_arrive(server)
-        await engine.shutdown(drain_timeout=config.shutdown_timeout)
+        await app[STATE].arrivals.passed(config.shutdown_timeout)
+        await engine.shutdown(drain_timeout=max(0.0, ends - loop.time()))
         server.pre_shutdown()  # not before: a kept connection that just ends is no answer to who is asking
     finally:
         listener.close()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from oneloop.api.arrivals import Arrivals
 from oneloop.api.errors import ApiError, ErrorKind
 from oneloop.api.protocol.fields import shown
 from oneloop.api.protocol.repeated import Repeated
@@ -32,6 +33,7 @@ class ApiState:
     bodies: BodyReader
     metrics: HttpMetrics
     outbox: Outbox
+    arrivals: Arrivals = field(default_factory=Arrivals)
     repeated_completions: Repeated[CompletionRequest] = field(default_factory=Repeated)
     repeated_chats: Repeated[ChatRequest] = field(default_factory=Repeated)
     started: int

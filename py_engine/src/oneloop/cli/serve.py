@@ -17,6 +17,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from oneloop.api.listener import BACKLOG
+from oneloop.api.peers import watch_peers
 from oneloop.cli.arguments import engine_values, server_values
 from oneloop.cli.loading import answering_while_loading
 from oneloop.cli.logs import logging_to_stderr
@@ -53,6 +54,8 @@ def serve(options: argparse.Namespace) -> int:
     server_config = ServerConfig(**server_values(options))
     level = server_config.log_level.upper()
     with bind(server_config.host, server_config.port) as listening, logging_to_stderr(level):
+        # Before anybody is accepted: connections take over what the listening socket has by then.
+        watch_peers(listening, server_config.write_timeout_s)
         warn_of_few_descriptors(allow_many_descriptors(), engine_config.resolved.max_num_seqs)
         collect_rarely()
         start_times = StartTimes(process_age_s())
@@ -134,7 +137,8 @@ class _Serving:
             return 0
         self._engine = engine
         try:
-            return await self._serve(engine)
+            # A signal may have come when there was little left to load.
+            return 0 if self._stop.is_set() else await self._serve(engine)
         finally:
             await engine.shutdown()
 

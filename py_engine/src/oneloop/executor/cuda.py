@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from oneloop.device.cards import card_named
@@ -51,8 +52,8 @@ class CudaExecutor:
         self._completions: DeviceCompletions | None = None
         self._workers: CompileWorkers | None = None
         self._mark: StartMark | None = None
-        self._held: int | None = None
-        """Number of the step that waits for its masks."""
+        self._held: tuple[int, int] | None = None
+        """Number and slab of the step that waits for its masks."""
 
     def locate(self, progress: LoadProgress | None = None) -> ModelFiles:
         """As base.Executor. ConfigError where there is no GPU."""
@@ -158,19 +159,23 @@ class CudaExecutor:
         assert completions is not None
         number = completions.next_number(slab_index)
         error = self._launch(runner.launch, slab_index)
-        if error is None and runner.waits_for_masks(slab_index):
-            self._held = number
+        if error is None and runner.is_waiting:
+            self._held = (number, slab_index)
         else:
             completions.launched(number, error)
 
     def sample(self, slab_index: int) -> None:
         """As base.Executor. EngineDeadError when the device takes no more work."""
-        number, self._held = self._held, None
-        if number is None:  # its launch has failed
-            return
         assert self._runner is not None
-        assert self._completions is not None
-        self._completions.launched(number, self._launch(self._runner.sample, slab_index))
+        self._release(self._runner.sample)
+
+    def _release(self, launch: Callable[[int], None]) -> None:
+        """Let the step that waits end with this. Nothing where none does: its launch has failed."""
+        held, self._held = self._held, None
+        if held is not None:
+            number, slab_index = held
+            assert self._completions is not None
+            self._completions.launched(number, self._launch(launch, slab_index))
 
     def _launch(self, launch: Callable[[int], None], slab_index: int) -> str | None:
         """Launch part of a step. When it raises the step is ended, and what to say of it returned."""
@@ -218,6 +223,9 @@ class CudaExecutor:
         """As base.Executor. Blocks for at most SHUTDOWN_LIMIT_S, or until processes that compile have ended."""
         self._end_compiling()
         if self._completions is not None:
+            if self._runner is not None:
+                with suppress(EngineDeadError):
+                    self._release(self._runner.publish)
             ended = self._completions.wait_idle(SHUTDOWN_LIMIT_S)
             self._completions.close()
             self._completions = None

@@ -41,6 +41,10 @@ POOL_TOKENS: Final = 1 << 20
 """What the KV cache holds if nothing else was asked for: as beside an 8B model on a card of 141 GB."""
 BYTES_MAX_LEN: Final = 8192
 """Context length where tokens are bytes."""
+_NUM_TRIES: Final = 8
+"""Tokens drawn before those that a mask allows are counted."""
+_COUNTED_AT_ONCE: Final = 16
+"""Masks: what they are made into stays in the processor's cache."""
 _PRINTABLE: Final = (0x20, 0x7F)
 """Bytes that are a character each: every token gives text at once."""
 
@@ -119,25 +123,44 @@ class NullSampler:
 
     @staticmethod
     def _obey(views: SlabViews, seeds: npt.NDArray[np.uint64]) -> None:
-        """Draw again, among the tokens that a mask allows, where it does not allow the one drawn."""
-        rows = views.sample_mask_row[: len(seeds)]
+        """Draw again, each allowed token as likely as any other, where a mask does not allow the one drawn."""
+        rows, masks = views.sample_mask_row[: len(seeds)], views.mask_word
         samples = np.flatnonzero(rows >= 0)
-        tokens = views.output_token[samples]
-        words = views.mask_word[rows[samples], tokens // 32]
-        samples = samples[words >> (tokens % 32).astype(np.uint32) & 1 == 0]
+        samples = samples[~_allows(masks, rows[samples], views.output_token[samples])]
         if not len(samples):
             return
-        masks = views.mask_word[rows[samples]]
-        up_to = np.cumsum(np.bitwise_count(masks), axis=1, dtype=np.int64)
-        # Another place in the stream than the token's own, which says that the mask does not allow it.
-        noise = _noise(~seeds[samples], views.sample_output_index[samples])
-        nth = _scaled(noise, up_to[:, -1].astype(np.uint64)).astype(np.int64)
-        word = (up_to <= nth[:, None]).sum(1)
-        lines = np.arange(len(samples))
-        before = np.where(word > 0, up_to[lines, word - 1], 0)
-        bits = np.unpackbits(masks[lines, word].view(np.uint8).reshape(-1, 4), axis=1, bitorder="little")
-        bit = (np.cumsum(bits, axis=1) <= (nth - before)[:, None]).sum(1)
-        views.output_token[samples] = word * 32 + bit
+        # Other places in the stream than the token's own, which says that the mask does not allow it.
+        keys = ~seeds[samples, None] + np.arange(_NUM_TRIES, dtype=np.uint64)
+        noise = _noise(keys, views.sample_output_index[samples, None])
+        tried = _scaled(noise, np.uint64(32 * masks.shape[1])).astype(np.int32)
+        allowed = _allows(masks, rows[samples, None], tried)
+        views.output_token[samples] = tried[np.arange(len(samples)), allowed.argmax(1)]
+        (rare,) = np.nonzero(~allowed.any(1))
+        for start in range(0, len(rare), _COUNTED_AT_ONCE):
+            part = rare[start : start + _COUNTED_AT_ONCE]
+            views.output_token[samples[part]] = _choose(masks[rows[samples[part]]], noise[part, 0])
+
+
+def _allows(masks: npt.NDArray[np.uint32], rows: Ints, tokens: Ints) -> npt.NDArray[np.bool_]:
+    """Whether the masks of these rows have the tokens' bits."""
+    words = masks[rows, tokens // 32] >> (tokens % 32).astype(np.uint32)
+    allowed: npt.NDArray[np.bool_] = words & 1 != 0
+    return allowed
+
+
+def _choose(masks: npt.NDArray[np.uint32], noise: npt.NDArray[np.uint64]) -> npt.NDArray[Any]:
+    """A token of each mask, by counting."""
+    (used,) = np.nonzero(masks.any(0))  # often few
+    masks = masks[:, used]
+    up_to = np.cumsum(np.bitwise_count(masks), axis=1, dtype=np.int32)
+    nth = _scaled(noise, up_to[:, -1].astype(np.uint64)).astype(np.int32)
+    word = (up_to <= nth[:, None]).argmin(1)  # the first beyond
+    lines = np.arange(len(masks))
+    before = np.where(word > 0, up_to[lines, word - 1], 0)
+    bits = np.unpackbits(masks[lines, word].view(np.uint8).reshape(-1, 4), axis=1, bitorder="little")
+    bit = (np.cumsum(bits, axis=1) <= (nth - before)[:, None]).sum(1)
+    tokens: npt.NDArray[Any] = used[word] * 32 + bit
+    return tokens
 
 
 def _fill_logprobs(views: SlabViews, count: int) -> None:

@@ -143,7 +143,13 @@ fn check_bad_words(config: &CoreConfig, request: &SubmitRequest) -> Result<(), E
         if word.is_empty() {
             return Err(Error::request(field, "one of them is empty"));
         }
-        check_len(field, word.len(), MAX_BAD_WORD_TOKENS)?;
+        if word.len() > MAX_BAD_WORD_TOKENS {
+            let len = word.len();
+            return Err(Error::request(
+                field,
+                format!("one of them has {len} tokens; at most {MAX_BAD_WORD_TOKENS} are possible"),
+            ));
+        }
         for &token in word {
             check_id(field, token, config)?;
         }

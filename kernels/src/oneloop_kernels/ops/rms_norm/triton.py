@@ -14,6 +14,10 @@ _SPREAD_WARPS = 4
 _SPREAD_BLOCK = 1024
 """A single row of so many elements is spread over so many warps: then latency is what counts."""
 _ELEMENTS_PER_THREAD = 16
+_RESIDUAL_BLOCK = 1024
+_RESIDUAL_ROWS = 8
+"""With a residual, rows of up to so many elements are taken by a warp each, so many to a program, where that leaves no
+multiprocessor with fewer than three programs: on an H200 all rows of a prompt's step are then under way at once."""
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -49,22 +53,23 @@ def rms_norm_kernel(
         tl.extra.cuda.gdc_launch_dependents()  # so that the next kernel asks for its weights while this one runs
         tl.extra.cuda.gdc_wait()
     outer_index, inner_index = rows // inner, rows % inner
-    x = tl.load(
-        x_ptr + outer_index * x_outer_stride + inner_index * x_inner_stride + columns * x_stride,
-        mask=mask,
-        other=0.0,
-    )
-    wide = x.to(tl.float32)
-    if HAS_RESIDUAL:
+    x_places = x_ptr + outer_index * x_outer_stride + inner_index * x_inner_stride + columns * x_stride
+    if HAS_RESIDUAL:  # x is not needed again, and the residual is written anew
+        x = tl.load(x_places, mask=mask, other=0.0, eviction_policy="evict_first")
+        wide = x.to(tl.float32)
         places = (
             residual_ptr
             + outer_index * residual_outer_stride
             + inner_index * residual_inner_stride
             + columns * residual_stride
         )
-        total = (tl.load(places, mask=mask, other=0.0).to(tl.float32) + wide).to(x.dtype)
+        before = tl.load(places, mask=mask, other=0.0, eviction_policy="evict_first")
+        total = (before.to(tl.float32) + wide).to(x.dtype)
         tl.store(places, total, mask=mask)
         wide = total.to(tl.float32)
+    else:
+        x = tl.load(x_places, mask=mask, other=0.0)
+        wide = x.to(tl.float32)
     inverse = tl.rsqrt(tl.sum(wide * wide, 1) / size + eps)
     quotient = (wide * inverse[:, None]).to(x.dtype)
     tl.store(out_ptr + rows * size + columns, quotient * weight, mask=mask)
@@ -77,8 +82,8 @@ def rms_norm(
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if out.numel():
         block = triton.next_power_of_2(x.shape[-1])
-        rows = rows_of_a_program(out.numel() // x.shape[-1], block, num_sms(x.device))
-        warps = max(num_warps(rows * block), _SPREAD_WARPS if rows == 1 and block >= _SPREAD_BLOCK else 1)
+        num_rows = out.numel() // x.shape[-1]
+        rows, warps = program_shape(num_rows, block, num_sms(x.device), has_residual=residual is not None)
         launch(x, weight, eps, residual, out, rows=rows, num_warps=warps)
     return out
 
@@ -117,6 +122,14 @@ def launch(
         num_warps=num_warps,
         **pdl_options(x.device),
     )
+
+
+def program_shape(num_rows: int, block: int, sms: int, *, has_residual: bool) -> tuple[int, int]:
+    """(rows, warps). block: of elements of a row; sms: multiprocessors."""
+    if has_residual and block <= _RESIDUAL_BLOCK and num_rows >= 3 * sms * _RESIDUAL_ROWS:
+        return _RESIDUAL_ROWS, _RESIDUAL_ROWS
+    rows = rows_of_a_program(num_rows, block, sms)
+    return rows, max(num_warps(rows * block), _SPREAD_WARPS if rows == 1 and block >= _SPREAD_BLOCK else 1)
 
 
 def rows_of_a_program(num_rows: int, block: int, sms: int) -> int:

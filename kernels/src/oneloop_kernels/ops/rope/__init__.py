@@ -79,10 +79,10 @@ class RopeOps(Protocol):
         cache: torch.Tensor,
         slots: torch.Tensor,
     ) -> None:
-        """Norm and rotate queries and keys in place, then store keys and values in one layer of the cache.
+        """Norm and rotate queries, in place, and keys; store keys and values in one layer of the cache.
 
         Elements i and i + head_dim / 2 of a head are the coordinates of a point that is turned by angle i.
-        qkv: [n, num_heads + 2 · num_kv_heads, head_dim] contiguous; afterwards its queries and keys are rotated.
+        qkv: [n, num_heads + 2 · num_kv_heads, head_dim] contiguous; afterwards only its queries are defined.
         rotary: for n positions, from the same implementation's `angles`. cache: one layer, see ops.kv_cache.
         slots: [m ≤ n] int64, block · block_size + offset, distinct; −1, and rows from m on, are padding, which is
         rotated or not but never stored.

@@ -133,8 +133,8 @@ def rotate_and_store_kernel(
 ):  # fmt: skip
     """TOKENS tokens × HEADS heads, STEPS times; both halves of the heads are tiles [TOKENS · HEADS, HALF_BLOCK].
 
-    Queries, keys and values take the same way; masks say which of them is normed, rotated, and stored where. The
-    angles depend on the token alone: one load for all steps.
+    Queries, keys and values take the same way; masks say which of them is normed, rotated, and stored where. A program
+    that has values alone copies them. The angles depend on the token alone: one load for all steps.
     """
     row = tl.arange(0, TOKENS * HEADS)
     token = tl.program_id(0) * TOKENS + row // HEADS
@@ -154,11 +154,24 @@ def rotate_and_store_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     wide_token = token.to(tl.int64)
     places = qkv + (wide_token * (NUM_HEADS + 2 * NUM_KV_HEADS))[:, None] * (2 * HALF_DIM) + column[None, :]
-    angle = wide_token[:, None] * (2 * HALF_DIM) + column[None, :]
     slot = tl.load(slots + token, mask=known & (token < num_slots), other=-1)
+    target = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * position_stride
+    if tl.program_id(1) * (HEADS * STEPS) >= NUM_HEADS + NUM_KV_HEADS:
+        for _ in tl.static_range(STEPS):
+            present = known & (head < NUM_HEADS + 2 * NUM_KV_HEADS)
+            loaded = present[:, None] & in_head
+            place = places + head[:, None] * (2 * HALF_DIM)
+            first = tl.load(place, mask=loaded, other=0.0)
+            second = tl.load(place + HALF_DIM, mask=loaded, other=0.0)
+            kept = present & (slot >= 0)
+            _store(
+                cache, target, head - NUM_HEADS, kept, column, in_head, head_stride, first, second, HALF_DIM
+            )  # fmt: skip
+            head += HEADS
+        return
+    angle = wide_token[:, None] * (2 * HALF_DIM) + column[None, :]
     cosine = tl.load(cos + angle, mask=known[:, None] & in_head, other=1.0)
     sine = tl.load(sin + angle, mask=known[:, None] & in_head, other=0.0)
-    target = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * position_stride
     for step in tl.static_range(STEPS):
         present = known & (head < NUM_HEADS + 2 * NUM_KV_HEADS)
         is_turned = known & (head < NUM_HEADS + NUM_KV_HEADS)
@@ -176,8 +189,9 @@ def rotate_and_store_kernel(
             first, second, first_weight, second_weight, cosine, sine, turned, eps,
             qkv.dtype.element_ty, NORM, HALF_DIM,
         )  # fmt: skip
-        tl.store(place, first_out, mask=turned)
-        tl.store(place + HALF_DIM, second_out, mask=turned)
+        is_query = turned & (head < NUM_HEADS)[:, None]
+        tl.store(place, first_out, mask=is_query)
+        tl.store(place + HALF_DIM, second_out, mask=is_query)
         kept = present & (slot >= 0)
         _store(
             cache, target, head - NUM_HEADS, kept, column, in_head, head_stride, first_out, second_out, HALF_DIM

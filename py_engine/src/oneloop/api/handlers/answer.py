@@ -25,11 +25,12 @@ async def answer(request: web.Request, prepare: Prepare) -> web.StreamResponse:
     def rename(request_id: str) -> None:
         request[REQUEST_ID] = request_id
 
-    job = await prepare(state, members, request[REQUEST_ID], rename)
-    del members  # an answer may take long, and a conversation may be megabytes
     streams: list[RequestStream] = []
     try:
-        await submit_all(state, streams, job, request[REQUEST_ID])
+        with state.arrivals.one():
+            job = await prepare(state, members, request[REQUEST_ID], rename)
+            del members  # an answer may take long, and a conversation may be megabytes
+            await submit_all(state, streams, job, request[REQUEST_ID])
         if job.stream.stream:
             return await stream_reply(request, streams, job)
         choices = await collect(state, streams, job)

@@ -33,5 +33,6 @@ def _card(state: ApiState, name: str) -> dict[str, Any]:
         "root": name,
         "parent": None,
         "max_model_len": state.limits.max_model_len,
+        "vocab_size": state.limits.vocab_size,
         "permission": [],
     }

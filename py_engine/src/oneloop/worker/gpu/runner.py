@@ -78,6 +78,8 @@ class GpuModelRunner:
         self._targets = [_output_of(slab.fields) for slab in slabs]
         self.flag = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
         """How many steps are through, written by the device; on the host."""
+        self.is_waiting = False
+        """Whether the step that was launched last waits for `sample`."""
         self._counter = torch.zeros(1, dtype=torch.int64, device=device)
         header = next(field for field in layout.fields if field.name == "header")
         self._mask_offset = layout.mask_offset
@@ -133,9 +135,9 @@ class GpuModelRunner:
 
     @torch.inference_mode()
     def launch(self, slab_index: int) -> None:
-        """Launch the step in that slab, to be followed by `sample` where its num_masked is not 0.
+        """Launch the step in that slab; `flag` grows by one when it is through.
 
-        `flag` grows by one when it is through.
+        Where it has masks (`is_waiting` says so) it is to be followed by `sample`.
         """
         header = self._views[slab_index].header()
         slab, index = self._slab, self._slab.header_index
@@ -150,16 +152,13 @@ class GpuModelRunner:
             self.kv.copy_blocks(slab["cow_src"], slab["cow_dst"], slab["header"][count : count + 1])
         if header.num_tokens:
             self._forward(header)
-        if header.num_masked:
+        self.is_waiting = header.num_masked > 0
+        if self.is_waiting:
             return
         if header.num_tokens and header.num_samples:
             self._sample(header, slab_index)
         else:
             self.publish(slab_index)
-
-    def waits_for_masks(self, slab_index: int) -> bool:
-        """Whether the step in that slab is to be followed by `sample`."""
-        return self._views[slab_index].header().num_masked > 0
 
     @torch.inference_mode()
     def sample(self, slab_index: int) -> None:
@@ -172,6 +171,11 @@ class GpuModelRunner:
 
     def _launch_fetch(self, slab_index: int) -> None:
         self._ops.fetch(self._slabs[slab_index].storage, self._slab.storage, self._size_at)
+
+    def _launch_fetch_masks(self, slab_index: int) -> None:
+        """The part's first word says how much of it is used."""
+        part = slice(self._mask_offset, None)
+        self._ops.fetch(self._slabs[slab_index].storage[part], self._slab.storage[part], 0)
 
     def _launch_publish(self, slab_index: int, logprobs: bool) -> None:
         slab = self._slab
@@ -222,8 +226,7 @@ class GpuModelRunner:
     def _launch_end(self, num_samples: int, variant: SampleVariant, slab_index: int) -> None:
         """Sampling, and the kernel that writes to the step's slab: one graph per slab saves a launch."""
         if variant.masks:
-            masks = slice(self._mask_offset, None)
-            self._ops.fetch(self._slabs[slab_index].storage[masks], self._slab.storage[masks], 0)
+            self._launch_fetch_masks(slab_index)
         self._launch_sample(num_samples, variant)
         self._launch_publish(slab_index, variant.logprobs)
 
@@ -326,6 +329,7 @@ class GpuModelRunner:
         """Launch what an empty step may launch: the parts outside of graphs, the largest step, and these batches."""
         slab, index = self._slab, self._slab.header_index
         self._launch_fetch(0)
+        self._launch_fetch_masks(0)
         self._sampler.admit(replace(self._views[0].header(), num_admitted=1))  # of slot 0, all zero
         self._ops.fork(slab.fields, index, self._tables)
         count = index["num_cow"]

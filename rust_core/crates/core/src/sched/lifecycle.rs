@@ -69,8 +69,10 @@ impl Scheduler {
         };
         sequence.decoder = decoder;
         sequence.gathered = spec.final_only.then(Box::default);
-        let rules = spec.rules.clone();
-        sequence.rules = rules.map(|rules| Box::new(Rules::new(rules)));
+        if let Some(rules) = &spec.rules {
+            sequence.rules = Some(Box::new(Rules::new(rules.clone())));
+            sequence.flags |= flags::RULES;
+        }
         id
     }
 
@@ -99,6 +101,7 @@ impl Scheduler {
                 .rules
                 .get_or_insert_with(|| Box::new(Rules::new(RuleSpec::none(vocab_size))));
             rules.force(tokens, from);
+            sequence.flags |= flags::RULES;
         }
     }
 

@@ -1,14 +1,15 @@
 //! The masks of a step's samples: a bit for each token, whether it may come next.
 
 use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 use super::state::Scheduler;
 use crate::batch::MaskView;
 use crate::error::Error;
 use crate::grammar::{Binding, Rules, mask_words};
 
-/// Masks that are worth a thread.
-const MASKS_PER_THREAD: usize = 4;
+/// Work that is worth a thread: some times what it takes to start one.
+const THREAD_MICROS: u128 = 150;
 
 /// One mask to compute.
 struct Job<'a> {
@@ -116,17 +117,26 @@ impl Scheduler {
     }
 }
 
-/// Computes all of them, the caller's thread among those that do.
+/// Computes all of them: on the caller's thread, until what is left is seen to be worth others.
 fn run_all(jobs: &mut [Job<'_>], max_threads: usize) {
-    let num_costly = jobs
-        .iter()
-        .filter(|job| job.binding == Binding::Depends)
-        .count();
-    let num_threads = (num_costly / MASKS_PER_THREAD).min(max_threads);
-    if num_threads < 2 {
-        jobs.iter_mut().for_each(Job::run);
-        return;
+    let began = Instant::now();
+    let mut rest = jobs;
+    let mut num_done = 0;
+    while let Some((job, others)) = rest.split_first_mut() {
+        job.run();
+        rest = others;
+        num_done += 1;
+        let expected = began.elapsed() / num_done * rest.len() as u32;
+        let num_threads = (expected.as_micros() / THREAD_MICROS) as usize;
+        if num_threads.min(max_threads).min(rest.len()) > 1 {
+            run_on_threads(rest, num_threads.min(max_threads).min(rest.len()));
+            return;
+        }
     }
+}
+
+/// The caller's is one of the threads.
+fn run_on_threads(jobs: &mut [Job<'_>], num_threads: usize) {
     let queue = Mutex::new(jobs.iter_mut());
     let work = || {
         // Not in one expression with the work: the lock would be held that long.

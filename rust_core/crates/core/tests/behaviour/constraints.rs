@@ -349,23 +349,28 @@ fn what_contradicts_itself_is_an_error_and_no_endless_wait() {
     assert!(error_of(&end).contains("min_tokens"), "{end:?}");
 }
 
+/// Makes a request wrong.
+type Spoil = fn(&mut SubmitRequest);
+
 #[test]
 fn what_a_client_sends_is_checked() {
     let core = core();
-    let wrong: [(&str, fn(&mut SubmitRequest)); 11] = [
-        ("allowed_token_ids", |r| r.allowed_token_ids = Some(vec![])),
+    let wrong: [(&str, Spoil); 11] = [
         ("allowed_token_ids", |r| {
-            r.allowed_token_ids = Some(vec![52])
+            r.allowed_token_ids = Some(Vec::new());
         }),
         ("allowed_token_ids", |r| {
-            r.allowed_token_ids = Some(vec![0; 53])
+            r.allowed_token_ids = Some(vec![52]);
         }),
-        ("bad_words", |r| r.bad_words = vec![vec![]]),
+        ("allowed_token_ids", |r| {
+            r.allowed_token_ids = Some(vec![0; 53]);
+        }),
+        ("bad_words", |r| r.bad_words = vec![Vec::new()]),
         ("bad_words", |r| r.bad_words = vec![vec![1, -1]]),
         ("bad_words", |r| r.bad_words = vec![vec![1]; 1025]),
         ("bad_words", |r| r.bad_words = vec![vec![1; 65]]),
         ("bad_words", |r| {
-            r.bad_words = (0..52).map(|id| vec![id]).collect()
+            r.bad_words = (0..52).map(|id| vec![id]).collect();
         }),
         ("grammar_after", |r| r.grammar_after = vec![99]),
         ("thinking_budget", |r| r.thinking_budget = Some(1)),

@@ -97,8 +97,8 @@ def clear_edits_kernel(
     tl.store(marks_ptr + slot * num_words + words, nothing, mask=words < num_words)
     if (has_history != 0) & (tl.load(ints + PENALIZED) != 0):
         columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        nothing = tl.zeros((BLOCK,), tl.int32)
-        tl.store(history_ptr + slot * vocab_size + columns, nothing, mask=columns < vocab_size)
+        none_seen = tl.zeros((BLOCK,), tl.int32)
+        tl.store(history_ptr + slot * vocab_size + columns, none_seen, mask=columns < vocab_size)
 
 
 @triton.jit

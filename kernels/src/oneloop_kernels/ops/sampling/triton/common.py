@@ -218,6 +218,22 @@ def masked_row(row, masks, mask_row_ptr, sample, kinds, vocab_size):
 
 
 @triton.jit
+def _has_marks(row):
+    """Whether the row's marks are to be looked at."""
+    if len(row) > 3:
+        marked = (row[4] & EDITED) != 0
+    else:
+        marked = True
+    return marked
+
+
+@triton.jit
+def _has_mask(row):
+    """Whether a row of `masked_row` has one."""
+    return (row[4] & MASKED) != 0
+
+
+@triton.jit
 def words_of_row(vocab_size):
     """Words of a slot's marks."""
     return (vocab_size + GROUP - 1) // GROUP * WORDS_OF_GROUP
@@ -238,52 +254,108 @@ def load_row(row, columns, mask):
     """
     x = tl.load(row[0] + columns, mask=mask, other=NEG_INF).to(tl.float32)
     if len(row) > 1:
-        word = tl.load(row[2] + (columns >> 5), mask=mask & has_marks(row), other=0)
-        x = take_edits(row, columns, ((word >> (columns & 31)) & 1) != 0, x)
+        word = tl.load(row[2] + (columns >> 5), mask=mask & _has_marks(row), other=0)
+        x = tl.load(row[1] + columns, mask=((word >> (columns & 31)) & 1) != 0, other=x)
     if len(row) > 3:
-        word = tl.load(row[3] + (columns >> 5), mask=mask & has_mask(row), other=-1)
+        word = tl.load(row[3] + (columns >> 5), mask=mask & _has_mask(row), other=-1)
         x = tl.where(((word >> (columns & 31)) & 1) != 0, x, NEG_INF)
     return x
 
 
 @triton.jit
-def has_marks(row):
-    """Whether the row's marks are to be looked at."""
-    if len(row) > 3:
-        marked = (row[4] & EDITED) != 0
-    else:
-        marked = True
-    return marked
-
-
-@triton.jit
-def has_mask(row):
-    """Whether a row of `masked_row` has one."""
-    return (row[4] & MASKED) != 0
-
-
-@triton.jit
-def take_edits(row, columns, marked, x):
-    """x (the model's logits) but for the marked tokens, whose edited ones are loaded."""
-    return tl.load(row[1] + columns, mask=marked, other=x)
-
-
-@triton.jit
-def load_marks(row, first, vocab_size, SIZE: tl.constexpr):
-    """Whether tokens first to first + SIZE − 1 are marked, [SIZE] bool: one load for each eight. first: a multiple."""
+def _load_marks(row, first, vocab_size, there, SIZE: tl.constexpr):
+    """Bits of tokens first (a multiple of 8) to first + SIZE − 1, eight in each of [SIZE / 8]; 0 where not there."""
     at = tl.arange(0, SIZE // 8)
     marks = row[2].to(tl.pointer_type(tl.uint8)) + first // 8
-    eight = tl.load(marks + at, mask=(first + at * 8 < vocab_size) & has_marks(row), other=0).to(tl.int32)
-    return tl.reshape((eight[:, None] >> tl.arange(0, 8)[None, :]) & 1, (SIZE,)) != 0
+    return tl.load(marks + at, mask=(first + at * 8 < vocab_size) & there & _has_marks(row), other=0)
 
 
 @triton.jit
-def load_mask(row, first, vocab_size, SIZE: tl.constexpr):
-    """Whether tokens first to first + SIZE − 1 may come, [SIZE] bool. row: from `masked_row`."""
+def _load_mask(row, first, vocab_size, SIZE: tl.constexpr):
+    """The same of the row's mask; all set where it has none, or beyond the vocabulary."""
     at = tl.arange(0, SIZE // 8)
     mask = row[3].to(tl.pointer_type(tl.uint8)) + first // 8
-    eight = tl.load(mask + at, mask=(first + at * 8 < vocab_size) & has_mask(row), other=255).to(tl.int32)
-    return tl.reshape((eight[:, None] >> tl.arange(0, 8)[None, :]) & 1, (SIZE,)) != 0
+    return tl.load(mask + at, mask=(first + at * 8 < vocab_size) & _has_mask(row), other=255)
+
+
+@triton.jit
+def _are_marked(marks, SIZE: tl.constexpr):
+    """[SIZE] bool."""
+    return tl.reshape((marks.to(tl.int32)[:, None] >> tl.arange(0, 8)[None, :]) & 1, (SIZE,)) != 0
+
+
+@triton.jit
+def first_tile(row, first, vocab_size, num_tiles, SIZE: tl.constexpr):
+    """The tile of SIZE tokens from `first` on, for `tile_logits`. row: as `load_row` takes it.
+
+    The marks of the tile after it are asked for too: with them, edited logits can be loaded a tile ahead.
+    """
+    columns = first + tl.arange(0, SIZE)
+    x = tl.load(row[0] + columns, mask=columns < vocab_size, other=NEG_INF)
+    if len(row) == 1:
+        return (x,)
+    else:
+        marks = _load_marks(row, first, vocab_size, True, SIZE)
+        edited = tl.load(row[1] + columns, mask=_are_marked(marks, SIZE), other=0.0)
+        later_marks = _load_marks(row, first + SIZE, vocab_size, num_tiles > 1, SIZE)
+        if len(row) > 3:
+            return x, edited, marks, later_marks, _load_mask(row, first, vocab_size, SIZE)
+        else:
+            return x, edited, marks, later_marks
+
+
+@triton.jit
+def next_tile(row, tile, first, vocab_size, num_left, SIZE: tl.constexpr):
+    """The tile from `first` on, after the tile before it. num_left: tiles from there on; 0: nothing is loaded."""
+    columns = first + tl.arange(0, SIZE)
+    x = tl.load(row[0] + columns, mask=(columns < vocab_size) & (num_left > 0), other=NEG_INF)
+    if len(row) == 1:
+        return (x,)
+    else:
+        edited = tl.load(row[1] + columns, mask=_are_marked(tile[3], SIZE), other=0.0)
+        later_marks = _load_marks(row, first + SIZE, vocab_size, num_left > 1, SIZE)
+        if len(row) > 3:
+            return x, edited, tile[3], later_marks, _load_mask(row, first, vocab_size, SIZE)
+        else:
+            return x, edited, tile[3], later_marks
+
+
+@triton.jit
+def first_tiles(row, first, vocab_size, num_tiles, SIZE: tl.constexpr):
+    """Two tiles for `tile_logits` and `next_tiles`: the one of SIZE tokens from `first` on, and what is loaded ahead.
+
+    row: as `load_row` takes it. With edits two tiles are under way, for whoever has smaller tiles then, else one.
+    """
+    following = first_tile(row, first, vocab_size, num_tiles, SIZE)
+    later = following
+    if len(row) > 1:
+        later = next_tile(row, following, first + SIZE, vocab_size, num_tiles - 1, SIZE)
+    return following, later
+
+
+@triton.jit
+def next_tiles(row, following, later, first, tile, vocab_size, num_tiles, SIZE: tl.constexpr):
+    """The two after tile number `tile`, which was the first of the two before."""
+    if len(row) > 1:
+        following = later
+        left = num_tiles - tile - 2
+        later = next_tile(row, later, first + (tile + 2) * SIZE, vocab_size, left, SIZE)
+    else:
+        left = num_tiles - tile - 1
+        following = next_tile(row, following, first + (tile + 1) * SIZE, vocab_size, left, SIZE)
+        later = following
+    return following, later
+
+
+@triton.jit
+def tile_logits(tile, SIZE: tl.constexpr):
+    """[SIZE] float32."""
+    x = tile[0].to(tl.float32)
+    if len(tile) > 1:
+        x = tl.where(_are_marked(tile[2], SIZE), tile[1], x)
+    if len(tile) > 4:
+        x = tl.where(_are_marked(tile[4], SIZE), x, NEG_INF)
+    return x
 
 
 @triton.jit

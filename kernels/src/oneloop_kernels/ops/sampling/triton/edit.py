@@ -93,30 +93,32 @@ def edit_kernel(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(1).to(tl.int64)
-    if row >= tl.load(header_ptr + NUM_SAMPLES):
+    num_samples = tl.load(header_ptr + NUM_SAMPLES)
+    slot = tl.load(sample_slot_ptr + row).to(
+        tl.int64
+    )  # all that can be is loaded before anything is waited for
+    output_index = tl.load(output_index_ptr + row)
+    if row >= num_samples:
         return
-    slot = tl.load(sample_slot_ptr + row).to(tl.int64)
-    ints = ints_ptr + slot * COLUMNS
-    num_banned = tl.load(ints + NUM_BANNED)
-    if tl.load(output_index_ptr + row) >= tl.load(ints + MIN_TOKENS):
-        num_banned = 0
-    num_bias = tl.load(ints + NUM_BIAS)
+    logits, edited, marks = edited_row(
+        logits_ptr + row * logits_stride, edited_ptr, marks_ptr, row, slot, vocab_size
+    )
+    places = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
+    words = tl.load(marks + places, mask=places < words_of_row(vocab_size), other=0)
+    ints, floats = ints_ptr + slot * COLUMNS, floats_ptr + slot * COLUMNS
+    num_banned, num_bias = tl.load(ints + NUM_BANNED), tl.load(ints + NUM_BIAS)
+    min_tokens, penalized = tl.load(ints + MIN_TOKENS), tl.load(ints + PENALIZED)
+    repetition, presence = tl.load(floats + REPETITION), tl.load(floats + PRESENCE)
+    frequency = tl.load(floats + FREQUENCY)
+    num_banned = tl.where(output_index >= min_tokens, 0, num_banned)
     has_lists = (num_banned + num_bias) > 0
-    is_penalized = (tl.load(ints + PENALIZED) != 0) & (penalties != 0)
+    is_penalized = (penalized != 0) & (penalties != 0)
     wanted = has_lists | is_penalized
     if tl.program_id(0) == 0:
         tl.store(row_edited_ptr + row, wanted.to(tl.int32))
     if not wanted:
         return
-    floats = floats_ptr + slot * COLUMNS
-    repetition, presence = tl.load(floats + REPETITION), tl.load(floats + PRESENCE)
-    frequency = tl.load(floats + FREQUENCY)
-    logits, edited, marks = edited_row(
-        logits_ptr + row * logits_stride, edited_ptr, marks_ptr, row, slot, vocab_size
-    )
     history = history_ptr + slot * vocab_size
-    places = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
-    words = tl.load(marks + places, mask=places < words_of_row(vocab_size), other=0)
     first_tokens = places * 32
     at_once = is_penalized & (not has_lists)
     _edit_marked(logits, edited, history, first_tokens, words, at_once, repetition, presence, frequency)

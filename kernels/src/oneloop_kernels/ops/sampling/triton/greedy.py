@@ -13,12 +13,12 @@ from oneloop_kernels.ops.sampling.triton.common import (
     NO_TOKEN,
     PENALIZED,
     edited_row,
+    first_tile,
     kinds_of_row,
-    load_marks,
-    load_mask,
     mark,
     masked_row,
-    take_edits,
+    next_tile,
+    tile_logits,
     words_of_row,
 )
 
@@ -52,17 +52,11 @@ def _best_of_tiles(logits, first, num_tiles, vocab_size, BLOCK: tl.constexpr):
     columns = first + tl.arange(0, BLOCK)
     best = tl.full((BLOCK,), NEG_INF, tl.float32)
     best_tile = tl.zeros((BLOCK,), tl.int32)
-    following = tl.load(logits[0] + columns, mask=columns < vocab_size, other=NEG_INF)
+    following = first_tile(logits, first, vocab_size, num_tiles, BLOCK)
     for tile in range(num_tiles):
-        x = following.to(tl.float32)
-        if len(logits) > 1:
-            start = first + tile * BLOCK
-            x = take_edits(logits, columns + tile * BLOCK, load_marks(logits, start, vocab_size, BLOCK), x)
-            if len(logits) > 3:
-                x = tl.where(load_mask(logits, start, vocab_size, BLOCK), x, NEG_INF)
-        ahead = columns + (tile + 1) * BLOCK
-        ahead_mask = (ahead < vocab_size) & (tile + 1 < num_tiles)
-        following = tl.load(logits[0] + ahead, mask=ahead_mask, other=NEG_INF)
+        x = tile_logits(following, BLOCK)
+        ahead = first + (tile + 1) * BLOCK
+        following = next_tile(logits, following, ahead, vocab_size, num_tiles - tile - 1, BLOCK)
         best_tile = tl.where(x > best, tile, best_tile)
         best = tl.maximum(best, x, propagate_nan=tl.PropagateNan.ALL)
     is_nan = tl.max((best != best).to(tl.int32), 0) > 0

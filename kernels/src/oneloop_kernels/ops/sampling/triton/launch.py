@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 _LIST_BLOCK: Final = 1024
 _EDIT_LIST_BLOCK: Final = 256
-_EDIT_WORDS: Final = 512
-"""Of marks, that a program of the edits looks through: 16,384 tokens."""
+_EDIT_WORDS: Final = 128
+"""Of marks, that a program of the edits, a single warp, looks through: 4,096 tokens."""
 _ROW_BLOCK: Final = 4096
 _HISTORY_PROGRAMS: Final = 8
 """Programs that share the list of one slot's known tokens."""
@@ -168,7 +168,7 @@ def launch_sample(
         edit_kernel[(triton.cdiv(mark_words(vocab_size), _EDIT_WORDS), bucket)](
             *rows, step.slab["sample_output_index"], slots.floats, slots.ints, slots.bias_token, slots.bias_value,
             slots.banned_token, logits.stride(0), vocab_size, int(variant.penalties),
-            MAX_BIAS=MAX_BIAS, MAX_BANNED=MAX_BANNED, WORDS=_EDIT_WORDS, LIST_BLOCK=_EDIT_LIST_BLOCK,
+            MAX_BIAS=MAX_BIAS, MAX_BANNED=MAX_BANNED, WORDS=_EDIT_WORDS, LIST_BLOCK=_EDIT_LIST_BLOCK, num_warps=1,
             enable_fp_fusion=False,  # the same roundings as the reference, which multiplies before it adds
             **common,
         )  # fmt: skip

@@ -20,16 +20,16 @@ from oneloop_kernels.ops.sampling.triton.common import (
     NO_TOKEN,
     beyond,
     first_of_race,
+    first_tiles,
     firsts_of_race,
     float_of_key,
     gumbel,
-    load_marks,
-    load_mask,
     load_row,
+    next_tiles,
     noise_of,
     order_key,
     scaled,
-    take_edits,
+    tile_logits,
     token_key,
 )
 
@@ -41,7 +41,10 @@ PASS_STAGES = tl.constexpr(4)
 ROW_STAGES = tl.constexpr(6)
 """The same of a whole row, whose tiles are known ahead."""
 _SLACK = tl.constexpr(1e-4)
-"""By how much rounding may put a token's noise above the largest of its group."""
+"""By how much rounding may put a token's bid above what its group was taken to bid at most. What can win is scaled to
+−30 … 0: no noise is above 27 (the least variate is 2⁻³² / GROUP), and the likeliest token's is at least −3. Quotients
+are then off by 4e-6 (2 ulp), logarithms by 6e-6 (`_fast_log`), sums by 1e-6: 2.2e-5 between two bids. More costs next
+to nothing: a group that is listed in vain is looked at."""
 _LOWEST_FLOAT = tl.constexpr((-0x7F800001) >> 16)
 """Upper half of the order_key of −∞; with zeros below it stands for no number."""
 _RANKED_AT_ONCE = tl.constexpr(32)
@@ -145,14 +148,19 @@ def mass_of_row(logits, vocab_size, best, inverse, limit, limit_id, TILE: tl.con
     lanes = tl.arange(0, TILE)
     total = tl.zeros((TILE,), tl.float32)
     full = vocab_size // TILE * TILE
-    for start in tl.range(0, full, TILE, num_stages=stages_of(logits, ROW_STAGES)):
-        x = tl.load(logits[0] + start + lanes).to(tl.float32)
-        if len(logits) > 1:
-            x = take_edits(logits, start + lanes, load_marks(logits, start, vocab_size, TILE), x)
-            if len(logits) > 3:
-                x = tl.where(load_mask(logits, start, vocab_size, TILE), x, NEG_INF)
-        reach = tl.where(start + TILE <= limit_id, below, limit)
-        total += tl.where(x > reach, tl.exp2((x - best) * scale), 0.0)
+    if len(logits) == 1:
+        for start in tl.range(0, full, TILE, num_stages=ROW_STAGES):
+            x = tl.load(logits[0] + start + lanes).to(tl.float32)
+            reach = tl.where(start + TILE <= limit_id, below, limit)
+            total += tl.where(x > reach, tl.exp2((x - best) * scale), 0.0)
+    else:
+        following, later = first_tiles(logits, 0, vocab_size, full // TILE, TILE)
+        for tile in range(full // TILE):
+            start = tile * TILE
+            x = tile_logits(following, TILE)
+            following, later = next_tiles(logits, following, later, 0, tile, vocab_size, full // TILE, TILE)
+            reach = tl.where(start + TILE <= limit_id, below, limit)
+            total += tl.where(x > reach, tl.exp2((x - best) * scale), 0.0)
     columns = full + lanes
     x = load_row(logits, columns, columns < vocab_size)
     total += tl.where(beyond(x, columns, limit, limit_id), tl.exp2((x - best) * scale), 0.0)

@@ -21,12 +21,12 @@ from oneloop_kernels.ops.sampling.triton.common import (
     TOP_K,
     TOP_P,
     edited_row,
+    first_tiles,
     group_maximum,
     kinds_of_row,
-    load_marks,
-    load_mask,
     masked_row,
-    take_edits,
+    next_tiles,
+    tile_logits,
 )
 
 
@@ -59,24 +59,14 @@ def _scan_row(
 ):  # fmt: skip
     """logits: as `load_row` takes them. The next tile of the model's is loaded ahead."""
     num_groups = (vocab_size + GROUP - 1) // GROUP
-    lines = tl.arange(0, TILE_GROUPS)
-    offsets = (first_group + lines)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    following = tl.load(logits[0] + offsets, mask=offsets < vocab_size, other=NEG_INF)
+    TILE: tl.constexpr = TILE_GROUPS * GROUP
+    first = first_group * GROUP
+    following, later = first_tiles(logits, first, vocab_size, num_tiles, TILE)
     for tile in range(num_tiles):
-        groups = first_group + tile * TILE_GROUPS + lines
-        columns = offsets + tile * (TILE_GROUPS * GROUP)
-        raw = following.to(tl.float32)
-        ahead = columns + TILE_GROUPS * GROUP
-        ahead_mask = (ahead < vocab_size) & (tile + 1 < num_tiles)
-        following = tl.load(logits[0] + ahead, mask=ahead_mask, other=NEG_INF)
-        x = raw
-        if len(logits) > 1:
-            start = (first_group + tile * TILE_GROUPS) * GROUP
-            marked = load_marks(logits, start, vocab_size, TILE_GROUPS * GROUP)
-            x = take_edits(logits, columns, tl.reshape(marked, (TILE_GROUPS, GROUP)), raw)
-            if len(logits) > 3:
-                may_come = load_mask(logits, start, vocab_size, TILE_GROUPS * GROUP)
-                x = tl.where(tl.reshape(may_come, (TILE_GROUPS, GROUP)), x, NEG_INF)
+        groups = first_group + tile * TILE_GROUPS + tl.arange(0, TILE_GROUPS)
+        raw = tl.reshape(following[0].to(tl.float32), (TILE_GROUPS, GROUP))
+        x = tl.reshape(tile_logits(following, TILE), (TILE_GROUPS, GROUP))
+        following, later = next_tiles(logits, following, later, first, tile, vocab_size, num_tiles, TILE)
         maxima = group_maximum(x)
         there = groups < num_groups
         tl.store(group_max_row + groups, maxima, mask=there)
@@ -93,9 +83,8 @@ def _scan_row(
 @triton.jit(do_not_specialize=["edits", "logprobs", "num_tiles"])
 def scan_kernel(
     logits_ptr, edited_ptr, marks_ptr, row_edited_ptr, header_ptr, sample_slot_ptr, mask_row_ptr, masks_ptr,
-    floats_ptr, ints_ptr,
-    group_max_ptr, group_sum_ptr, raw_group_max_ptr, raw_group_sum_ptr, logits_stride, vocab_size,
-    edits, logprobs, num_tiles,
+    floats_ptr, ints_ptr, group_max_ptr, group_sum_ptr, raw_group_max_ptr, raw_group_sum_ptr,
+    logits_stride, vocab_size, edits, logprobs, num_tiles,
     NUM_SAMPLES: tl.constexpr, MASKS: tl.constexpr, TILE_GROUPS: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid: [splits, bucket]; num_tiles tiles of TILE_GROUPS · GROUP tokens each.
@@ -121,10 +110,12 @@ def scan_kernel(
         with_edits = edited_row(logits[0], edited_ptr, marks_ptr, row, slot, vocab_size)
         if MASKS:
             with_edits = masked_row(with_edits, masks_ptr, mask_row_ptr, row, kinds, vocab_size)
+        # Smaller tiles: no registers for whole ones.
+        HALF: tl.constexpr = (TILE_GROUPS + 1) // 2
         _scan_row(
-            with_edits, first_group, num_tiles, vocab_size, inverse, whole_mass, wants_raw,
+            with_edits, first_group, num_tiles * (TILE_GROUPS // HALF), vocab_size, inverse, whole_mass, wants_raw,
             group_max_ptr + at, group_sum_ptr + at, raw_group_max_ptr + at, raw_group_sum_ptr + at,
-            TILE_GROUPS,
+            HALF,
         )  # fmt: skip
     else:
         _scan_row(

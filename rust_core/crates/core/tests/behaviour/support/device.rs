@@ -1,13 +1,12 @@
 //! A simulated executor that applies slabs exactly as docs/architecture.md says, and checks what it attends to.
 //!
-//! Steps are executed when they are launched, in order, as a stream would; one whose masks are due waits for them before
-//! it is sampled.
+//! Steps are executed when they are launched, in order, as a stream would; sampling may wait for masks.
 
 use std::collections::{HashMap, HashSet};
 
 use oneloop_core::{CoreConfig, NUM_LOGPROB_COLUMNS, SlabLayout, SubmitRequest};
 
-use super::reference::{bias_columns, empty_prefix, extend_prefix, sample};
+use super::reference::{bias_columns, empty_prefix, extend_prefix, fake_logprobs, sample};
 use super::slab::Slab;
 
 /// (handle, index) of a sequence.
@@ -500,8 +499,7 @@ impl Device {
             let output_index = output_indices[position];
             let id = state.owner.unwrap();
             let Some(truth) = oracle.truths.get_mut(&id) else {
-                // It ended while the step waited for its masks.
-                assert!(slab.header("masks_wait") == 1);
+                assert!(slab.header("masks_wait") == 1); // it ended while the step waited
                 assert_eq!(slab.mask(position), None);
                 has_dead = true;
                 state.last_token = 0;
@@ -585,12 +583,6 @@ fn check_columns(slab: &Slab, entry: usize, request: &SubmitRequest) {
         float("admitted_top_p").to_bits(),
         (request.top_p as f32).to_bits()
     );
-}
-
-/// Rank and log-probabilities that the tests can recompute from the token.
-pub(crate) fn fake_logprobs(token: i32, column: usize, vocab_size: u32) -> (i32, i32, f32) {
-    let id = (token as usize + column) % vocab_size as usize;
-    (1 + token % 5, id as i32, -(column as f32) - token as f32)
 }
 
 fn write_outputs(slab: &mut Slab, tokens: &[i32], vocab_size: u32) {

@@ -7,8 +7,8 @@ use oneloop_core::text::Vocabulary;
 use oneloop_core::{Core, CoreConfig, Delta, Deltas, FinishReason, StopReason, SubmitRequest};
 
 use super::constraints::{Next, Verdict, judge, next};
-use super::device::{Device, Fate, Logits, Oracle, fake_logprobs};
-use super::reference::{bias_columns, sample};
+use super::device::{Device, Fate, Logits, Oracle};
+use super::reference::{bias_columns, fake_logprobs, sample};
 use super::slab::Slab;
 
 /// Tokens of the test vocabulary: each is one letter.
