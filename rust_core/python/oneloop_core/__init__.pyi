@@ -359,8 +359,8 @@ class Core:
         """The request's next tokens are these (at most 64), then it goes on; a grammar that waited holds then.
 
         Tokens that are being sampled come first. Nothing happens where the thinking has ended, as far as
-        `grammar_after` or `thinking_end` tell. False when the handle is unknown or has ended. Any thread, at any moment.
-        RequestError (token_ids) for none, too many, or an id out of range.
+        `grammar_after` or `thinking_end` tell. False when the handle is unknown or has ended. Any thread, at any
+        moment. RequestError (token_ids) for none, too many, or an id out of range.
         """
     def drain(self) -> None:
         """Apply what submit() and abort() queued without scheduling a step (abort while no step is due)."""
@@ -607,8 +607,8 @@ class GrammarCompiler:
     ) -> Grammar:
         """Compile within 2 s, without the GIL, in a thread of its own. GrammarError (see docs/structured-output.md).
 
-        source: JSON text (json_schema, structural_tag), a pattern, texts (choice), a grammar in Lark or GBNF, or nothing
-        (json_object). The rest is about JSON: no white space between tokens; a pattern for it; objects that say
+        source: JSON text (json_schema, structural_tag), a pattern, texts (choice), a grammar in Lark or GBNF, or
+        nothing (json_object). The rest is about JSON: no white space between tokens; a pattern for it; objects that say
         nothing of additional properties have none. ValueError for an unknown kind, or a source of another type.
         """
 

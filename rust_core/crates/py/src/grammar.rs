@@ -69,7 +69,7 @@ impl GrammarCompiler {
 
     /// The grammar, compiled without the GIL in bounded time.
     #[pyo3(signature = (kind, source, *, compact = false, whitespace_pattern = None, closed_objects = false),
-           text_signature = "(kind, source, *, compact=False, whitespace_pattern=None, closed_objects=False)")]
+           text_signature = "($self, kind, source, *, compact=False, whitespace_pattern=None, closed_objects=False)")]
     fn compile(
         &self,
         py: Python<'_>,
