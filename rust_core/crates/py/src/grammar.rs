@@ -58,7 +58,10 @@ impl GrammarCompiler {
     #[new]
     #[pyo3(signature = (vocabulary, eos_token_ids), text_signature = "(vocabulary, eos_token_ids)")]
     fn new(py: Python<'_>, vocabulary: &Vocabulary, eos_token_ids: Vec<Int>) -> PyResult<Self> {
-        let ids: Result<Vec<u32>, _> = eos_token_ids.iter().map(|id| u32::try_from(id.0)).collect();
+        let ids: Result<Vec<u32>, _> = eos_token_ids
+            .into_iter()
+            .map(|id| u32::try_from(id.0))
+            .collect();
         let ids = ids.map_err(|_| GrammarError::new_err("eos_token_ids: an id is out of range"))?;
         let vocabulary = Arc::clone(&vocabulary.inner);
         let inner = py.detach(|| grammar::GrammarCompiler::new(vocabulary, &ids));
@@ -151,7 +154,7 @@ impl GrammarMatcher {
 
     /// Goes on with the tokens as far as they are allowed; returns how many were.
     fn accept(&mut self, py: Python<'_>, token_ids: Vec<u32>) -> PyResult<usize> {
-        py.detach(|| self.inner.accept(&token_ids))
+        py.detach(move || self.inner.accept(&token_ids))
             .map_err(GrammarError::new_err)
     }
 

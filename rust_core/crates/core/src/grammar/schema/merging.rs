@@ -78,10 +78,10 @@ impl<'a> Measure<'a> {
                     own = joined(own, self.together(schemas.values())?);
                 }
                 ("prefixItems", Value::Array(schemas)) => {
-                    own = joined(own, self.together(schemas.iter())?)
+                    own = joined(own, self.together(schemas.iter())?);
                 }
                 ("items" | "additionalProperties", schema) => {
-                    own = joined(own, self.extent(schema)?)
+                    own = joined(own, self.extent(schema)?);
                 }
                 _ => {}
             }

@@ -42,6 +42,17 @@ impl<'a> References<'a> {
         self.pending.pop_front()
     }
 
+    /// The name of a place, and from its first use on the schema there is pending.
+    fn name(&mut self, place: String, target: &'a Value) -> String {
+        if let Some(name) = self.names.get(&place) {
+            return name.clone();
+        }
+        let name = self.names.len().to_string();
+        self.names.insert(place.clone(), name.clone());
+        self.pending.push_back((name.clone(), place, target));
+        name
+    }
+
     /// Looks through everything that could be a schema, however deep, without recursion.
     fn find_anchors(&mut self, document: &'a Value) -> Result<(), GrammarError> {
         let mut waiting = vec![("#".to_owned(), document, true)];
@@ -126,18 +137,7 @@ impl<'a> Walk<'a> {
             return self.refuse("is no valid reference");
         };
         let (place, target) = self.target(&fragment)?;
-        let num_names = self.references.names.len();
-        let name = match self.references.names.get(&place) {
-            Some(name) => name.clone(),
-            None => {
-                let name = num_names.to_string();
-                self.references.names.insert(place.clone(), name.clone());
-                self.references
-                    .pending
-                    .push_back((name.clone(), place, target));
-                name
-            }
-        };
+        let name = self.references.name(place, target);
         Ok(Value::String(format!("#/$defs/{name}")))
     }
 
