@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from oneloop.config import EngineConfig, ModelConfig
 from oneloop.engine.async_engine import Health
+from oneloop.engine.grammars import GrammarMetrics
 from oneloop.engine.metrics import EngineMetrics
 from oneloop.engine.params import SamplingDefaults, SamplingParams
 from oneloop.engine.stream import RequestStream
@@ -167,6 +168,7 @@ class FakeEngine:
         self.config = EngineConfig(model=ModelConfig())
         self.served_model_names = ("fake", "alias")
         self.metrics = EngineMetrics()
+        self.grammars = SimpleNamespace(metrics=GrammarMetrics())
         self.tokenizer = tokenizer or FakeTokenizer()
         self.script = script
         self.generation_prompt = "[assistant]"

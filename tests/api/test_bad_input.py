@@ -82,7 +82,8 @@ BOTH_ROUTES = [
     ("stop", ["x"] * 10**5), ("stop", "x" * (10 << 20)), ("stop", ""), ("stop", ["a", ""]), ("stop", [1]), ("stop", 5),
     ("stop", {}), ("stop", ["x"] * 17),
     ("logit_bias", {str(i): 1 for i in range(5000)}), ("logit_bias", {"a": 1}), ("logit_bias", []),
-    ("bad_words", ["x"] * 10**4), ("stop_token_ids", [1] * 10**5),
+    ("bad_words", ["x"] * 10**4), ("bad_words", ["x" * 257]), ("bad_words", ["x" * 65]), ("bad_words", "x"), ("bad_words", [""]),
+    ("bad_words", [1]), ("stop_token_ids", [1] * 10**5),
     ("cache_salt", "x" * (1 << 20)), ("cache_salt", "x" * 129), ("cache_salt", ""), ("cache_salt", "a b"),
     ("cache_salt", "sälz"), ("cache_salt", 5), ("request_id", "a/b"), ("request_id", "x" * 65),
     # T8: what is no finite number in range
@@ -96,6 +97,8 @@ BOTH_ROUTES = [
     ("logit_bias", {"1": True}), ("logit_bias", {"1.0": 1}), ("logit_bias", {"99999999999999": 1}),
     ("logit_bias", {"٣": 1}),
     ("stop_token_ids", [VOCAB]), ("stop_token_ids", [-1]), ("stop_token_ids", [2**40]), ("stop_token_ids", ["1"]),
+    ("allowed_token_ids", [VOCAB]), ("allowed_token_ids", [-1]), ("allowed_token_ids", [2**40]),
+    ("allowed_token_ids", ["1"]), ("allowed_token_ids", []),
     ("stop_token_ids", [1.5]), ("stop_token_ids", [True]), ("stop_token_ids", 5),
     # wrong types
     ("stream", "yes"), ("stream", 1), ("model", 5), ("model", ["fake"]), ("ignore_eos", "true"),
@@ -104,10 +107,7 @@ BOTH_ROUTES = [
     ("truncate_prompt_tokens", "all"), ("truncation_side", "middle"), ("return_token_ids", "yes"),
     ("return_tokens_as_token_ids", 1), ("return_token_offsets", 0), ("return_prompt_text", [True]),
     # known, not supported
-    ("response_format", {"type": "json_object"}), ("response_format", {"type": "json_schema", "json_schema": {}}),
-    ("structured_outputs", {"regex": "a"}), ("guided_json", {}), ("guided_regex", "a"), ("guided_choice", ["a"]),
-    ("guided_grammar", "root ::= x"), ("prompt_logprobs", -1), ("prompt_logprobs", 0), ("use_beam_search", True),
-    ("length_penalty", 0.5), ("allowed_token_ids", [1]), ("allowed_token_ids", []), ("bad_words", ["x"]),
+    ("prompt_logprobs", -1), ("prompt_logprobs", 0), ("use_beam_search", True), ("length_penalty", 0.5),
     ("prompt_embeds", "AAAA"), ("vllm_xargs", {"a": 1}),
     ("logits_processors", ["x"]), ("kv_transfer_params", {"a": 1}), ("stream_interval", 2), ("watermarking", True),
 ]  # fmt: skip
@@ -299,6 +299,7 @@ async def test_raw_bodies(guarded: Any, data: bytes, expected: int) -> None:
         {"temperature": 5e-324}, {"temperature": -0.0}, {"top_p": 1e-300}, {"temperature": 1e-100},
         {"prompt": "a\u0000b"}, {"prompt": "a" + "\u0301" * 100}, {"max_tokens": 4.0}, {"seed": -(2**63)},
         {"seed": 2**63 - 1}, {"logit_bias": {str(i): 1 for i in range(VOCAB)}}, {"stop_token_ids": [VOCAB - 1]},
+        {"allowed_token_ids": [VOCAB - 1]}, {"allowed_token_ids": list(range(VOCAB))}, {"bad_words": ["x" * 63]},
         {"prompt": [VOCAB - 1]}, {"prompt": [0]}, {"cache_salt": "a/b"}, {"cache_salt": "x" * 128}, {"top_k": -1},
         {"priority": 0}, {"prompt": "  leading"}, {"temperature": 0}, {"n": 128, "max_tokens": 1},
         {"prompt": ["x"] * 64, "n": 2, "max_tokens": 1}, {"prompt": [1] * 255, "max_tokens": 1},

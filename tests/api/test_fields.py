@@ -186,3 +186,23 @@ async def test_refused_in_words_that_help(server: Any, fields: dict[str, Any], s
     status, answer = await server.post_raw(COMPLETIONS, json.dumps({"prompt": "hello", **fields}).encode())
     assert status == 400
     assert says in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_allowed_tokens_and_bad_words(server: Any, stream: bool) -> None:
+    """Tokens are bytes; "ab" is two of them, and " c" behind a space."""
+    body = {
+        "prompt": "a", "max_tokens": 40, "ignore_eos": True, "seed": 3, "stream": stream,
+        "allowed_token_ids": list(b"abc "), "bad_words": ["ab", "c"],
+    }  # fmt: skip
+    async with server.session.post(server.url + COMPLETIONS, json=body) as reply:
+        assert reply.status == 200, await reply.text()
+        text = await reply.text()
+    if stream:
+        events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+        said = "".join(event["choices"][0]["text"] for event in events if event["choices"])
+    else:
+        said = json.loads(text)["choices"][0]["text"]
+    assert len(said) == 40
+    assert set(said) == set("ab ")
+    assert "ab" not in said

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
+import re
 from typing import Any
 
 import openai
@@ -219,9 +221,58 @@ def test_errors(client: openai.OpenAI, stream: bool) -> None:
     with pytest.raises(openai.NotFoundError, match="gpt-none"):
         client.chat.completions.create(**{**ask(stream=stream), "model": "gpt-none"})
     with pytest.raises(openai.BadRequestError, match="not supported yet"):
-        client.chat.completions.create(**ask(response_format={"type": "json_object"}, stream=stream))
+        client.chat.completions.create(**ask(reasoning_effort="high", stream=stream))
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="wrong").chat.completions.create(**ask(stream=stream))
+
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 130},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_structured_output(client: openai.OpenAI, stream: bool) -> None:
+    def text_of(**fields: Any) -> str:
+        made = client.chat.completions.create(**ask(max_tokens=150, temperature=1.2, stream=stream, **fields))
+        if stream:
+            return "".join(chunk.choices[0].delta.content or "" for chunk in made)
+        assert made.choices[0].finish_reason == "stop"
+        return str(made.choices[0].message.content)
+
+    schema = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
+    person = json.loads(text_of(response_format=schema))
+    assert list(person) == ["name", "age"]
+    assert 0 <= person["age"] <= 130
+    assert text_of(extra_body={"structured_outputs": {"choice": ["red", "green"]}}) in ("red", "green")
+    assert re.fullmatch("[ab]{4}", text_of(extra_body={"guided_regex": "[ab]{4}"}))
+    completion = client.completions.create(
+        model=MODEL,
+        prompt="x",
+        max_tokens=30,
+        n=2,
+        extra_body={"structured_outputs": {"grammar": 'root ::= "a" "b"+ "."'}},
+    )
+    assert all(re.fullmatch(r"ab+\.?", choice.text) for choice in completion.choices)
+    # T18, H15: a good form, a bad one, a good one: each judged alone, and never free text.
+    for pattern, is_good in [(r"^go\!$", True), ("^(go$", False), ("(?=a)", False), (r"^go\!$", True)]:
+        form = {
+            "type": "json_schema",
+            "json_schema": {"name": "n", "schema": {"type": "string", "pattern": pattern}},
+        }
+        if is_good:
+            assert text_of(response_format=form) == '"go!"'
+        else:
+            with pytest.raises(
+                openai.BadRequestError, match=r"response_format\.json_schema\.schema: #/pattern"
+            ):
+                text_of(response_format=form)
 
 
 def test_leaving_a_stream(client: openai.OpenAI, live: Any) -> None:

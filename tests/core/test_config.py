@@ -62,7 +62,10 @@ def test_the_layout_is_aligned_and_dense() -> None:
         assert end <= item.offset < end + 64
         end = item.offset + item.length * sizes[item.dtype]
     assert layout.num_bytes - 64 < end <= layout.num_bytes
-    outputs = [item.name for item in layout.fields if item.offset >= layout.input_bytes]
+    outputs = [item.name for item in layout.fields if layout.input_bytes <= item.offset < layout.mask_offset]
     assert outputs == ["output_token", "output_rank", "output_logprob_token", "output_logprob"]
+    masks = [(item.name, item.length) for item in layout.fields if item.offset >= layout.mask_offset]
+    rows, words = GOOD.get("max_num_seqs", 256), -(-GOOD["vocab_size"] // 32)
+    assert masks == [("mask_header", 8), ("sample_mask_row", rows), ("mask_word", rows * words)]
     assert layout.header["step_id"] == 0
-    assert len(set(layout.header.values())) == len(layout.header) == 21
+    assert len(set(layout.header.values())) == len(layout.header) == 23

@@ -162,6 +162,9 @@ class FakeExecutor:
             self.max_waiting = max(self.max_waiting, self._waiting)
         self._work.put(slab_index)
 
+    def sample(self, slab_index: int) -> None:
+        self.faults.append(f"slab {slab_index}: the toy model knows no masks")
+
     def prepare_in_idle(self) -> bool:
         if self._waiting:
             self.faults.append("asked to prepare while a step was in flight")

@@ -248,3 +248,21 @@ async def test_bytes_are_tokens_and_conversations_are_rendered():
         assert await engine.decode(ids) == text
         rendered = await engine.render_chat(read_conversation([{"role": "user", "content": "hi"}]))
         assert rendered == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("num_allowed", [3, 60])
+async def test_allowed_tokens_are_drawn_alike(num_allowed):
+    """Whether few or many are: each about as often as any other."""
+    config = EngineConfig.from_flat({**SETTINGS, "max_num_seqs": 8})
+    allowed = list(range(20, 20 + 3 * num_allowed, 3))
+    params = SamplingParams(
+        max_tokens=4000, ignore_eos=True, detokenize=False, allowed_token_ids=allowed, n=2, seed=1
+    )
+    async with AsyncEngine(config, executor=NullExecutor(config, draw=random_tokens(0, 256))) as engine:
+        async for output in engine.generate("a", params):
+            last = output
+    found = [token for sequence in last.outputs for token in sequence.token_ids]
+    counts = np.bincount(found, minlength=256)
+    assert counts.sum() == counts[allowed].sum() == 8000
+    expected = 8000 / num_allowed
+    assert np.abs(counts[allowed] - expected).max() < 6 * expected**0.5

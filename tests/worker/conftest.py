@@ -125,8 +125,8 @@ class Step:
 class Slab:
     """One slab with a writer for steps."""
 
-    def __init__(self) -> None:
-        layout = make_core().layout
+    def __init__(self, **sizes: Any) -> None:
+        layout = make_core(**sizes).layout
         self.buffer = slab_buffer(layout.num_bytes)
         self.views = SlabViews.over(self.buffer, layout)
         self._header = np.frombuffer(
@@ -283,6 +283,12 @@ def make_step() -> type[Step]:
 def make_sampling() -> type[Sampling]:
     """The Sampling class."""
     return Sampling
+
+
+@pytest.fixture
+def make_slab() -> Callable[..., Slab]:
+    """See Slab; sizes as make_core takes them."""
+    return Slab
 
 
 @pytest.fixture

@@ -63,6 +63,7 @@ def launch_everything(runner: gpu_runner.GpuModelRunner) -> None:
     """Every bucket in every variant, and admissions of different numbers."""
     for slab_index in range(NUM_SLABS):
         runner._launch_fetch(slab_index)
+        runner._launch_fetch_masks(slab_index)
         for logprobs in (False, True):
             runner._launch_publish(slab_index, logprobs)
     for may_share in (False, True):

@@ -22,6 +22,7 @@ from oneloop.worker.inputs import SlabViews
 from oneloop.worker.memory.ledger import DeviceMemory
 from oneloop.worker.memory.plan import plan_memory
 from oneloop.worker.runner import ModelRunner
+from oneloop_core import Grammar
 from oneloop_kernels.launch import INTERPRETED
 from oneloop_kernels.registry import TRITON, prefer
 
@@ -76,7 +77,16 @@ class CpuSide:
         self._views = [SlabViews.over(buffer, layout) for buffer in self.buffers]
 
     def launch(self, slab_index):
-        self.runner.execute(self._views[slab_index])
+        self._logits = self.runner.forward(self._views[slab_index])
+        if not self.num_masked(slab_index):
+            self.sample(slab_index)
+
+    def sample(self, slab_index):
+        if self._logits is not None:
+            self.runner.sample(self._views[slab_index], self._logits)
+
+    def num_masked(self, slab_index):
+        return self._views[slab_index].header().num_masked
 
     def wait(self):
         """Nothing runs on."""
@@ -103,6 +113,12 @@ class DeviceSide:
     def launch(self, slab_index):
         self.runner.launch(slab_index)
 
+    def sample(self, slab_index):
+        self.runner.sample(slab_index)
+
+    def num_masked(self, slab_index):
+        return self.runner._views[slab_index].header().num_masked
+
     def wait(self):
         self._done += 1
         limit = time.monotonic() + 20
@@ -115,22 +131,36 @@ def drive(side, core, requests, *, lookahead):
     handles = [core.submit(prompt, **options) for prompt, options in requests]
     texts = {(h, n): [] for h, (_, o) in zip(handles, requests, strict=True) for n in range(o.get("n", 1))}
     logprobs = []
-    in_flight, turn = [], 0
+    in_flight, turn, held, num_held = [], 0, None, 0
     while core.has_work():
         if len(in_flight) < (2 if lookahead else 1):
             step = core.schedule(side.buffers[turn % 3])
             if step is not None:
                 side.launch(turn % 3)
+                if side.num_masked(turn % 3):
+                    held = (step, turn % 3)
+                    num_held += bool(in_flight)
                 in_flight.append((step, side.buffers[turn % 3]))
                 turn += 1
-                continue
-        side.wait()
-        for delta in core.commit(*in_flight.pop(0)):
+                if held is None or len(in_flight) > 1:
+                    continue
+        if held is None or len(in_flight) > 1:
+            side.wait()
+            deltas = core.commit(*in_flight.pop(0))
+        else:
+            deltas = []
+        if held is not None:
+            core.fill_masks(held[0], side.buffers[held[1]])
+            side.sample(held[1])
+            held = None
+        for delta in deltas:
             texts[delta.request, delta.index] += delta.token_ids
             logprobs += delta.logprobs or []
             assert delta.finish_reason != "error"
         core.audit()
-    return SimpleNamespace(texts=list(texts.values()), logprobs=logprobs, stats=core.stats())
+    return SimpleNamespace(
+        texts=list(texts.values()), logprobs=logprobs, stats=core.stats(), num_held=num_held
+    )
 
 
 @pytest.fixture
@@ -224,6 +254,32 @@ def test_more_samples_than_tokens(run):
     for one in (requests[:1], requests[1:]):
         cpu, gpu = run(one)
         assert gpu.texts == cpu.texts
+
+
+def test_masks(run):
+    """Of grammars, allowed tokens and bad words, with every kind of sampling, beside rows without; two in flight."""
+    rng = random.Random(3)
+    states = [{rng.randrange(VOCAB_SIZE): rng.randrange(6) for _ in range(3)} for _ in range(6)]
+    constraints = (
+        {"grammar": Grammar.from_automaton(states)},
+        {},
+        {"allowed_token_ids": list(range(0, VOCAB_SIZE, 3)), "bad_words": [[3], [6, 9]]},
+        {"thinking_budget": 2, "thinking_end": [5, 6], "logprobs": 3},
+        {"grammar": Grammar.from_automaton([{7: 1, 8: 1}, {9: 0}]), "n": 2},
+    )
+    requests = [
+        ([index + 1, 2, 3], {"max_tokens": LONGEST, "ignore_eos": True, "seed": index, **kind, **constraint})
+        for index, (kind, constraint) in enumerate(zip(KINDS, constraints, strict=True))
+    ]
+    cpu, gpu = run(requests)
+    assert gpu.num_held == cpu.num_held > 3
+    assert gpu.texts == cpu.texts
+    assert all(token % 3 == 0 and token != 3 for token in gpu.texts[2])
+    assert gpu.texts[3][2:4] == [5, 6]
+    assert all(token in (7, 8) for token in gpu.texts[4][::2] + gpu.texts[5][::2])
+    assert [[token for token, _ in entries] for _, entries in gpu.logprobs] == [
+        [token for token, _ in entries] for _, entries in cpu.logprobs
+    ]
 
 
 def test_logprobs(run):

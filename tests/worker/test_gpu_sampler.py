@@ -65,8 +65,22 @@ class Pair:
         self.rows = RowTable(NUM_SLOTS, 1, VOCAB, torch.device("cpu"))
         self.cpu = Sampler(self.rows, torch.device("cpu"))
 
-    def step(self, logits, *, admitted=None, slots=None, indices=None, flags=None, forks=(), bucket=None):
-        """Run a step on both and compare; the tokens. bucket: rows of logits that the device gets, garbage behind."""
+    def step(
+        self,
+        logits,
+        *,
+        admitted=None,
+        slots=None,
+        indices=None,
+        flags=None,
+        forks=(),
+        bucket=None,
+        masks=None,
+    ):
+        """Run a step on both and compare; the tokens. bucket: rows of logits that the device gets, garbage behind.
+
+        masks: [n, VOCAB] bool of each sample, None: none.
+        """
         slots = list(admitted or {}) if slots is None else slots
         indices = [0] * len(slots) if indices is None else indices
         samples = [(slot, 0, index) for slot, index in zip(slots, indices, strict=True)]
@@ -74,6 +88,15 @@ class Pair:
         views = self.host.write(step)
         self.rows.apply(views, views.header())
         self.host.set_header("max_logprobs", int(self.rows.columns.num_logprobs[slots].max()))
+        if masks is not None:
+            views.sample_mask_row[: len(slots)] = [
+                -1 if mask is None else row for row, mask in enumerate(masks)
+            ]
+            for row, mask in enumerate(masks):
+                if mask is not None:
+                    eight = np.packbits(mask, bitorder="little")
+                    views.mask_word.view(np.uint8)[row, : len(eight)] = eight
+            self.host.set_header("num_masked", len(slots))
         header = views.header()
         views.output_rank[:], views.output_logprob_token[:], views.output_logprob[:] = POISON, POISON, POISON
         expected = self.cpu.sample(logits.float().clone(), views, header).tolist()
@@ -93,7 +116,8 @@ class Pair:
         padded[: len(logits)] = logits
         self.device.admit(header)
         self.device.fork(header)
-        variant = self.device.variant(header.flags, header.max_logprobs)
+        masks = header.num_masked > 0
+        variant = self.device.variant(header.flags, header.max_logprobs, masks=masks)
         self.device.sample(padded.to(DEVICE), len(padded), variant)
         return self.output.token.tolist()
 
@@ -111,9 +135,9 @@ class Pair:
 
 
 @pytest.fixture
-def pair(worker, core_factory, make_step):
+def pair(make_slab, core_factory, make_step):
     """See Pair."""
-    return Pair(worker.slab, core_factory().layout, make_step)
+    return Pair(make_slab(vocab_size=VOCAB), core_factory(vocab_size=VOCAB).layout, make_step)
 
 
 def test_greedy(pair, make_sampling):
@@ -340,3 +364,28 @@ def test_draws_follow_the_distribution(pair, make_sampling):
             counts[token] += 1
     expected = 8 * num_steps * probabilities.numpy()
     assert ((counts - expected) ** 2 / expected).sum() < 23.5, "less likely than 1 in 10,000"
+
+
+@pytest.mark.parametrize("density", [0.01, 0.5])
+def test_masks_go_before_everything(pair, make_sampling, density):
+    """With lists, penalties and log-probabilities, beside rows that have no mask; and gone with the next step."""
+    shapes = [
+        {}, {"temperature": 0.0}, {"top_k": 40}, {"top_p": 0.9}, {"bias": {3: 50.0, 4: -50.0}},
+        {"repetition_penalty": 1.3, "presence_penalty": 0.4, "history": (1, 2, 3)}, {"num_logprobs": 4}, {"top_p": 0.5},
+    ]  # fmt: skip
+    admitted = {
+        slot: make_sampling(**{"temperature": 1.0, "seed": slot} | shape) for slot, shape in enumerate(shapes)
+    }
+    rng = np.random.default_rng(7)
+    masks = [None if slot in (3, 7) else rng.random(VOCAB) < density for slot in range(8)]
+    for mask in masks:
+        if mask is not None:
+            mask[[0, VOCAB - 1]] = True
+    tokens = pair.step(make_logits(8), admitted=admitted, masks=masks)
+    assert all(mask is None or mask[token] for mask, token in zip(masks, tokens, strict=True))
+    slots = list(admitted)
+    pair.step(make_logits(8, seed=1), slots=slots, indices=[1] * 8)
+    flags = int(StepFlag.RANDOM)
+    pair.step(make_logits(8, seed=2), slots=slots, indices=[2] * 8, masks=masks[::-1], flags=flags)
+    greedy = {slot: make_sampling() for slot in range(4)}
+    pair.step(make_logits(4, seed=3), admitted=greedy, masks=masks[:4], flags=0)

@@ -234,7 +234,7 @@ def test_step_buffers_hold_the_slab(num_seqs, num_tokens, context):
     config = EngineConfig.from_flat({**settings, "max_model_len": context})
     core = CoreConfig(
         num_blocks=64,
-        vocab_size=100,
+        vocab_size=LLAMA_8B.vocab_size,
         max_model_len=context,
         max_num_seqs=num_seqs,
         max_num_batched_tokens=num_tokens,

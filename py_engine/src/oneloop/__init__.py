@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from oneloop.engine.offline import LLM
     from oneloop.engine.outputs import CompletionOutput, RequestOutput
     from oneloop.engine.params import SamplingParams
+    from oneloop.engine.structured import StructuredOutputsParams
     from oneloop.errors import ConfigError, ModelError, RequestError
 
 __all__ = [
     "LLM", "AsyncEngine", "CompletionOutput", "ConfigError", "ModelError", "RequestError", "RequestOutput",
-    "SamplingParams", "__version__",
+    "SamplingParams", "StructuredOutputsParams", "__version__",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -27,6 +28,7 @@ _HOMES = {
     "RequestOutput": "oneloop.engine.outputs",
     "CompletionOutput": "oneloop.engine.outputs",
     "SamplingParams": "oneloop.engine.params",
+    "StructuredOutputsParams": "oneloop.engine.structured",
     "ConfigError": "oneloop.errors",
     "ModelError": "oneloop.errors",
     "RequestError": "oneloop.errors",

@@ -1,6 +1,6 @@
 """The scheduler, block pool and detokenizer of oneloop, written in Rust (see docs/architecture.md)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, final
 
@@ -23,6 +23,10 @@ __all__ = [
     "Deltas",
     "Field",
     "FinishReason",
+    "Grammar",
+    "GrammarCompiler",
+    "GrammarError",
+    "GrammarMatcher",
     "LogprobsEncoder",
     "RequestError",
     "SlabError",
@@ -199,7 +203,9 @@ class SlabLayout:
     num_bytes: int
     """Size of the whole slab."""
     input_bytes: int
-    """The input part is [0, input_bytes); the output part is the rest."""
+    """The input part is [0, input_bytes)."""
+    mask_offset: int
+    """The output part is [input_bytes, mask_offset), the part of the masks the rest."""
     header: dict[str, int]
     """Name → index into the ``header`` field."""
 
@@ -271,6 +277,20 @@ class Stats:
     num_errored: int
 
 @final
+class Grammar:
+    """What the tokens of a sequence must be, compiled. Any number of requests may use one."""
+
+    @staticmethod
+    def from_automaton(states: Sequence[Mapping[int, int]]) -> Grammar:
+        """A grammar by table: states[s] maps the tokens that may come in state s to the state after them.
+
+        It begins in state 0; where nothing may come it is over. ValueError for no state, a state that is not there, or
+        a beginning in which nothing may come.
+        """
+    def matcher(self) -> GrammarMatcher:
+        """The state before the first token, for tests and tools. ValueError for a grammar by table."""
+
+@final
 class Core:
     """Owns requests, block tables and batch rows. Belongs to the engine's loop thread.
 
@@ -310,6 +330,12 @@ class Core:
         shown_special_ids: Sequence[int] = (),
         detokenize: bool = True,
         final_only: bool = False,
+        grammar: Grammar | None = None,
+        grammar_after: Sequence[int] = (),
+        allowed_token_ids: Sequence[int] | None = None,
+        bad_words: Sequence[Sequence[int]] = (),
+        thinking_budget: int | None = None,
+        thinking_end: Sequence[int] = (),
         priority: int = 0,
         cache_salt: bytes = b"",
         adapter: int = -1,
@@ -320,6 +346,10 @@ class Core:
         max_tokens: new tokens per sequence; None fills the context.
         final_only: each sequence gets one delta, at its end, with all that its deltas would have said.
         shown_special_ids: special tokens whose text is shown though skip_special_tokens hides the others.
+        grammar: what the tokens must be; from the first one on, or once grammar_after (at most 64
+        token ids) was generated. allowed_token_ids: the only ones that may come. bad_words: at most 1,024
+        sequences of ids of which none may come. thinking_budget: after so many tokens without thinking_end (token ids),
+        these are forced; with a grammar it needs grammar_after.
         top_k: 0 = off. temperature 0 = greedy. seed: any i64. logprobs: 0 … MAX_LOGPROBS top entries per token.
         Raises RequestError naming the argument: empty prompt, id out of range, prompt + 1 > max_model_len, a
         sequence that could never fit the pool, n > max_num_seqs, non-finite or out-of-range numbers.
@@ -328,6 +358,13 @@ class Core:
         """End a request at once, in whatever state. Idempotent; False when the handle is unknown or has ended.
 
         Its blocks are free after the next schedule() or drain(); no delta follows.
+        """
+    def end_thinking(self, request: int, token_ids: Sequence[int]) -> bool:
+        """The request's next tokens are these (at most 64), then it goes on; a grammar that waited holds then.
+
+        Tokens that are being sampled come first. Nothing happens where the thinking has ended, as far as
+        `grammar_after` or `thinking_end` tell. False when the handle is unknown or has ended. Any thread, at any
+        moment. RequestError (token_ids) for none, too many, or an id out of range.
         """
     def drain(self) -> None:
         """Apply what submit() and abort() queued without scheduling a step (abort while no step is due)."""
@@ -343,6 +380,14 @@ class Core:
         A sampled id outside the vocabulary (−1: the logits hold NaN or +∞) ends its sequence with finish_reason
         "error".
         Steps are committed in the order they were scheduled; another step_id is a SlabError.
+        """
+    def fill_masks(self, step_id: int, slab: Buffer) -> int:
+        """Write the masks of a step in flight into its slab; returns how many samples have one that binds.
+
+        Due where the header's num_masked is not 0, once, before the step is sampled. Where its masks_wait is set, they
+        depend on the tokens of the step before it: after that one's commit. SlabError before, and for a step that is
+        not in flight. Many masks are computed on several threads. A constraint that fails ends its sequence with
+        finish_reason "error", when the step is committed.
         """
     def fail(self, step_id: int, message: str) -> Deltas:
         """The oldest step in flight failed: its requests end with finish_reason "error", its blocks are forgotten."""
@@ -541,3 +586,54 @@ class StreamRelay:
         """
     def take_gaps(self) -> tuple[list[int], float]:
         """(observations per bucket, their sum) of the times between tokens since the last call."""
+
+class GrammarError(CoreError):
+    """A grammar that is refused, or that cannot go on.
+
+    Refused ones have `path` (where in it: a JSON pointer into a schema, a line, or empty) and `problem`.
+    """
+
+    path: str
+    problem: str
+
+@final
+class GrammarCompiler:
+    """Compiles grammars for one vocabulary; made once (some 100 ms). compile() may run in several threads at once.
+
+    eos_token_ids: what may follow where a grammar may end. Special tokens and these are never part of a text: only the
+    fixed parts of a structural tag lead to special tokens. GrammarError for a vocabulary that cannot be used.
+    """
+
+    def __new__(cls, vocabulary: Vocabulary, eos_token_ids: Sequence[int]) -> GrammarCompiler: ...
+    def compile(
+        self,
+        kind: Literal["json_schema", "json_object", "regex", "choice", "grammar", "structural_tag"],
+        source: str | Sequence[str],
+        *,
+        compact: bool = False,
+        whitespace_pattern: str | None = None,
+        closed_objects: bool = False,
+    ) -> Grammar:
+        """Compile within 2 s, without the GIL, in a thread of its own. GrammarError (see docs/structured-output.md).
+
+        source: JSON text (json_schema, structural_tag), a pattern, texts (choice), a grammar in Lark or GBNF, or
+        nothing (json_object). The rest is about JSON: no white space between tokens; a pattern for it; objects that say
+        nothing of additional properties have none. ValueError for an unknown kind, or a source of another type.
+        """
+
+@final
+class GrammarMatcher:
+    """A grammar's state in one sequence, for tests and tools; engines hand the Grammar to the core."""
+
+    def mask(self) -> bytes:
+        """Which tokens may come next: bit i % 32 of the little-endian 32-bit word i // 32. GrammarError: none may."""
+    def advance(self, token_id: int) -> None:
+        """Go on with a token that the mask allows. GrammarError for others; the matcher is then done with."""
+    def accept(self, token_ids: Sequence[int]) -> int:
+        """Go on with the tokens as far as they are allowed; returns how many were."""
+    def may_end(self) -> bool:
+        """Whether the text may end here."""
+    def is_over(self) -> bool:
+        """Whether nothing may follow."""
+    def fork(self) -> GrammarMatcher:
+        """The same state again."""

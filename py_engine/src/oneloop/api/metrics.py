@@ -132,6 +132,7 @@ def _engine_families(engine: AsyncEngine) -> Iterator[Metric]:
         family = HistogramMetricFamily(f"oneloop:{name}", text, labels=names)
         _add(family, values, _engine_histogram(engine, name))
         yield family
+    yield from _grammar_families(engine, labels)
     yield from _loop_families(engine, labels)
     info = InfoMetricFamily("oneloop:cache_config", "Settings of the KV cache.", labels=names)
     cache = engine.config.cache
@@ -144,6 +145,28 @@ def _engine_families(engine: AsyncEngine) -> Iterator[Metric]:
         },
     )
     yield info
+
+
+def _grammar_families(engine: AsyncEngine, labels: Mapping[str, str]) -> Iterator[Metric]:
+    """Grammars of structured output: found, made, refused; those that are kept."""
+    names, values, metrics = list(labels), list(labels.values()), engine.grammars.metrics
+    requests = CounterMetricFamily(
+        "oneloop:grammar_requests",
+        "Grammars asked for. hit: kept from before; miss: to be compiled; joined: the same was being compiled; "
+        "refused: of the misses, those that could not be compiled.",
+        labels=[*names, "result"],
+    )
+    for result, count in metrics.requests.items():
+        requests.add_metric([*values, result], count)
+    yield requests
+    seconds = HistogramMetricFamily(
+        "oneloop:grammar_compile_seconds", "Compiling a grammar, refused ones too.", labels=names
+    )
+    _add(seconds, values, metrics.compile_seconds)
+    yield seconds
+    kept = GaugeMetricFamily("oneloop:grammars_kept", "Compiled grammars that are kept.", labels=names)
+    kept.add_metric(values, metrics.num_entries)
+    yield kept
 
 
 def _loop_families(engine: AsyncEngine, labels: Mapping[str, str]) -> Iterator[Metric]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oneloop.config import mixed_step_tokens
+from oneloop.engine.grammars import Grammars
 from oneloop.engine.intake import Intake
 from oneloop.engine.loop import MAX_STEPS_IN_FLIGHT, NUM_SLABS
 from oneloop.engine.params import SamplingDefaults
@@ -58,7 +59,7 @@ class Assembly:
 
         final_only: its sequences give one delta each, at their end.
         """
-        params = accepted.params
+        params, constraints = accepted.params, accepted.constraints
         handle = self.core.submit(
             accepted.prompt_token_ids,
             max_tokens=params.max_tokens,
@@ -83,6 +84,12 @@ class Assembly:
             shown_special_ids=params.shown_special_ids,
             detokenize=params.detokenize,
             final_only=final_only,
+            grammar=constraints.grammar,
+            grammar_after=constraints.grammar_after,
+            allowed_token_ids=params.allowed_token_ids,
+            bad_words=accepted.bad_words,
+            thinking_budget=constraints.thinking_budget,
+            thinking_end=constraints.thinking_end,
             priority=accepted.priority,
             cache_salt=accepted.cache_salt,
         )
@@ -125,16 +132,17 @@ async def assemble(
     attach = partial(executor.attach, core.layout, NUM_SLABS, max_num_seqs=config.resolved.max_num_seqs)
     with times.part("attach"):
         slabs = await in_daemon_thread(attach, "oneloop-attach")
+    # A tokenizer may know ids that the model has no row for.
+    end_ids = tuple(token_id for token_id in text.end_ids if token_id < info.vocab_size)
     texts = Texts(text.tokenizer, text.renderer)
     intake = Intake(
         texts,
         info,
         text.defaults,
+        Grammars(text.vocabulary, end_ids),
         max_sequences=config.resolved.max_num_seqs,
         takes_priority=config.scheduler.scheduling_policy == "priority",
     )
-    # A tokenizer may know ids that the model has no row for.
-    end_ids = tuple(token_id for token_id in text.end_ids if token_id < info.vocab_size)
     return Assembly(
         info, text.tokenizer, text.vocabulary, text.defaults, end_ids, core, slabs, texts, intake, trace
     )

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from oneloop.config import EngineConfig
 from oneloop.engine.assembly import Assembly, assemble
+from oneloop.engine.constraints import NO_CONSTRAINTS
 from oneloop.engine.debug_view import scheduler_view
 from oneloop.engine.loop import StepLoop
 from oneloop.engine.metrics import EngineMetrics
 from oneloop.engine.outputs import OutputBuilder, RequestOutput
-from oneloop.engine.params import SamplingParams
+from oneloop.engine.params import SamplingParams, check_token_ids
 from oneloop.engine.relay import Relay
 from oneloop.engine.stream import RequestStream
 from oneloop.engine.threads import in_daemon_thread
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from types import TracebackType
 
+    from oneloop.engine.constraints import TokenConstraints
+    from oneloop.engine.grammars import Grammars
     from oneloop.engine.intake import Accepted, Prompt
     from oneloop.engine.loop_times import LoopTimes
     from oneloop.engine.params import ResolvedParams, SamplingDefaults
@@ -195,6 +198,11 @@ class AsyncEngine:
         """What requests get for fields they leave open. EngineDeadError before start() is through."""
         return self._loaded().defaults
 
+    @property
+    def grammars(self) -> Grammars:
+        """The compiled grammars, and what became of those asked for. EngineDeadError before start() is through."""
+        return self._loaded().intake.grammars
+
     def stats(self) -> Stats:
         """The core's gauges and counters. EngineDeadError before start() is through."""
         return self._loaded().core.stats()
@@ -234,6 +242,7 @@ class AsyncEngine:
         cache_salt: str = "",
         add_special_tokens: bool = True,
         final_only: bool = False,
+        constraints: TokenConstraints = NO_CONSTRAINTS,
     ) -> RequestStream:
         """Check, tokenise (in a thread) and queue one request.
 
@@ -242,6 +251,7 @@ class AsyncEngine:
 
         final_only: the stream gives one delta per sequence, at its end: for callers that show nothing before. It costs
         nothing per token, and the times of single tokens stay unknown.
+        constraints: what else binds the tokens.
         Raises RequestError (400), OverloadedError (503, Retry-After) or EngineDeadError (503).
         """
         arrived = asyncio.get_running_loop().time()
@@ -255,6 +265,7 @@ class AsyncEngine:
                 priority=priority,
                 cache_salt=cache_salt,
                 add_special_tokens=add_special_tokens,
+                constraints=constraints,
             )
             began = perf_counter()
             stream = self._queue(assembly, accepted, request_id, arrived, final_only)
@@ -322,6 +333,23 @@ class AsyncEngine:
         core = self._loaded().core
         handles = [stream.handle for stream in self._streams.values() if stream.request_id == request_id]
         return any([core.set_priority(handle, priority) for handle in handles])  # noqa: C419  # all of them
+
+    def end_thinking(self, request_id: str, token_ids: Sequence[int]) -> bool:
+        """Let the live requests with this id go on with these tokens, which end their thinking.
+
+        Tokens that are being sampled come before them. Nothing happens where the thinking has ended, as far as the
+        request's constraints tell.
+
+        False when there is no such request. RequestError for ids that are none.
+        """
+        assembly = self._loaded()
+        check_token_ids("token_ids", token_ids, assembly.info.vocab_size)
+        handles = [stream.handle for stream in self._streams.values() if stream.request_id == request_id]
+        try:
+            ended = [assembly.core.end_thinking(handle, token_ids) for handle in handles]
+        except CoreRequestError as error:
+            raise RequestError(error.field, error.message) from None
+        return any(ended)
 
     # Text
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from oneloop.engine.constraints import NO_CONSTRAINTS
 from oneloop.engine.params import MAX_INT32, SamplingParams, check_token_ids, encode_utf8, integer
 from oneloop.errors import RequestError
 
 if TYPE_CHECKING:
+    from oneloop.engine.constraints import TokenConstraints
+    from oneloop.engine.grammars import Grammars
     from oneloop.engine.params import ResolvedParams, SamplingDefaults
     from oneloop.engine.texts import Texts
     from oneloop.executor.base import ModelInfo
@@ -31,6 +34,9 @@ class Accepted:
     """They fit the context behind the prompt."""
     cache_salt: bytes
     priority: int
+    bad_words: list[list[int]]
+    """Token ids of what must not come."""
+    constraints: TokenConstraints
 
 
 class Intake:
@@ -41,11 +47,13 @@ class Intake:
         texts: Texts,
         info: ModelInfo,
         defaults: SamplingDefaults,
+        grammars: Grammars,
         *,
         max_sequences: int,
         takes_priority: bool,
     ) -> None:
         """max_sequences: bound of n. takes_priority: whether a priority other than 0 means something."""
+        self.grammars = grammars
         self._info = info
         self._defaults = defaults
         self._max_sequences = max_sequences
@@ -60,8 +68,11 @@ class Intake:
         priority: int,
         cache_salt: str,
         add_special_tokens: bool,
+        constraints: TokenConstraints = NO_CONSTRAINTS,
     ) -> Accepted:
-        """Check everything; tokenise text. Raises RequestError. params: None means the model's defaults."""
+        """Check everything; tokenise text; compile the grammar that params ask for. params: None means the model's
+        defaults. Raises RequestError, and OverloadedError where too many grammars are being compiled.
+        """
         resolved = self._resolve(params)
         salt = self._checked_salt(cache_salt)
         self._check_priority(priority)
@@ -75,7 +86,22 @@ class Intake:
         # Length first, so that a huge list costs nothing.
         resolved = resolved.behind(len(token_ids), self._info.max_model_len)
         check_token_ids("prompt", token_ids, self._info.vocab_size)
-        return Accepted(text, list(token_ids), resolved, salt, priority)
+        bad_words = await self._encode_bad_words(resolved.bad_words) if resolved.bad_words else []
+        if resolved.grammar is not None:
+            constraints = replace(constraints, grammar=await self.grammars.get(resolved.grammar))
+        return Accepted(text, list(token_ids), resolved, salt, priority, bad_words, constraints)
+
+    async def _encode_bad_words(self, words: Sequence[str]) -> list[list[int]]:
+        """Token ids of each word as it stands behind other text and, where that makes other tokens, behind a space."""
+
+        def encode() -> list[list[int]]:
+            texts = [text for word in words for text in (word, " " + word.lstrip())]
+            encoded = self._texts.tokenizer.encode_batch(texts, add_special_tokens=False)
+            # Ids that the model has no row for cannot come.
+            possible = [ids for ids in encoded if ids and max(ids) < self._info.vocab_size]
+            return [list(ids) for ids in dict.fromkeys(map(tuple, possible))]
+
+        return await self._texts.in_thread(encode)
 
     def _resolve(self, params: SamplingParams | ResolvedParams | None) -> ResolvedParams:
         defaults = self._defaults

@@ -1,6 +1,7 @@
 """The step loop: schedules, launches, commits and delivers, as steps end. It never blocks and never polls.
 
-Two steps are in flight where there is work for them; every step goes through a slab of the ring.
+Two steps are in flight where there is work for them; every step goes through a slab of the ring. A step whose samples
+have masks that depend on the step before it is launched up to its logits; it is sampled once that one is committed.
 """
 
 from __future__ import annotations
@@ -65,13 +66,17 @@ class StepLoop:
         self._ended: asyncio.Future[None] = self._clock.create_future()
         self._wake_is_due = False
         self._in_flight: deque[_Step] = deque()
+        self._held: _Step | None = None
+        """The newest step, while it waits for its masks."""
         self._next_slab = 0
         self._waiting_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        # The header's num_tokens of every slab, as a view.
         header = next(field for field in core.layout.fields if field.name == "header")
-        start = header.offset + 8 * core.layout.header["num_tokens"]
-        self._step_tokens = [slab[start : start + 8].cast("q") for slab in slabs]
+        end = header.offset + 8 * header.length
+        self._headers = [slab[header.offset : end].cast("q") for slab in slabs]
+        index = core.layout.header
+        self._num_tokens, self._num_masked = index["num_tokens"], index["num_masked"]
+        self._masks_wait = index["masks_wait"]
         self._observe_tokens = metrics.iteration_tokens.observe
         self._times = metrics.loop
         self._is_expecting = is_expecting
@@ -129,6 +134,9 @@ class StepLoop:
             began = perf_counter()
             deltas = self._commit(completion)
             parts["commit"] += perf_counter() - began
+            if self._held is not None:
+                self._sample(self._held)
+                self._held = None
             self._launch()
             began = perf_counter()
             self._deliver(deltas)
@@ -149,12 +157,25 @@ class StepLoop:
                 return
             self._executor.submit(slab_index)
             parts["submit"] += perf_counter() - scheduled
-            self._observe_tokens(self._step_tokens[slab_index][0])
+            step, header = _Step(step_id, slab_index), self._headers[slab_index]
+            self._observe_tokens(header[self._num_tokens])
+            if header[self._num_masked]:
+                if self._in_flight and header[self._masks_wait]:
+                    self._held = step
+                else:
+                    self._sample(step)
             if not self._in_flight:
                 self._idle.stop()
                 self._start_watch()
-            self._in_flight.append(_Step(step_id, slab_index))
+            self._in_flight.append(step)
             self._next_slab = (slab_index + 1) % len(self._slabs)
+
+    def _sample(self, step: _Step) -> None:
+        """Fill the masks of a step that has some, now that all they depend on is committed, and have it sampled."""
+        began = perf_counter()
+        self._core.fill_masks(step.step_id, self._slabs[step.slab_index])
+        self._executor.sample(step.slab_index)
+        self._times.parts["mask"] += perf_counter() - began
 
     def _is_idle(self) -> bool:
         return not (self._in_flight or self._wake_is_due or self._ended.done() or self._is_expecting())

@@ -16,11 +16,12 @@ from oneloop.engine.histogram import Histogram
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-Part = Literal["schedule", "submit", "commit", "deliver", "send", "parse", "queue", "prepare"]
+Part = Literal["schedule", "submit", "commit", "mask", "deliver", "send", "parse", "queue", "prepare"]
 PARTS: dict[Part, str] = {
     "schedule": "the core decides a step",
     "submit": "the executor launches it",
     "commit": "the core takes its results",
+    "mask": "the core computes which tokens may come, and the executor samples",
     "deliver": "deltas go to their streams",
     "send": "events are encoded and written to the sockets",
     "parse": "requests are checked",

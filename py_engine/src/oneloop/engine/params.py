@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from oneloop.engine.structured import read_spec
 from oneloop.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from oneloop.engine.structured import GrammarSpec, StructuredOutputsParams
     from oneloop.formats.generation import GenerationDefaults
 
 DEFAULT_MAX_TOKENS = 16
@@ -21,6 +23,11 @@ MAX_STOP_BYTES = 1024
 """Length of one stop string in UTF-8; text is held back by up to this much."""
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 1024
+MAX_ALLOWED_TOKEN_IDS = 1 << 18
+"""More than any vocabulary served has."""
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_BYTES = 256
+"""Of one bad word in UTF-8."""
 MAX_BIAS = 100.0
 MAX_PENALTY = 2.0
 MAX_TEMPERATURE = 100.0
@@ -71,6 +78,13 @@ class SamplingParams:
     """Top log-probabilities per output token (0 … 20); None = none."""
     logit_bias: Mapping[int, float] | None = field(default_factory=dict)
     """Token id → value in [-100, 100] added to its logit."""
+    allowed_token_ids: tuple[int, ...] | list[int] | None = None
+    """The only tokens that may come; None: all. End tokens are not exempt."""
+    bad_words: tuple[str, ...] | list[str] | None = ()
+    """Words that are not generated, at the beginning of a word as within one: the last token of each is banned where
+    the others stand before it. What comes as other tokens than the tokenizer makes of the word is not banned."""
+    structured_outputs: StructuredOutputsParams | GrammarSpec | None = None
+    """The form that the answer is to have."""
 
     def resolve(self, defaults: SamplingDefaults, *, vocab_size: int, max_sequences: int) -> ResolvedParams:
         """Every open field filled in and every field checked.
@@ -106,6 +120,9 @@ class SamplingParams:
             detokenize=flag("detokenize", self.detokenize),
             logprobs=None if self.logprobs is None else integer("logprobs", self.logprobs, 0, MAX_LOGPROBS),
             logit_bias=_bias(self.logit_bias, vocab_size),
+            grammar=read_spec(self.structured_outputs),
+            allowed_token_ids=_allowed_token_ids(self.allowed_token_ids, vocab_size),
+            bad_words=_bad_words(self.bad_words),
         )
         if resolved.max_tokens is not None and resolved.min_tokens > resolved.max_tokens:
             raise RequestError(
@@ -144,6 +161,9 @@ class ResolvedParams:
     detokenize: bool
     logprobs: int | None
     logit_bias: tuple[tuple[int, float], ...]
+    grammar: GrammarSpec | None
+    allowed_token_ids: tuple[int, ...] | None
+    bad_words: tuple[str, ...]
 
     def resolve(self, _: SamplingDefaults, *, vocab_size: int, max_sequences: int) -> ResolvedParams:
         """As SamplingParams.resolve(): there is nothing left to do, for the same model.
@@ -310,6 +330,27 @@ def _token_ids(name: str, value: Any, vocab_size: int) -> tuple[int, ...]:
     ids = tuple(_collection(name, value, list | tuple, "a list of token ids", MAX_STOP_TOKEN_IDS))
     check_token_ids(name, ids, vocab_size)
     return ids
+
+
+def _allowed_token_ids(value: Any, vocab_size: int) -> tuple[int, ...] | None:
+    name = "allowed_token_ids"
+    if value is None:
+        return None
+    ids = tuple(_collection(name, value, list | tuple, "a list of token ids", MAX_ALLOWED_TOKEN_IDS))
+    check_token_ids(name, ids, vocab_size)
+    if not ids:
+        raise RequestError(name, f"{name} must not be empty: at least one token must be allowed")
+    return tuple(dict.fromkeys(ids))
+
+
+def _bad_words(value: Any) -> tuple[str, ...]:
+    words = tuple(_collection("bad_words", value, list | tuple, "a list of strings", MAX_BAD_WORDS))
+    for word in words:
+        if not isinstance(word, str) or not word:
+            raise RequestError("bad_words", f"bad_words must hold non-empty strings, got {shown(word)}")
+        if len(word) > MAX_BAD_WORD_BYTES or len(encode_utf8("bad_words", word)) > MAX_BAD_WORD_BYTES:
+            raise RequestError("bad_words", f"a bad word may have at most {MAX_BAD_WORD_BYTES} bytes")
+    return words
 
 
 def _bias(value: Mapping[int, float] | None, vocab_size: int) -> tuple[tuple[int, float], ...]:

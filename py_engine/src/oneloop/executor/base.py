@@ -76,7 +76,15 @@ class Executor(Protocol):
         """
 
     def submit(self, slab_index: int) -> None:
-        """Launch the step written in that slab: forward and, where no row has a grammar, sampling. Never blocks."""
+        """Launch the step written in that slab: forward and, where no sample has a mask, sampling. Never blocks."""
+
+    def sample(self, slab_index: int) -> None:
+        """The masks of a step whose header's num_masked is not 0 are in its slab: let it be sampled. Never blocks.
+
+        Once for each such step, after its submit() and before the next one. A step that has failed meanwhile takes no
+        notice. The rows of masks are those of the slab's `sample_mask_row`; a token whose bit is not set is never
+        sampled.
+        """
 
     def prepare_in_idle(self) -> bool:
         """Do a little of what makes later steps quicker, as capturing one graph, while no step is in flight.

@@ -41,6 +41,8 @@ class CpuExecutor:
         self._runner: ModelRunner | None = None
         self._slabs: list[SlabViews] = []
         self._submitted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._released: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        """Steps with masks that may be sampled."""
         self._completions = CompletionQueue()
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -78,6 +80,10 @@ class CpuExecutor:
         """As base.Executor."""
         self._submitted.put(slab_index)
 
+    def sample(self, slab_index: int) -> None:
+        """As base.Executor."""
+        self._released.put(slab_index)
+
     def prepare_in_idle(self) -> bool:
         """As base.Executor: there is nothing to prepare."""
         return False
@@ -94,6 +100,7 @@ class CpuExecutor:
         """As base.Executor. Blocks for at most SHUTDOWN_LIMIT_S."""
         self._stopping = True
         self._submitted.put(None)
+        self._released.put(None)
         if self._thread is not None:
             self._thread.join(SHUTDOWN_LIMIT_S)
         self._completions.close()
@@ -108,13 +115,26 @@ class CpuExecutor:
         runner, slabs = self._runner, self._slabs
         assert runner is not None
         while (slab_index := self._submitted.get()) is not None and not self._stopping:
+            slab = slabs[slab_index]
             error = None
             try:
-                runner.execute(slabs[slab_index])
+                logits = runner.forward(slab)
             except Exception as caught:  # whatever it was, the step is over and the loop must hear of it
-                log.exception("a step failed")
-                error = f"the model's step failed ({type(caught).__name__})"
+                logits, error = None, _failure(caught)
+            # A step that has failed waits too: its release must not be taken for another's.
+            if slab.header().num_masked and self._released.get() is None:
+                return
+            if logits is not None:
+                try:
+                    runner.sample(slab, logits)
+                except Exception as caught:
+                    error = _failure(caught)
             self._completions.put(Completion(slab_index, error))
+
+
+def _failure(caught: Exception) -> str:
+    log.error("a step failed", exc_info=caught)
+    return f"the model's step failed ({type(caught).__name__})"
 
 
 def _let_waiting_threads_sleep() -> None:

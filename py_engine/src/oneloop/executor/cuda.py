@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from oneloop.device.cards import card_named
@@ -18,7 +19,7 @@ from oneloop_kernels.compiling.mark import StartMark
 from oneloop_kernels.compiling.workers import CompileWorkers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -51,6 +52,8 @@ class CudaExecutor:
         self._completions: DeviceCompletions | None = None
         self._workers: CompileWorkers | None = None
         self._mark: StartMark | None = None
+        self._held: tuple[int, int] | None = None
+        """Number and slab of the step that waits for its masks."""
 
     def locate(self, progress: LoadProgress | None = None) -> ModelFiles:
         """As base.Executor. ConfigError where there is no GPU."""
@@ -151,19 +154,41 @@ class CudaExecutor:
 
     def submit(self, slab_index: int) -> None:
         """As base.Executor. EngineDeadError when the device takes no more work."""
-        import torch
-
         runner, completions = self._runner, self._completions
         assert runner is not None, "attach() comes first"
         assert completions is not None
         number = completions.next_number(slab_index)
-        error = None
+        error = self._launch(runner.launch, slab_index)
+        if error is None and runner.is_waiting:
+            self._held = (number, slab_index)
+        else:
+            completions.launched(number, error)
+
+    def sample(self, slab_index: int) -> None:
+        """As base.Executor. EngineDeadError when the device takes no more work."""
+        assert self._runner is not None
+        self._release(self._runner.sample)
+
+    def _release(self, launch: Callable[[int], None]) -> None:
+        """Let the step that waits end with this. Nothing where none does: its launch has failed."""
+        held, self._held = self._held, None
+        if held is not None:
+            number, slab_index = held
+            assert self._completions is not None
+            self._completions.launched(number, self._launch(launch, slab_index))
+
+    def _launch(self, launch: Callable[[int], None], slab_index: int) -> str | None:
+        """Launch part of a step. When it raises the step is ended, and what to say of it returned."""
+        import torch
+
+        runner, completions = self._runner, self._completions
+        assert runner is not None
+        assert completions is not None
         try:
             with torch.cuda.stream(self._stream):
-                runner.launch(slab_index)
+                launch(slab_index)
         except Exception as caught:  # whatever it was, the step is over and the loop must hear of it
             log.exception("a step could not be launched")
-            error = f"the model's step failed ({type(caught).__name__})"
             try:
                 if isinstance(caught, torch.OutOfMemoryError):
                     torch.cuda.empty_cache()
@@ -173,7 +198,8 @@ class CudaExecutor:
                 reason = f"the device takes no more work ({type(fatal).__name__})"
                 completions.give_up(reason)
                 raise EngineDeadError(reason) from fatal
-        completions.launched(number, error)
+            return f"the model's step failed ({type(caught).__name__})"
+        return None
 
     def prepare_in_idle(self) -> bool:
         """As base.Executor: captures a graph; worker.gpu.captures says how long that takes."""
@@ -197,6 +223,9 @@ class CudaExecutor:
         """As base.Executor. Blocks for at most SHUTDOWN_LIMIT_S, or until processes that compile have ended."""
         self._end_compiling()
         if self._completions is not None:
+            if self._runner is not None:
+                with suppress(EngineDeadError):
+                    self._release(self._runner.publish)
             ended = self._completions.wait_idle(SHUTDOWN_LIMIT_S)
             self._completions.close()
             self._completions = None

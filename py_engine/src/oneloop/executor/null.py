@@ -41,6 +41,10 @@ POOL_TOKENS: Final = 1 << 20
 """What the KV cache holds if nothing else was asked for: as beside an 8B model on a card of 141 GB."""
 BYTES_MAX_LEN: Final = 8192
 """Context length where tokens are bytes."""
+_NUM_TRIES: Final = 8
+"""Tokens drawn before those that a mask allows are counted."""
+_COUNTED_AT_ONCE: Final = 16
+"""Masks: what they are made into stays in the processor's cache."""
 _PRINTABLE: Final = (0x20, 0x7F)
 """Bytes that are a character each: every token gives text at once."""
 
@@ -63,14 +67,24 @@ def random_tokens(first: int, end: int) -> Draw:
     span = np.uint64(end - first)
 
     def draw(seeds: npt.NDArray[np.uint64], positions: Ints) -> npt.NDArray[Any]:
-        z = seeds + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        z ^= z >> np.uint64(31)
-        tokens: npt.NDArray[Any] = ((z >> np.uint64(32)) * span >> np.uint64(32)) + np.uint64(first)
-        return tokens
+        return _scaled(_noise(seeds, positions), span) + np.uint64(first)
 
     return draw
+
+
+def _noise(seeds: npt.NDArray[np.uint64], positions: Ints) -> npt.NDArray[np.uint64]:
+    """32 random bits each."""
+    z = seeds + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    noise: npt.NDArray[np.uint64] = (z ^ (z >> np.uint64(31))) >> np.uint64(32)
+    return noise
+
+
+def _scaled(noise: npt.NDArray[np.uint64], span: npt.NDArray[np.uint64] | np.uint64) -> npt.NDArray[Any]:
+    """Integers below span, of noise."""
+    scaled: npt.NDArray[Any] = noise * span >> np.uint64(32)
+    return scaled
 
 
 def tokens_of_text(ids: Sequence[int]) -> Draw:
@@ -93,7 +107,7 @@ class NullSampler:
         self._draw = draw
 
     def sample(self, views: SlabViews) -> StepHeader:
-        """Fill the output part of a step's slab; returns its header."""
+        """Fill the output part of a step's slab, as its masks allow; returns its header."""
         header = views.header()
         if header.num_admitted:
             admitted = views.admitted_seed[: header.num_admitted]
@@ -101,9 +115,52 @@ class NullSampler:
         count = header.num_samples
         seeds = self._seeds[views.sample_slot[:count]]
         views.output_token[:count] = self._draw(seeds, views.sample_output_index[:count])
+        if header.num_masked:
+            self._obey(views, seeds)
         if header.max_logprobs >= 0:
             _fill_logprobs(views, count)
         return header
+
+    @staticmethod
+    def _obey(views: SlabViews, seeds: npt.NDArray[np.uint64]) -> None:
+        """Draw again, each allowed token as likely as any other, where a mask does not allow the one drawn."""
+        rows, masks = views.sample_mask_row[: len(seeds)], views.mask_word
+        samples = np.flatnonzero(rows >= 0)
+        samples = samples[~_allows(masks, rows[samples], views.output_token[samples])]
+        if not len(samples):
+            return
+        # Other places in the stream than the token's own, which says that the mask does not allow it.
+        keys = ~seeds[samples, None] + np.arange(_NUM_TRIES, dtype=np.uint64)
+        noise = _noise(keys, views.sample_output_index[samples, None])
+        tried = _scaled(noise, np.uint64(32 * masks.shape[1])).astype(np.int32)
+        allowed = _allows(masks, rows[samples, None], tried)
+        views.output_token[samples] = tried[np.arange(len(samples)), allowed.argmax(1)]
+        (rare,) = np.nonzero(~allowed.any(1))
+        for start in range(0, len(rare), _COUNTED_AT_ONCE):
+            part = rare[start : start + _COUNTED_AT_ONCE]
+            views.output_token[samples[part]] = _choose(masks[rows[samples[part]]], noise[part, 0])
+
+
+def _allows(masks: npt.NDArray[np.uint32], rows: Ints, tokens: Ints) -> npt.NDArray[np.bool_]:
+    """Whether the masks of these rows have the tokens' bits."""
+    words = masks[rows, tokens // 32] >> (tokens % 32).astype(np.uint32)
+    allowed: npt.NDArray[np.bool_] = words & 1 != 0
+    return allowed
+
+
+def _choose(masks: npt.NDArray[np.uint32], noise: npt.NDArray[np.uint64]) -> npt.NDArray[Any]:
+    """A token of each mask, by counting."""
+    (used,) = np.nonzero(masks.any(0))  # often few
+    masks = masks[:, used]
+    up_to = np.cumsum(np.bitwise_count(masks), axis=1, dtype=np.int32)
+    nth = _scaled(noise, up_to[:, -1].astype(np.uint64)).astype(np.int32)
+    word = (up_to <= nth[:, None]).argmin(1)  # the first beyond
+    lines = np.arange(len(masks))
+    before = np.where(word > 0, up_to[lines, word - 1], 0)
+    bits = np.unpackbits(masks[lines, word].view(np.uint8).reshape(-1, 4), axis=1, bitorder="little")
+    bit = (np.cumsum(bits, axis=1) <= (nth - before)[:, None]).sum(1)
+    tokens: npt.NDArray[Any] = used[word] * 32 + bit
+    return tokens
 
 
 def _fill_logprobs(views: SlabViews, count: int) -> None:
@@ -187,14 +244,23 @@ class NullExecutor:
 
     def submit(self, slab_index: int) -> None:
         """Sample, and complete when the step's time is over, which begins when the one before has ended."""
+        header = self._views[slab_index].header()
+        takes_s = self._pace.seconds(header)
+        if takes_s:
+            self._last_end = max(self._last_end, asyncio.get_running_loop().time()) + takes_s
+        if not header.num_masked:
+            self.sample(slab_index)
+
+    def sample(self, slab_index: int) -> None:
+        """As base.Executor. A step whose masks come late ends then, and the next begins then."""
         assert self._sampler is not None, "attach() comes first"
-        takes_s = self._pace.seconds(self._sampler.sample(self._views[slab_index]))
+        self._sampler.sample(self._views[slab_index])
         completion = Completion(slab_index, None)
-        if not takes_s:
+        if not self._last_end:
             self._completions.put(completion)
             return
         loop = asyncio.get_running_loop()
-        self._last_end = max(self._last_end, loop.time()) + takes_s
+        self._last_end = max(self._last_end, loop.time())
         loop.call_at(self._last_end, self._completions.put, completion)
 
     def prepare_in_idle(self) -> bool:

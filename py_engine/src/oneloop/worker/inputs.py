@@ -55,13 +55,14 @@ class StepHeader:
     max_logprobs: int
     flags: int
     num_widely_shared: int
+    num_masked: int
 
 
 @dataclass(frozen=True, slots=True)
 class SlabViews:
     """The arrays of one slab, each of its full length; docs/architecture.md says what they mean.
 
-    The two-dimensional outputs have LOGPROB_COLUMNS columns.
+    The two-dimensional outputs have LOGPROB_COLUMNS columns, the masks a row for each of max_num_seqs.
     """
 
     row_slot: Ints
@@ -103,6 +104,8 @@ class SlabViews:
     output_rank: Ints
     output_logprob_token: Ints
     output_logprob: Floats
+    sample_mask_row: Ints
+    mask_word: npt.NDArray[np.uint32]
     _header: npt.NDArray[np.int64]
     _header_indices: tuple[int, ...]
 
@@ -115,6 +118,9 @@ class SlabViews:
         }
         for name in ("output_logprob_token", "output_logprob"):
             arrays[name] = arrays[name].reshape(-1, LOGPROB_COLUMNS)
+        if "mask_word" in arrays and "sample_mask_row" in arrays:
+            masks = arrays["mask_word"].view(np.uint32)
+            arrays["mask_word"] = masks.reshape(len(arrays["sample_mask_row"]), -1)
         names = [field.name for field in fields(cls) if not field.name.startswith("_")]
         header_names = [field.name for field in fields(StepHeader)]
         missing = [name for name in [*names, "header"] if name not in arrays]

@@ -46,12 +46,18 @@ class ModelRunner:
         )
         self._plan_attention = PAGED_ATTENTION.resolve(model.device, model.dtype)
 
-    @torch.inference_mode()
     def execute(self, slab: SlabViews) -> None:
-        """Run the step in the slab and write its output part.
+        """Run the step in the slab and write its output part. Its masks, if it has any, are there.
 
         IndexError for an id, slot or block out of range; the tables may then hold part of the step.
         """
+        logits = self.forward(slab)
+        if logits is not None:
+            self.sample(slab, logits)
+
+    @torch.inference_mode()
+    def forward(self, slab: SlabViews) -> torch.Tensor | None:
+        """The step up to its logits, [num_samples, vocab_size] float32; None without samples. Errors as `execute`."""
         header = slab.header()
         self.rows.apply(slab, header)
         if header.num_cow:
@@ -59,12 +65,18 @@ class ModelRunner:
                 self._upload(slab.cow_src[: header.num_cow]), self._upload(slab.cow_dst[: header.num_cow])
             )
         if header.num_tokens == 0:
-            return
+            return None
         hidden = self._forward(slab, header)
-        if header.num_samples:
-            logits = self._logits(hidden, slab.sample_token_index[: header.num_samples])
-            tokens = self._sampler.sample(logits, slab, header)
-            slab.output_token[: header.num_samples] = tokens.cpu().numpy()
+        if not header.num_samples:
+            return None
+        return self._logits(hidden, slab.sample_token_index[: header.num_samples])
+
+    @torch.inference_mode()
+    def sample(self, slab: SlabViews, logits: torch.Tensor) -> None:
+        """Write the output part of the step in the slab. logits: what `forward` gave, overwritten."""
+        header = slab.header()
+        tokens = self._sampler.sample(logits, slab, header)
+        slab.output_token[: header.num_samples] = tokens.cpu().numpy()
 
     def _forward(self, slab: SlabViews, header: StepHeader) -> torch.Tensor:
         """Final hidden states, [≥ num_tokens, hidden_size]."""

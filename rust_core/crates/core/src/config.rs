@@ -158,3 +158,9 @@ pub const MAX_STOP_TOKEN_IDS: usize = 1024;
 pub const MAX_LOGIT_BIAS_VALUE: f32 = 100.0;
 /// Temperatures below it are greedy: dividing logits by less leaves the range of 32-bit floats.
 pub const MIN_TEMPERATURE: f32 = 1e-5;
+/// Most sequences of tokens that a request may ban.
+pub const MAX_BAD_WORDS: usize = 1024;
+/// Most tokens of one of them.
+pub const MAX_BAD_WORD_TOKENS: usize = 64;
+/// Most tokens of what begins a grammar or ends the thinking.
+pub const MAX_MARKER_TOKENS: usize = 64;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 /// Why a sequence ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinishReason {
-    /// EOS, a stop id or a stop string.
+    /// EOS, a stop id, a stop string, or a grammar that lets nothing follow.
     Stop,
     /// `max_tokens` or the context.
     Length,

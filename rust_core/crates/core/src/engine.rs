@@ -107,6 +107,11 @@ impl Core {
         Ok(was_done)
     }
 
+    /// See [`Inbox::end_thinking`].
+    pub fn end_thinking(&self, request: u64, token_ids: &[i64]) -> Result<bool, Error> {
+        self.inbox.end_thinking(request, token_ids)
+    }
+
     /// Takes up what was posted, without scheduling.
     pub fn drain(&mut self) -> Result<(), Error> {
         self.enter(Call::Drain)?;
@@ -139,6 +144,16 @@ impl Core {
         });
         self.report_ended();
         Ok(deltas)
+    }
+
+    /// Writes the masks of a step in flight into its slab; how many samples have one that binds.
+    ///
+    /// Due where the header's `num_masked` is not 0, once before the step is sampled; where its `masks_wait` is set only
+    /// after all earlier steps were committed. Fails, and changes nothing, before, and when the step is not in flight.
+    /// What goes wrong in a constraint ends its sequence with the step's commit.
+    pub fn fill_masks(&mut self, step_id: u64, slab: &mut [u8]) -> Result<u32, Error> {
+        self.check_poison()?;
+        self.scheduler.fill_masks(step_id, slab)
     }
 
     /// The oldest step in flight failed: its requests end with this message, what it was to compute is forgotten.
@@ -288,6 +303,10 @@ impl Core {
         for spec in self.posted.submits.drain(..) {
             record(&mut self.recorder, |recorder| recorder.submitted(&spec));
             self.scheduler.add(spec);
+        }
+        // They change what may be sampled and nothing that is decided here, so that no trace needs them.
+        for (handle, tokens) in self.posted.endings.drain(..) {
+            self.scheduler.end_thinking(handle, &tokens);
         }
         for handle in self.posted.aborts.drain(..) {
             record(&mut self.recorder, |recorder| recorder.aborted(handle));

@@ -9,7 +9,7 @@ use crate::kv::PrefixHasher;
 use crate::request::SubmitRequest;
 use crate::sched::RequestSpec;
 use crate::text::Vocabulary;
-use crate::validate::validate;
+use crate::validate::{check_marker, validate};
 
 /// Where any thread posts requests and aborts; the core takes them up when it schedules, commits or drains.
 #[derive(Debug)]
@@ -25,6 +25,8 @@ struct InboxState {
     last_handle: u64,
     /// In order of their handles.
     submits: Vec<RequestSpec>,
+    /// Requests whose thinking is to end, with the tokens that end it.
+    endings: Vec<(u64, Vec<i32>)>,
     aborts: Vec<u64>,
     /// Handles that were given out and have not ended.
     live: HashSet<u64>,
@@ -35,6 +37,8 @@ struct InboxState {
 #[derive(Debug, Default)]
 pub(crate) struct Posted {
     pub(crate) submits: Vec<RequestSpec>,
+    /// To be applied after the submits.
+    pub(crate) endings: Vec<(u64, Vec<i32>)>,
     /// To be applied after the submits.
     pub(crate) aborts: Vec<u64>,
 }
@@ -84,10 +88,29 @@ impl Inbox {
         is_live
     }
 
+    /// From the core's next turn on the request's next tokens are these. False when the handle is unknown or has ended.
+    pub fn end_thinking(&self, request: u64, token_ids: &[i64]) -> Result<bool, Error> {
+        let field = "token_ids";
+        if token_ids.is_empty() {
+            return Err(Error::request(
+                field,
+                "is empty; name what ends the thinking",
+            ));
+        }
+        let tokens = check_marker(field, token_ids, &self.config)?;
+        let mut state = self.lock();
+        let is_live = state.live.contains(&request);
+        if is_live {
+            state.endings.push((request, tokens));
+        }
+        Ok(is_live)
+    }
+
     /// Swaps what was posted with the empty buffers of `posted`.
     pub(crate) fn take(&self, posted: &mut Posted) {
         let mut state = self.lock();
         std::mem::swap(&mut state.submits, &mut posted.submits);
+        std::mem::swap(&mut state.endings, &mut posted.endings);
         std::mem::swap(&mut state.aborts, &mut posted.aborts);
     }
 

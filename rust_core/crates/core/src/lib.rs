@@ -5,6 +5,7 @@ mod config;
 mod delta;
 mod engine;
 mod error;
+pub mod grammar;
 mod guard;
 mod inbox;
 mod kv;
@@ -16,12 +17,14 @@ mod validate;
 
 pub use batch::{DType, Field, HEADER_NAMES, NUM_LOGPROB_COLUMNS, SLAB_ALIGNMENT, SlabLayout};
 pub use config::{
-    CoreConfig, MAX_CACHE_SALT_BYTES, MAX_LOGIT_BIAS, MAX_LOGIT_BIAS_VALUE, MAX_LOGPROBS,
-    MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, MIN_TEMPERATURE, Policy,
+    CoreConfig, MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_CACHE_SALT_BYTES, MAX_LOGIT_BIAS,
+    MAX_LOGIT_BIAS_VALUE, MAX_LOGPROBS, MAX_MARKER_TOKENS, MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS, MIN_TEMPERATURE, Policy,
 };
 pub use delta::{Delta, Deltas, FinishReason, StopReason, TokenLogprobs};
 pub use engine::{Core, Stats};
 pub use error::Error;
+pub use grammar::{Automaton, Constraint, ConstraintSource, SharedGrammar};
 pub use inbox::Inbox;
 pub use request::SubmitRequest;
 pub use sched::{RunningSequence, Snapshot, StepSummary, WaitingSequence, WaitsFor};

@@ -1,5 +1,7 @@
 //! A request as it is submitted: plain data, checked once by `Inbox::submit`.
 
+use crate::grammar::SharedGrammar;
+
 /// What a client asks for. Limits and meanings are those of the stub's `Core.submit`.
 #[derive(Debug, Clone, PartialEq)]
 #[expect(
@@ -53,6 +55,18 @@ pub struct SubmitRequest {
     pub detokenize: bool,
     /// One delta per sequence, at its end, instead of one per token.
     pub final_only: bool,
+    /// What the tokens must be.
+    pub grammar: Option<SharedGrammar>,
+    /// The grammar holds once these were generated; empty: from the first token.
+    pub grammar_after: Vec<i64>,
+    /// The only ids that may come; `None`: all.
+    pub allowed_token_ids: Option<Vec<i64>>,
+    /// Sequences of ids that may not come: the last one is banned where the others stand before it.
+    pub bad_words: Vec<Vec<i64>>,
+    /// After so many tokens without `thinking_end`, these are forced.
+    pub thinking_budget: Option<u64>,
+    /// What ends the thinking.
+    pub thinking_end: Vec<i64>,
     /// Lower is sooner (policy "priority").
     pub priority: i64,
     /// Prefix cache name space.
@@ -88,6 +102,12 @@ impl SubmitRequest {
             shown_special_ids: Vec::new(),
             detokenize: true,
             final_only: false,
+            grammar: None,
+            grammar_after: Vec::new(),
+            allowed_token_ids: None,
+            bad_words: Vec::new(),
+            thinking_budget: None,
+            thinking_end: Vec::new(),
             priority: 0,
             cache_salt: Vec::new(),
             adapter: -1,

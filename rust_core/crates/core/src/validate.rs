@@ -5,10 +5,12 @@ use std::time::Instant;
 
 use crate::batch::LIST_CAPACITY;
 use crate::config::{
-    CoreConfig, MAX_CACHE_SALT_BYTES, MAX_LOGIT_BIAS, MAX_LOGIT_BIAS_VALUE, MAX_LOGPROBS,
-    MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, MIN_TEMPERATURE, Policy,
+    CoreConfig, MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_CACHE_SALT_BYTES, MAX_LOGIT_BIAS,
+    MAX_LOGIT_BIAS_VALUE, MAX_LOGPROBS, MAX_MARKER_TOKENS, MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS, MIN_TEMPERATURE, Policy,
 };
 use crate::error::Error;
+use crate::grammar::{RuleSpec, ThinkingLimit, clear_bit, mask_words, set_all, set_bit};
 use crate::kv::PrefixHasher;
 use crate::request::SubmitRequest;
 use crate::sched::{RequestSpec, Sampling, Stopping};
@@ -40,6 +42,7 @@ pub(crate) fn validate(
             format!("{} is neither a slot nor -1 (none)", request.adapter),
         ));
     }
+    let rules = build_rules(config, &request)?;
     let stopping = build_stopping(&request, max_tokens, min_tokens)?;
     let sampling = Sampling {
         bias: request
@@ -73,7 +76,116 @@ pub(crate) fn validate(
         has_seed: request.seed.is_some(),
         sampling,
         stopping,
+        rules: rules.map(Arc::new),
     })
+}
+
+/// What binds the tokens; `None` where nothing does.
+fn build_rules(config: &CoreConfig, request: &SubmitRequest) -> Result<Option<RuleSpec>, Error> {
+    let grammar_after = check_marker("grammar_after", &request.grammar_after, config)?;
+    let thinking = build_thinking(config, request)?;
+    check_bad_words(config, request)?;
+    let mut allowed = allowed_bits(config, request)?;
+    let (short, long): (Vec<_>, Vec<_>) =
+        request.bad_words.iter().partition(|word| word.len() == 1);
+    if !short.is_empty() && allowed.is_empty() {
+        allowed = vec![0; mask_words(config.vocab_size)];
+        set_all(&mut allowed, config.vocab_size);
+    }
+    for &token in short.into_iter().flatten() {
+        clear_bit(&mut allowed, token as i32);
+    }
+    if !allowed.is_empty() && allowed.iter().all(|&word| word == 0) {
+        return Err(Error::request(
+            "bad_words",
+            "every token that may come is banned; leave one",
+        ));
+    }
+    if request.grammar.is_none() && allowed.is_empty() && long.is_empty() && thinking.is_none() {
+        return Ok(None);
+    }
+    Ok(Some(RuleSpec {
+        vocab_size: config.vocab_size,
+        grammar: request.grammar.clone(),
+        grammar_after,
+        allowed,
+        bad_words: long
+            .into_iter()
+            .map(|word| word.iter().map(|&token| token as i32).collect())
+            .collect(),
+        thinking,
+    }))
+}
+
+fn build_thinking(
+    config: &CoreConfig,
+    request: &SubmitRequest,
+) -> Result<Option<ThinkingLimit>, Error> {
+    let end = check_marker("thinking_end", &request.thinking_end, config)?;
+    let Some(budget) = request.thinking_budget else {
+        return Ok(None);
+    };
+    let problem = if end.is_empty() {
+        "needs thinking_end, the tokens that end the thinking"
+    } else if request.grammar.is_some() && request.grammar_after.is_empty() {
+        "a grammar that holds from the first token leaves no thinking; set grammar_after"
+    } else {
+        let budget = u32::try_from(budget).unwrap_or(u32::MAX);
+        return Ok(Some(ThinkingLimit { end, budget }));
+    };
+    Err(Error::request("thinking_budget", problem))
+}
+
+fn check_bad_words(config: &CoreConfig, request: &SubmitRequest) -> Result<(), Error> {
+    let field = "bad_words";
+    check_len(field, request.bad_words.len(), MAX_BAD_WORDS)?;
+    for word in &request.bad_words {
+        if word.is_empty() {
+            return Err(Error::request(field, "one of them is empty"));
+        }
+        if word.len() > MAX_BAD_WORD_TOKENS {
+            let len = word.len();
+            return Err(Error::request(
+                field,
+                format!("one of them has {len} tokens; at most {MAX_BAD_WORD_TOKENS} are possible"),
+            ));
+        }
+        for &token in word {
+            check_id(field, token, config)?;
+        }
+    }
+    Ok(())
+}
+
+/// A bit for each token of `allowed_token_ids`; empty without.
+fn allowed_bits(config: &CoreConfig, request: &SubmitRequest) -> Result<Vec<u32>, Error> {
+    let field = "allowed_token_ids";
+    let Some(ids) = &request.allowed_token_ids else {
+        return Ok(Vec::new());
+    };
+    if ids.is_empty() {
+        return Err(Error::request(field, "is empty; allow at least one token"));
+    }
+    check_len(field, ids.len(), config.vocab_size as usize)?;
+    let mut allowed = vec![0; mask_words(config.vocab_size)];
+    for &token in ids {
+        check_id(field, token, config)?;
+        set_bit(&mut allowed, token as i32);
+    }
+    Ok(allowed)
+}
+
+/// Token ids of a marker.
+pub(crate) fn check_marker(
+    field: &'static str,
+    ids: &[i64],
+    config: &CoreConfig,
+) -> Result<Vec<i32>, Error> {
+    check_len(field, ids.len(), MAX_MARKER_TOKENS)?;
+    for &token in ids {
+        check_id(field, token, config)?;
+    }
+    Ok(ids.iter().map(|&token| token as i32).collect())
 }
 
 fn check_prompt(config: &CoreConfig, prompt: &[i32]) -> Result<(), Error> {
@@ -282,6 +394,7 @@ fn build_stopping(
     Ok(Stopping {
         max_tokens,
         min_tokens,
+        num_unstoppable: min_tokens,
         eos_token_ids: if request.ignore_eos {
             Vec::new()
         } else {

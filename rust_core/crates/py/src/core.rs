@@ -11,6 +11,7 @@ use crate::arguments::{Float, Int};
 use crate::config::CoreConfig;
 use crate::deltas::Deltas;
 use crate::error::{refuse, to_py};
+use crate::grammar::Grammar;
 use crate::slab::{SlabBuffer, SlabLayout};
 use crate::snapshot::Snapshot;
 use crate::token_ids::token_ids;
@@ -84,13 +85,16 @@ impl Core {
                         frequency_penalty = Float(0.0), seed = None, logprobs = None, logit_bias = Vec::new(),
                         stop = Vec::new(), stop_token_ids = Vec::new(), eos_token_ids = Vec::new(),
                         ignore_eos = false, include_stop_str_in_output = false, skip_special_tokens = true, shown_special_ids = Vec::new(),
-                        detokenize = true, final_only = false, priority = Int(0), cache_salt = b"".as_slice(), adapter = Int(-1)),
+                        detokenize = true, final_only = false, grammar = None, grammar_after = Vec::new(),
+                        allowed_token_ids = None, bad_words = Vec::new(), thinking_budget = None,
+                        thinking_end = Vec::new(), priority = Int(0), cache_salt = b"".as_slice(), adapter = Int(-1)),
            text_signature = "($self, prompt_token_ids, *, max_tokens=None, min_tokens=0, n=1, temperature=1.0, \
                              top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, presence_penalty=0.0, \
                              frequency_penalty=0.0, seed=None, logprobs=None, logit_bias=(), stop=(), \
                              stop_token_ids=(), eos_token_ids=(), ignore_eos=False, \
                              include_stop_str_in_output=False, skip_special_tokens=True, shown_special_ids=(), detokenize=True, \
-                             final_only=False, priority=0, cache_salt=b'', adapter=-1)")]
+                             final_only=False, grammar=None, grammar_after=(), allowed_token_ids=None, bad_words=(), \
+                             thinking_budget=None, thinking_end=(), priority=0, cache_salt=b'', adapter=-1)")]
     fn submit(
         &self,
         prompt_token_ids: &Bound<'_, PyAny>,
@@ -116,6 +120,12 @@ impl Core {
         shown_special_ids: Vec<Int>,
         detokenize: bool,
         final_only: bool,
+        grammar: Option<&Grammar>,
+        grammar_after: Vec<Int>,
+        allowed_token_ids: Option<Vec<Int>>,
+        bad_words: Vec<Vec<Int>>,
+        thinking_budget: Option<Int>,
+        thinking_end: Vec<Int>,
         priority: Int,
         cache_salt: &[u8],
         adapter: Int,
@@ -146,14 +156,20 @@ impl Core {
                 .map(|(Int(id), Float(value))| (id, value))
                 .collect(),
             stop: stop.into_iter().map(stop_string).collect::<PyResult<_>>()?,
-            stop_token_ids: stop_token_ids.into_iter().map(|Int(id)| id).collect(),
-            eos_token_ids: eos_token_ids.into_iter().map(|Int(id)| id).collect(),
+            stop_token_ids: numbers(stop_token_ids),
+            eos_token_ids: numbers(eos_token_ids),
             ignore_eos,
             include_stop_str_in_output,
             skip_special_tokens,
             shown_special_ids: shown_special_ids.into_iter().map(|Int(id)| id).collect(),
             detokenize,
             final_only,
+            grammar: grammar.map(|grammar| grammar.inner.clone()),
+            grammar_after: numbers(grammar_after),
+            allowed_token_ids: allowed_token_ids.map(numbers),
+            bad_words: bad_words.into_iter().map(numbers).collect(),
+            thinking_budget: unsigned("thinking_budget", thinking_budget)?,
+            thinking_end: numbers(thinking_end),
             priority: priority.0,
             cache_salt: cache_salt.to_vec(),
             adapter: i32::try_from(adapter.0)
@@ -168,6 +184,17 @@ impl Core {
     /// End a request at once, in whatever state. Any thread, at any moment.
     fn abort(&self, py: Python<'_>, request: Int) -> bool {
         u64::try_from(request.0).is_ok_and(|request| py.detach(|| self.inbox.abort(request)))
+    }
+
+    /// The request's next tokens are these, unless its thinking has ended. Any thread, at any moment.
+    #[allow(clippy::needless_pass_by_value)] // a Python argument
+    fn end_thinking(&self, py: Python<'_>, request: Int, token_ids: Vec<Int>) -> PyResult<bool> {
+        let token_ids = numbers(token_ids);
+        let Ok(request) = u64::try_from(request.0) else {
+            return Ok(false);
+        };
+        py.detach(|| self.inbox.end_thinking(request, &token_ids))
+            .map_err(to_py)
     }
 
     /// Apply what `submit()` and `abort()` queued without scheduling a step.
@@ -189,6 +216,13 @@ impl Core {
         Ok(self
             .with_core(slab.py(), |core| core.commit(step_id, bytes))?
             .into())
+    }
+
+    /// Write the masks of a step in flight into its slab; how many samples have one that binds.
+    fn fill_masks(&self, step_id: Int, slab: &Bound<'_, PyAny>) -> PyResult<u32> {
+        let mut slab_buffer = SlabBuffer::new(slab, self.slab_bytes)?;
+        let (step_id, bytes) = (step_handle(step_id), slab_buffer.bytes_mut()?);
+        self.with_core(slab.py(), |core| core.fill_masks(step_id, bytes))
     }
 
     /// The oldest step in flight failed: its requests end with this message.
@@ -255,6 +289,10 @@ impl Core {
     fn audit(&self, py: Python<'_>) -> PyResult<()> {
         self.with_core(py, |core| core.audit())
     }
+}
+
+fn numbers(ids: Vec<Int>) -> Vec<i64> {
+    ids.into_iter().map(|Int(id)| id).collect()
 }
 
 /// A seed keeps every bit, so one beyond 64 bits cannot be replaced by the nearest.

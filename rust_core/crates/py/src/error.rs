@@ -49,6 +49,28 @@ create_exception!(
     "A schedule trace that cannot be read: no trace, of another version, cut off or damaged."
 );
 
+create_exception!(
+    oneloop_core,
+    GrammarError,
+    CoreError,
+    "A grammar that is refused, or that cannot go on. `path` says where in it, `problem` what is wrong."
+);
+
+/// The exception for a grammar that is refused.
+pub(crate) fn grammar_error(error: &oneloop_core::grammar::GrammarError) -> PyErr {
+    Python::attach(|py| {
+        let raised = GrammarError::new_err(error.to_string());
+        let value = raised.value(py);
+        match value
+            .setattr("path", &error.path)
+            .and_then(|()| value.setattr("problem", &error.problem))
+        {
+            Ok(()) => raised,
+            Err(failed) => failed,
+        }
+    })
+}
+
 /// The exception for a trace that cannot be read.
 pub(crate) fn trace_error(error: &oneloop_core::TraceError) -> PyErr {
     TraceError::new_err(error.to_string())

@@ -6,6 +6,7 @@ mod core;
 mod deltas;
 mod descriptor;
 mod error;
+mod grammar;
 mod logprobs;
 mod relay;
 mod slab;
@@ -25,8 +26,11 @@ mod _core {
     use crate::deltas::{Delta, Deltas};
     #[pymodule_export]
     use crate::error::{
-        AuditError, ConfigError, CoreError, CorePoisonedError, RequestError, SlabError, TraceError,
+        AuditError, ConfigError, CoreError, CorePoisonedError, GrammarError, RequestError,
+        SlabError, TraceError,
     };
+    #[pymodule_export]
+    use crate::grammar::{Grammar, GrammarCompiler, GrammarMatcher};
     #[pymodule_export]
     use crate::logprobs::LogprobsEncoder;
     #[pymodule_export]

@@ -39,6 +39,8 @@ pub(crate) struct SlabLayout {
     num_bytes: usize,
     #[pyo3(get)]
     input_bytes: usize,
+    #[pyo3(get)]
+    mask_offset: usize,
 }
 
 #[pymethods]
@@ -70,6 +72,7 @@ impl SlabLayout {
             fields: PyTuple::new(py, fields)?.unbind(),
             num_bytes: layout.num_bytes,
             input_bytes: layout.input_bytes,
+            mask_offset: layout.mask_offset,
         })
     }
 }

@@ -103,6 +103,10 @@ class SamplingOps(Protocol):
         """In place. Repetition (Keskar et al., 2019) divides positive and multiplies negative logits of tokens seen in
         prompt or output; then frequency · count and presence · (count > 0) of the output are subtracted."""
 
+    def mask(self, logits: torch.Tensor, masks: torch.Tensor) -> None:
+        """In place: −∞ for tokens whose bit is not set. masks: [num_rows, ceil(vocab_size / 32)] int32, lowest bit
+        first."""
+
     def draw(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
         """[num_rows] int64. The logits are overwritten. Which of equal logits top_k and top_p keep is left open."""
 

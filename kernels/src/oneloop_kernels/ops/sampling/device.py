@@ -51,13 +51,14 @@ class SampleVariant:
     """Which stages the launches have. A row that does not ask for one of them is not touched by it.
 
     random: some rows may not be greedy. edits: some may have bans, bias or penalties. penalties: their history is kept.
-    logprobs: some may ask for log-probabilities.
+    logprobs: some may ask for log-probabilities. masks: some may have a mask.
     """
 
     random: bool
     edits: bool
     penalties: bool
     logprobs: bool
+    masks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +223,10 @@ class DeviceSamplingOps(Protocol):
         edits: needed where the variant has edits, with a history where it has penalties. Writes output.token,
         last_token (a valid id also for NaN), the history's counts and marks, and for slots that ask rank, and columns
         0 to num_logprobs of logprob_token and logprob.
+
+        Where the variant has masks, the slab's `sample_mask_row[i]` says which row of `mask_word` sample i has, −1:
+        none. A token whose bit is not set there counts as −∞, whatever its logit; log-probabilities are the model's
+        own.
         """
 
 

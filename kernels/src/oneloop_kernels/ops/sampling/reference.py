@@ -53,6 +53,12 @@ class ReferenceSamplingOps:
             rows.sub_(counts * penalties.frequency[part, None])
             rows.sub_(in_output * penalties.presence[part, None])
 
+    def mask(self, logits: torch.Tensor, masks: torch.Tensor) -> None:
+        """See the contract."""
+        eight = masks.contiguous().view(torch.uint8)[:, :, None] >> torch.arange(8, device=masks.device)
+        may_come = (eight & 1).flatten(1)[:, : logits.shape[1]]
+        logits.masked_fill_(may_come == 0, -torch.inf)
+
     def draw(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
         """See the contract."""
         best = logits.amax(-1, keepdim=True)

@@ -25,6 +25,7 @@ from oneloop.api.protocol.sampling import (
     read_scheduling,
     read_stream_options,
 )
+from oneloop.api.protocol.structured import read_structured
 from oneloop.api.protocol.tools import ToolUse, read_tools
 from oneloop.tokenize.conversation import ChatForm
 
@@ -77,8 +78,13 @@ def read_chat(members: Mapping[str, Any], limits: Limits, defaults: SamplingDefa
     echo = fields.flag("echo", False)
     max_tokens, max_tokens_field = _max_tokens(fields)
     names = {"max_tokens": max_tokens_field, "logprobs": "top_logprobs"}
+    grammar, without_effect = read_structured(fields)
     asked = read_sampling(
-        fields, n=read_n(fields, 1, limits), max_tokens=max_tokens, logprobs=_logprobs(fields)
+        fields,
+        n=read_n(fields, 1, limits),
+        max_tokens=max_tokens,
+        logprobs=_logprobs(fields),
+        grammar=grammar,
     )
     params = check_sampling(asked, defaults, limits, names)
     scheduling = read_scheduling(fields, limits)
@@ -96,7 +102,7 @@ def read_chat(members: Mapping[str, Any], limits: Limits, defaults: SamplingDefa
         stream=stream,
         scheduling=scheduling,
         include_reasoning=include_reasoning,
-        ignored=fields.unread(),
+        ignored=without_effect + fields.unread(),
     )
 
 

@@ -18,6 +18,7 @@ from oneloop.api.protocol.sampling import (
     read_scheduling,
     read_stream_options,
 )
+from oneloop.api.protocol.structured import read_structured
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,7 +69,10 @@ def read_completion(
     if score_only and min_tokens:
         raise fields.refuse("min_tokens", f"({min_tokens}) is above max_tokens (0)")
     defaults = replace(defaults, max_tokens=max(DEFAULT_MAX_TOKENS, min_tokens))
-    asked = read_sampling(fields, n=n, max_tokens=1 if score_only else max_tokens, logprobs=logprobs)
+    grammar, without_effect = read_structured(fields)
+    asked = read_sampling(
+        fields, n=n, max_tokens=1 if score_only else max_tokens, logprobs=logprobs, grammar=grammar
+    )
     params = check_sampling(asked, defaults, limits, {})
     scheduling = read_scheduling(fields, limits)
     add_special_tokens = fields.flag("add_special_tokens", True)
@@ -85,7 +89,7 @@ def read_completion(
         told_back=told_back,
         stream=stream,
         scheduling=scheduling,
-        ignored=fields.unread(),
+        ignored=without_effect + fields.unread(),
     )
 
 

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from oneloop.api.errors import bad_request
 from oneloop.api.protocol.fields import shown
-from oneloop.engine.params import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams
+from oneloop.engine.params import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    SamplingParams,
+)
 from oneloop.errors import RequestError
 from oneloop.tokenize.output_text import TextForm
 
@@ -18,6 +25,7 @@ if TYPE_CHECKING:
     from oneloop.api.limits import Limits
     from oneloop.api.protocol.fields import Fields
     from oneloop.engine.params import ResolvedParams, SamplingDefaults
+    from oneloop.engine.structured import GrammarSpec
 
 _SALT = re.compile(r"[!-~]{1,128}")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -46,10 +54,17 @@ class Scheduling:
     """The client's own id, where it is safe to repeat."""
 
 
-def read_sampling(fields: Fields, *, n: int, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+def read_sampling(
+    fields: Fields,
+    *,
+    n: int,
+    max_tokens: int | None,
+    logprobs: int | None,
+    grammar: GrammarSpec | None = None,
+) -> SamplingParams:
     """The sampling fields as sent: types are checked here, ranges by `check_sampling`.
 
-    n, max_tokens, logprobs: the routes' own reading of them.
+    n, max_tokens, logprobs, grammar: the routes' own reading of them.
     """
     return SamplingParams(
         n=n,
@@ -65,11 +80,14 @@ def read_sampling(fields: Fields, *, n: int, max_tokens: int | None, logprobs: i
         seed=fields.integer("seed"),
         min_tokens=fields.integer("min_tokens") or 0,
         stop=_stop(fields),
-        stop_token_ids=_stop_token_ids(fields),
+        stop_token_ids=_token_ids(fields, "stop_token_ids", MAX_STOP_TOKEN_IDS) or (),
         ignore_eos=fields.flag("ignore_eos", False),
         include_stop_str_in_output=fields.flag("include_stop_str_in_output", False),
         skip_special_tokens=fields.flag("skip_special_tokens", True),
         logit_bias=_logit_bias(fields),
+        allowed_token_ids=_token_ids(fields, "allowed_token_ids", MAX_ALLOWED_TOKEN_IDS),
+        bad_words=_bad_words(fields),
+        structured_outputs=grammar,
     )
 
 
@@ -160,12 +178,22 @@ def _stop(fields: Fields) -> tuple[str, ...]:
     return tuple(strings)
 
 
-def _stop_token_ids(fields: Fields) -> tuple[int, ...]:
-    ids = fields.array("stop_token_ids", at_most=MAX_STOP_TOKEN_IDS) or []
+def _token_ids(fields: Fields, key: str, at_most: int) -> tuple[int, ...] | None:
+    ids = fields.array(key, at_most=at_most)
+    if ids is None:
+        return None
     for token in ids:
         if type(token) is not int:
-            raise fields.refuse("stop_token_ids", f"must hold integers, got {shown(token)}")
+            raise fields.refuse(key, f"must hold integers, got {shown(token)}")
     return tuple(ids)
+
+
+def _bad_words(fields: Fields) -> tuple[str, ...]:
+    words = fields.array("bad_words", at_most=MAX_BAD_WORDS) or []
+    for word in words:
+        if type(word) is not str or not word:
+            raise fields.refuse("bad_words", f"must hold non-empty strings, got {shown(word)}")
+    return tuple(words)
 
 
 def _logit_bias(fields: Fields) -> dict[int, float]:

@@ -13,18 +13,10 @@ if TYPE_CHECKING:
 
 _ABSENT: tuple[Any, ...] = ()
 _COMMON: Mapping[str, tuple[Any, ...]] = {
-    "response_format": ({"type": "text"},),
-    "structured_outputs": _ABSENT,
-    "guided_json": _ABSENT,
-    "guided_regex": _ABSENT,
-    "guided_choice": _ABSENT,
-    "guided_grammar": _ABSENT,
     "prompt_logprobs": _ABSENT,
     "logprob_token_ids": ([],),
     "use_beam_search": (False,),
     "length_penalty": (1.0,),
-    "allowed_token_ids": _ABSENT,
-    "bad_words": ([],),
     "spaces_between_special_tokens": (True,),
     "watermarking": (False,),
     "repetition_detection": _ABSENT,

@@ -47,6 +47,8 @@ class GpuModelRunner:
 
     A step is: fetch the slab; where its counts say so, admit, fork and copy blocks; the forward pass; sampling;
     publish. Forward and sampling are graphs by bucket; what differs between steps of a bucket they read on the device.
+    Where samples have masks, sampling (which fetches them) and publishing are launched by `sample`, behind the forward
+    pass if that is still running: from the final hidden states on, so that no buffer for logits is needed.
     """
 
     def __init__(
@@ -76,8 +78,11 @@ class GpuModelRunner:
         self._targets = [_output_of(slab.fields) for slab in slabs]
         self.flag = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
         """How many steps are through, written by the device; on the host."""
+        self.is_waiting = False
+        """Whether the step that was launched last waits for `sample`."""
         self._counter = torch.zeros(1, dtype=torch.int64, device=device)
         header = next(field for field in layout.fields if field.name == "header")
+        self._mask_offset = layout.mask_offset
         self._size_at = header.offset // 8 + layout.header["used_bytes"]
         self._tables = SlotTables(
             torch.zeros(max_num_seqs, max_blocks, dtype=torch.int32, device=device),
@@ -130,7 +135,10 @@ class GpuModelRunner:
 
     @torch.inference_mode()
     def launch(self, slab_index: int) -> None:
-        """Launch the step in that slab; `flag` grows by one when it is through."""
+        """Launch the step in that slab; `flag` grows by one when it is through.
+
+        Where it has masks (`is_waiting` says so) it is to be followed by `sample`.
+        """
         header = self._views[slab_index].header()
         slab, index = self._slab, self._slab.header_index
         self.graphs.launch(Border("fetch", slab_index), partial(self._launch_fetch, slab_index))
@@ -144,10 +152,18 @@ class GpuModelRunner:
             self.kv.copy_blocks(slab["cow_src"], slab["cow_dst"], slab["header"][count : count + 1])
         if header.num_tokens:
             self._forward(header)
+        self.is_waiting = header.num_masked > 0
+        if self.is_waiting:
+            return
         if header.num_tokens and header.num_samples:
             self._sample(header, slab_index)
         else:
             self.publish(slab_index)
+
+    @torch.inference_mode()
+    def sample(self, slab_index: int) -> None:
+        """Sample the step that was launched last, whose masks are in its slab now."""
+        self._sample(self._views[slab_index].header(), slab_index)
 
     def publish(self, slab_index: int) -> None:
         """Count a step that has no sample, or whose launch has raised."""
@@ -155,6 +171,11 @@ class GpuModelRunner:
 
     def _launch_fetch(self, slab_index: int) -> None:
         self._ops.fetch(self._slabs[slab_index].storage, self._slab.storage, self._size_at)
+
+    def _launch_fetch_masks(self, slab_index: int) -> None:
+        """The part's first word says how much of it is used."""
+        part = slice(self._mask_offset, None)
+        self._ops.fetch(self._slabs[slab_index].storage[part], self._slab.storage[part], 0)
 
     def _launch_publish(self, slab_index: int, logprobs: bool) -> None:
         slab = self._slab
@@ -194,7 +215,8 @@ class GpuModelRunner:
 
     def _sample(self, header: StepHeader, slab_index: int) -> None:
         num_samples = bucket_of(header.num_samples, self._row_buckets)
-        variant = self._sampler.variant(header.flags, header.max_logprobs)
+        masks = header.num_masked > 0
+        variant = self._sampler.variant(header.flags, header.max_logprobs, masks=masks)
         self._captures.use(variant)
         self.graphs.launch(
             Sample(num_samples, variant, slab_index),
@@ -203,6 +225,8 @@ class GpuModelRunner:
 
     def _launch_end(self, num_samples: int, variant: SampleVariant, slab_index: int) -> None:
         """Sampling, and the kernel that writes to the step's slab: one graph per slab saves a launch."""
+        if variant.masks:
+            self._launch_fetch_masks(slab_index)
         self._launch_sample(num_samples, variant)
         self._launch_publish(slab_index, variant.logprobs)
 
@@ -305,6 +329,7 @@ class GpuModelRunner:
         """Launch what an empty step may launch: the parts outside of graphs, the largest step, and these batches."""
         slab, index = self._slab, self._slab.header_index
         self._launch_fetch(0)
+        self._launch_fetch_masks(0)
         self._sampler.admit(replace(self._views[0].header(), num_admitted=1))  # of slot 0, all zero
         self._ops.fork(slab.fields, index, self._tables)
         count = index["num_cow"]

@@ -76,16 +76,18 @@ class DeviceSampler:
         if header.num_forks and self._edits is not None and self._edits.history is not None:
             self._ops.fork_history(self._step.slab, self._slots, self._edits, header.num_forks)
 
-    def variant(self, flags: int, max_logprobs: int) -> SampleVariant:
+    def variant(self, flags: int, max_logprobs: int, *, masks: bool = False) -> SampleVariant:
         """Which launches a step with these entries of the header needs.
 
-        Makes the tables that they need where they are missing: call it before capturing `sample`, not within.
+        masks: whether samples have some. Makes the tables that they need where they are missing: call it before
+        capturing `sample`, not within.
         """
         variant = SampleVariant(
             random=bool(flags & StepFlag.RANDOM),
             edits=bool(flags & _EDITS),
             penalties=bool(flags & StepFlag.PENALTIES),
             logprobs=bool(flags & StepFlag.LOGPROBS) and max_logprobs >= 0,
+            masks=masks,
         )
         if variant.edits:
             self._edits = self._edit_tables(history=variant.penalties)
@@ -95,10 +97,11 @@ class DeviceSampler:
         """Every one there is; makes all tables."""
         edits = (0, StepFlag.BIAS, StepFlag.PENALTIES)
         return [
-            self.variant(random | edit | logprobs, 1)
+            self.variant(random | edit | logprobs, 1, masks=masks)
             for random in (0, StepFlag.RANDOM)
             for edit in edits
             for logprobs in (0, StepFlag.LOGPROBS)
+            for masks in (False, True)
         ]
 
     def drop_tables(self) -> None:

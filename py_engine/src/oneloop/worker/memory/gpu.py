@@ -130,7 +130,10 @@ def attention_workspace_bytes(spec: ModelSpec, num_seqs: int, num_tokens: int) -
 
 
 def step_buffer_bytes(spec: ModelSpec, config: EngineConfig) -> int:
-    """Slab on the device, the step's inputs (ids, positions, 8-byte cache slots), block tables R · blocks · 4."""
+    """Slab on the device, the step's inputs (ids, positions, 8-byte cache slots), block tables R · blocks · 4.
+
+    The slab's masks are a bit per token and sequence.
+    """
     num_seqs = config.resolved.max_num_seqs
     num_tokens = largest_bucket(config.resolved.step_tokens, num_seqs)
     context = longest_context(spec, config)
@@ -138,6 +141,7 @@ def step_buffer_bytes(spec: ModelSpec, config: EngineConfig) -> int:
     deltas = 3 * (2 * num_seqs + min(num_seqs, 8) * table_width)
     history = min(num_seqs * context, max(65_536, 4 * context))
     slab = 4 * (num_tokens + deltas + _SLAB_LISTS + history + num_seqs * _SLAB_ROW_WORDS) + _SLAB_FRAME_BYTES
+    slab += 4 * num_seqs * -(-spec.vocab_size // 32)
     inputs = num_tokens * (4 + 4 + 8) + 4 * num_seqs * _SLAB_ROW_WORDS
     return slab + inputs + num_seqs * table_width * 4
 

@@ -1,8 +1,8 @@
 """Logits of a step → tokens and log-probabilities.
 
-Order, as vLLM's users know it: raw log-probabilities are taken first; then min_tokens bans, logit_bias, penalties
-(repetition, frequency, presence), temperature, min_p, top_k, top_p, the draw. Each stage touches only rows that ask
-for it, and a step whose samples are all plain greedy is one argmax.
+Order, as vLLM's users know it: raw log-probabilities are taken first; then masks, min_tokens bans, logit_bias,
+penalties (repetition, frequency, presence), temperature, min_p, top_k, top_p, the draw. Each stage touches only rows
+that ask for it, and a step whose samples are all plain greedy is one argmax.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Sampler:
         """
         slots = slab.sample_slot[: header.num_samples]
         device_slots = self._upload(slots.astype(np.int64))
-        if header.flags == 0:
+        if header.flags == 0 and not header.num_masked:
             best, tokens = logits.max(-1)
         else:
             tokens = self._sample_with_options(logits, slab, header, slots)
@@ -61,6 +61,8 @@ class Sampler:
         output_index = slab.sample_output_index[: header.num_samples]
         asked = _members(columns.num_logprobs[slots] >= 0, flags & StepFlag.LOGPROBS)
         raw = logits.index_select(0, self._upload(asked)) if len(asked) else None
+        if header.num_masked:
+            self._mask(logits, slab, header.num_samples)
         if flags & StepFlag.MIN_TOKENS:
             self._add(logits, rows.banned.select(slots, output_index < columns.min_tokens[slots]))
         if flags & StepFlag.BIAS:
@@ -75,6 +77,17 @@ class Sampler:
         if raw is not None:
             self._write_logprobs(raw, asked, tokens, slab, header.max_logprobs)
         return tokens
+
+    def _mask(self, logits: torch.Tensor, slab: SlabViews, num_samples: int) -> None:
+        """−∞ for tokens that must not come."""
+        rows = slab.sample_mask_row[:num_samples]
+        samples = np.flatnonzero(rows >= 0)
+        if not len(samples):
+            return
+        index = self._upload(samples)
+        masked = logits.index_select(0, index)
+        self._ops.mask(masked, self._upload(slab.mask_word[rows[samples]].view(np.int32)))
+        logits.index_copy_(0, index, masked)
 
     def _penalize(
         self, logits: torch.Tensor, samples: npt.NDArray[np.int64], slots: npt.NDArray[np.int32]

@@ -7,6 +7,8 @@ pub(crate) const PENALTIES: u32 = 1 << 1;
 pub(crate) const BIAS: u32 = 1 << 2;
 pub(crate) const MIN_TOKENS: u32 = 1 << 3;
 pub(crate) const LOGPROBS: u32 = 1 << 4;
+/// Of a sequence alone, never of a header: something may bind its tokens.
+pub(crate) const RULES: u32 = 1 << 31;
 
 /// The bits of every sample with these columns; `MIN_TOKENS` depends on the sample.
 pub(crate) fn of(sampling: &Sampling) -> u32 {

@@ -1,6 +1,7 @@
 //! Which array of the slab lies where. The table is the contract in docs/architecture.md, in the order of the bytes.
 
 use crate::config::{CoreConfig, MAX_LOGPROBS};
+use crate::grammar::mask_words;
 
 /// Every field starts at a multiple of it, and so must the slab itself.
 pub const SLAB_ALIGNMENT: usize = 64;
@@ -9,6 +10,7 @@ pub const NUM_LOGPROB_COLUMNS: usize = MAX_LOGPROBS as usize + 1;
 /// Most entries of the bias list, and of the list of banned ids, that one step can carry.
 pub(crate) const LIST_CAPACITY: usize = 16_384;
 const HEADER_LEN: usize = 32;
+const MASK_HEADER_LEN: usize = 8;
 
 /// Element type of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,15 +55,17 @@ pub struct Field {
     pub length: usize,
 }
 
-/// Where every field lies.
+/// Where every field lies. Three parts follow each other: input, output, masks.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SlabLayout {
-    /// In the order of their offsets, input fields first.
+    /// In the order of their offsets.
     pub fields: Vec<Field>,
     /// Size of the whole slab.
     pub num_bytes: usize,
-    /// The input part is `[0, input_bytes)`; the output part is the rest.
+    /// The input part is `[0, input_bytes)`.
     pub input_bytes: usize,
+    /// The output part lies between the input part and here, the masks behind it.
+    pub mask_offset: usize,
 }
 
 macro_rules! header {
@@ -79,7 +83,7 @@ macro_rules! header {
 header! {
     step_id, num_rows, num_tokens, num_samples, num_admitted, num_block_deltas, num_cow, num_forks, num_freed,
     num_bias, num_banned, num_history, used_bytes, num_single, max_query_len, max_seq_len, max_logprobs, flags,
-    num_preempted, num_finished, num_widely_shared,
+    num_preempted, num_finished, num_widely_shared, num_masked, masks_wait,
 }
 
 /// Length of a field in terms of the configuration.
@@ -100,6 +104,10 @@ pub(super) enum Length {
     History,
     /// R × columns.
     Logprobs,
+    /// Of the part of the masks.
+    MaskHeader,
+    /// R × W.
+    Masks,
 }
 
 impl SlabLayout {
@@ -109,10 +117,13 @@ impl SlabLayout {
             fields: Vec::new(),
             num_bytes: 0,
             input_bytes: 0,
+            mask_offset: 0,
         };
         layout.append(super::view::INPUT_FIELDS, config);
         layout.input_bytes = layout.num_bytes;
         layout.append(super::view::OUTPUT_FIELDS, config);
+        layout.mask_offset = layout.num_bytes;
+        layout.append(super::view::MASK_FIELDS, config);
         layout
     }
 
@@ -145,5 +156,7 @@ fn num_elements(length: Length, config: &CoreConfig) -> usize {
         Length::List => LIST_CAPACITY,
         Length::History => (rows * max_model_len).min(65_536.max(4 * max_model_len)),
         Length::Logprobs => rows * NUM_LOGPROB_COLUMNS,
+        Length::MaskHeader => MASK_HEADER_LEN,
+        Length::Masks => rows * mask_words(config.vocab_size),
     }
 }

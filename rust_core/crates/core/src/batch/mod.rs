@@ -7,5 +7,5 @@ mod write;
 
 pub(crate) use layout::LIST_CAPACITY;
 pub use layout::{DType, Field, HEADER_NAMES, NUM_LOGPROB_COLUMNS, SLAB_ALIGNMENT, SlabLayout};
-pub(crate) use view::OutputView;
+pub(crate) use view::{MaskView, OutputView};
 pub(crate) use write::{Admitted, StepCounts, StepWriter, sample_flags};

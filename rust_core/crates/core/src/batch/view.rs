@@ -121,6 +121,15 @@ slab_part! {
     }
 }
 
+slab_part! {
+    /// The masks of a slab.
+    MaskView, MASK_FIELDS, Mutable, take_mut, {
+        mask_header: i64[MaskHeader],
+        sample_mask_row: i32[Rows],
+        mask_word: i32[Masks],
+    }
+}
+
 impl<'a> SlabView<'a> {
     /// The input part of a slab.
     pub(crate) fn new(layout: &SlabLayout, slab: &'a mut [u8]) -> Result<Self, Error> {
@@ -134,7 +143,27 @@ impl<'a> OutputView<'a> {
     pub(crate) fn new(layout: &SlabLayout, slab: &'a [u8]) -> Result<Self, Error> {
         check(layout, slab)?;
         let fields = &layout.fields[INPUT_FIELDS.len()..];
-        Ok(Self::split(fields, &slab[layout.input_bytes..]))
+        Ok(Self::split(
+            fields,
+            &slab[layout.input_bytes..layout.mask_offset],
+        ))
+    }
+}
+
+impl<'a> MaskView<'a> {
+    /// The masks of a slab.
+    pub(crate) fn new(layout: &SlabLayout, slab: &'a mut [u8]) -> Result<Self, Error> {
+        check(layout, slab)?;
+        let fields = &layout.fields[INPUT_FIELDS.len() + OUTPUT_FIELDS.len()..];
+        Ok(Self::split(fields, &mut slab[layout.mask_offset..]))
+    }
+
+    /// Writes the header: of how many masks there are, and what they use of this part, in bytes.
+    pub(crate) fn finish(&mut self, layout: &SlabLayout, num_masks: usize, words: usize) {
+        let first = layout.fields.last().map_or(0, |masks| masks.offset);
+        let used_bytes = first - layout.mask_offset + num_masks * words * size_of::<u32>();
+        self.mask_header[0] = used_bytes as i64;
+        self.mask_header[1] = num_masks as i64;
     }
 }
 

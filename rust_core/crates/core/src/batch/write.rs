@@ -26,6 +26,8 @@ pub(crate) struct StepWriter<'a> {
     max_seq_len: u32,
     max_logprobs: i32,
     flags: u32,
+    num_masked: usize,
+    masks_wait: bool,
 }
 
 /// A slot's start.
@@ -78,6 +80,8 @@ impl<'a> StepWriter<'a> {
             max_seq_len: 0,
             max_logprobs: -1,
             flags: 0,
+            num_masked: 0,
+            masks_wait: false,
         })
     }
 
@@ -196,6 +200,12 @@ impl<'a> StepWriter<'a> {
         self.max_logprobs = self.max_logprobs.max(num_logprobs);
     }
 
+    /// The last sample may get a mask. `waits`: once the step before has been committed.
+    pub(crate) fn mask_sample(&mut self, waits: bool) {
+        self.num_masked += 1;
+        self.masks_wait |= waits;
+    }
+
     pub(crate) fn counts(&self) -> StepCounts {
         StepCounts {
             num_rows: self.num_rows as u32,
@@ -239,6 +249,8 @@ impl<'a> StepWriter<'a> {
         set(Header::num_preempted, i64::from(num_preempted));
         set(Header::num_finished, i64::from(num_finished));
         set(Header::num_widely_shared, i64::from(num_widely_shared));
+        set(Header::num_masked, self.num_masked as i64);
+        set(Header::masks_wait, i64::from(self.masks_wait));
     }
 
     /// End of the last entry of the last list that has any: deltas, bias, banned, history lie in this order, behind
@@ -272,9 +284,10 @@ fn append(list: &mut [i32], len: &mut usize, tokens: &[i32]) {
 /// `flags` of a sample of the output token `output_index`.
 #[inline]
 pub(crate) fn sample_flags(flags: u32, output_index: u32, min_tokens: u32) -> u32 {
+    let own = flags & !flags::RULES;
     if output_index < min_tokens {
-        flags | flags::MIN_TOKENS
+        own | flags::MIN_TOKENS
     } else {
-        flags
+        own
     }
 }

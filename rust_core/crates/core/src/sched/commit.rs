@@ -17,6 +17,8 @@ enum Ending {
     Eos,
     StopToken(i32),
     StopText(u32),
+    /// Its grammar lets nothing follow.
+    Grammar,
     Length,
 }
 
@@ -39,6 +41,7 @@ impl Scheduler {
         for (position, sample) in step.samples.drain(..).enumerate() {
             self.land_sample(position, sample, outputs, &mut deltas);
         }
+        step.masked.clear();
         self.scratch.spare_steps.push(step);
         Ok(deltas)
     }
@@ -100,12 +103,21 @@ impl Scheduler {
             return;
         }
         sequence.outputs.push(token);
+        let is_over = match self.obey(id, token) {
+            Ok(is_over) => is_over,
+            Err(problem) => {
+                self.sequences[id as usize].outputs.pop();
+                self.note_outcome(Outcome::Failed);
+                self.end_with_error(id, &Arc::from(problem), deltas);
+                return;
+            }
+        };
         self.counters.num_generation_tokens += 1;
         let mark = deltas.mark();
         let ending = match self.sequences[id as usize].gathered.take() {
-            None => self.tell(id, token, position, outputs, deltas),
+            None => self.tell(id, token, is_over, position, outputs, deltas),
             Some(mut gathered) => {
-                let ending = self.tell(id, token, position, outputs, &mut gathered);
+                let ending = self.tell(id, token, is_over, position, outputs, &mut gathered);
                 if ending.is_none() {
                     self.sequences[id as usize].gathered = Some(gathered);
                     return;
@@ -123,16 +135,30 @@ impl Scheduler {
         deltas.entries.push(delta);
     }
 
+    /// Takes the last output to the sequence's rules: whether nothing may follow it, or why it must not be.
+    #[inline]
+    fn obey(&mut self, id: u32, token: i32) -> Result<bool, String> {
+        let sequence = &mut self.sequences[id as usize];
+        let Some(rules) = &mut sequence.rules else {
+            return Ok(false);
+        };
+        let stopping = &self.requests[sequence.request as usize].spec.stopping;
+        let may_stop = sequence.outputs.len() as u32 > stopping.num_unstoppable;
+        let ends = may_stop && stopping.is_stop_token(token);
+        rules.advance(&sequence.outputs, ends)
+    }
+
     /// Adds the token with its text and log-probabilities to `told`, and says whether the sequence ends with it.
     fn tell(
         &mut self,
         id: u32,
         token: i32,
+        is_over: bool,
         position: usize,
         outputs: &OutputView<'_>,
         told: &mut Deltas,
     ) -> Option<Ending> {
-        let ending = self.test_stops(id, token, &mut told.text);
+        let ending = self.test_stops(id, token, is_over, &mut told.text);
         self.note_outcome(match ending {
             None | Some(Ending::Length) => Outcome::Token(token),
             Some(_) => Outcome::Stopped,
@@ -154,12 +180,18 @@ impl Scheduler {
     /// Appends the token's text and tells whether the sequence ends with it.
     ///
     /// A stop token is not part of the text unless that was asked for. Ends flush what was held back.
-    fn test_stops(&mut self, id: u32, token: i32, text: &mut String) -> Option<Ending> {
+    fn test_stops(
+        &mut self,
+        id: u32,
+        token: i32,
+        is_over: bool,
+        text: &mut String,
+    ) -> Option<Ending> {
         let sequence = &mut self.sequences[id as usize];
         let stopping = &self.requests[sequence.request as usize].spec.stopping;
         let num_outputs = sequence.outputs.len() as u32;
         let mut ending = None;
-        if num_outputs > stopping.min_tokens {
+        if num_outputs > stopping.num_unstoppable {
             if stopping.eos_token_ids.contains(&token) {
                 ending = Some(Ending::Eos);
             } else if stopping.stop_token_ids.contains(&token) {
@@ -171,20 +203,22 @@ impl Scheduler {
             if ending.is_none() || stopping.include_stop_in_output {
                 matched = decoder.push(token as u32, text);
             }
-            let is_last = ending.is_some() || num_outputs >= sequence.max_tokens;
+            let is_last = ending.is_some() || is_over || num_outputs >= sequence.max_tokens;
             if matched.is_none() && is_last {
                 matched = decoder.flush(text);
             }
             ending = ending.or(matched.map(Ending::StopText));
         }
-        ending.or((num_outputs >= sequence.max_tokens).then_some(Ending::Length))
+        ending
+            .or(is_over.then_some(Ending::Grammar))
+            .or((num_outputs >= sequence.max_tokens).then_some(Ending::Length))
     }
 
     /// Notes what stopped the sequence.
     fn describe(&self, id: u32, ending: Ending, delta: &mut Delta) -> FinishReason {
         let request = &self.requests[self.sequences[id as usize].request as usize];
         delta.stop_reason = match ending {
-            Ending::Eos | Ending::Length => None,
+            Ending::Eos | Ending::Grammar | Ending::Length => None,
             Ending::StopToken(token) => Some(StopReason::Token(token)),
             Ending::StopText(index) => {
                 let strings = request.spec.stopping.stop_strings.as_ref();

@@ -1,14 +1,18 @@
 //! The planned rows go into the slab, and into the record of the step in flight.
 
-use super::sequence::{Place, copy_tokens};
-use super::state::{LaunchedRow, LaunchedSample, LaunchedStep, PlannedRow, Scheduler};
-use crate::batch::{StepWriter, sample_flags};
+use super::sequence::{Place, Sequence, copy_tokens};
+use super::state::{
+    LaunchedRow, LaunchedSample, LaunchedStep, MaskedSample, PlannedRow, Scheduler,
+};
+use crate::batch::{StepWriter, flags, sample_flags};
+use crate::grammar::Binding;
 
 impl Scheduler {
     /// Writes all rows, those of one token first, then the header.
     pub(super) fn emit(&mut self, mut step: StepWriter<'_>, plan: &[PlannedRow], step_id: u64) {
         let mut launched = self.scratch.spare_steps.pop().unwrap_or_default();
         launched.step_id = step_id;
+        launched.masks_wait = false;
         for row in plan.iter().filter(|row| row.num_tokens == 1) {
             self.emit_row(*row, &mut step, &mut launched);
         }
@@ -80,6 +84,9 @@ impl Scheduler {
         let output_index = sequence.outputs.len() as u32 + sequence.num_pending;
         let flags = sample_flags(sequence.flags, output_index, sequence.min_tokens);
         step.push_sample(sequence.slot, output_index, flags, sequence.num_logprobs);
+        if sequence.flags & flags::RULES != 0 {
+            mask_sample(sequence, output_index, step, launched);
+        }
         sequence.num_pending += 1;
         launched.samples.push(LaunchedSample {
             sequence: id,
@@ -137,4 +144,28 @@ impl Scheduler {
             }
         }
     }
+}
+
+/// Notes that the sample which was written last may get a mask, where it may. The sequence has rules.
+#[cold]
+#[inline(never)]
+fn mask_sample(
+    sequence: &Sequence,
+    output_index: u32,
+    step: &mut StepWriter<'_>,
+    launched: &mut LaunchedStep,
+) {
+    let Some(rules) = &sequence.rules else { return };
+    let binding = rules.binding(&sequence.outputs, sequence.num_pending);
+    if binding == Binding::Free {
+        return;
+    }
+    let waits = binding == Binding::Depends && sequence.num_pending > 0;
+    step.mask_sample(waits);
+    launched.masks_wait |= waits;
+    launched.masked.push(MaskedSample {
+        position: launched.samples.len() as u32,
+        output_index,
+        binding,
+    });
 }

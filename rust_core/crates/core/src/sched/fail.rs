@@ -30,6 +30,7 @@ impl Scheduler {
         }
         step.rows.clear();
         step.samples.clear();
+        step.masked.clear();
         self.scratch.spare_steps.push(step);
         self.recompute_dependents(step_id);
         Ok(deltas)

@@ -5,6 +5,7 @@ use super::sequence::{NO_SLOT, Place, Rank, Sequence};
 use super::state::{Running, Scheduler};
 use crate::batch::flags;
 use crate::delta::FinishReason;
+use crate::grammar::{RuleSpec, Rules};
 use crate::text::StreamDecoder;
 
 impl Scheduler {
@@ -69,6 +70,10 @@ impl Scheduler {
         };
         sequence.decoder = decoder;
         sequence.gathered = spec.final_only.then(Box::default);
+        if let Some(rules) = &spec.rules {
+            sequence.rules = Some(Box::new(Rules::new(rules.clone())));
+            sequence.flags |= flags::RULES;
+        }
         id
     }
 
@@ -76,6 +81,28 @@ impl Scheduler {
     pub(crate) fn abort(&mut self, handle: u64) {
         if let Some(&request) = self.by_handle.get(&handle) {
             self.end_request(request, FinishReason::Abort);
+        }
+    }
+
+    /// The request's next tokens are these, unless its thinking has ended; nothing happens if the request has.
+    ///
+    /// Tokens that are being sampled come before them.
+    pub(crate) fn end_thinking(&mut self, handle: u64, tokens: &[i32]) {
+        let Some(&request) = self.by_handle.get(&handle) else {
+            return;
+        };
+        for &member in &self.requests[request as usize].members {
+            if member == NO_SEQUENCE {
+                continue;
+            }
+            let sequence = &mut self.sequences[member as usize];
+            let from = sequence.outputs.len() as u32 + sequence.num_pending;
+            let vocab_size = self.config.vocab_size;
+            let rules = sequence
+                .rules
+                .get_or_insert_with(|| Box::new(Rules::new(RuleSpec::none(vocab_size))));
+            rules.force(tokens, from);
+            sequence.flags |= flags::RULES;
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! [`Scheduler`] holds all state. Its methods are spread by what they do: `schedule` and `admit` plan a step and
 //! `emit` writes it, `front` lets sequences wait for a prefix under way, `commit` and `fail` take its outcome,
-//! `snapshot` shows it all,
+//! `mask` computes what binds a step's samples, `snapshot` shows it all,
 //! `lifecycle` moves sequences between queue, slots and the end, `priority` changes their order, `audit` checks the laws.
 
 mod admit;
@@ -12,6 +12,7 @@ mod emit;
 mod fail;
 mod front;
 mod lifecycle;
+mod mask;
 mod priority;
 mod queue;
 mod request;

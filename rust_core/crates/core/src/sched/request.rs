@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::grammar::RuleSpec;
 use crate::kv::BlockKey;
 use crate::text::StopSet;
 
@@ -56,6 +57,8 @@ pub(crate) struct Stopping {
     /// Output tokens: what was asked, within the context and the pool.
     pub(crate) max_tokens: u32,
     pub(crate) min_tokens: u32,
+    /// Tokens among which no stop token counts: `min_tokens`, but in a replay, whose stops are those of the trace.
+    pub(crate) num_unstoppable: u32,
     /// Empty when EOS is ignored.
     pub(crate) eos_token_ids: Vec<i32>,
     pub(crate) stop_token_ids: Vec<i32>,
@@ -66,6 +69,12 @@ pub(crate) struct Stopping {
     /// Special ids that leave text all the same, ascending; `None` for none.
     pub(crate) shown_special_ids: Option<Arc<Vec<u32>>>,
     pub(crate) detokenize: bool,
+}
+
+impl Stopping {
+    pub(crate) fn is_stop_token(&self, token: i32) -> bool {
+        self.eos_token_ids.contains(&token) || self.stop_token_ids.contains(&token)
+    }
 }
 
 /// A request that was found valid, on its way to the scheduler.
@@ -87,6 +96,8 @@ pub(crate) struct RequestSpec {
     pub(crate) has_seed: bool,
     pub(crate) sampling: Sampling,
     pub(crate) stopping: Stopping,
+    /// What binds its tokens, if anything does.
+    pub(crate) rules: Option<Arc<RuleSpec>>,
 }
 
 impl RequestSpec {
@@ -111,6 +122,7 @@ impl RequestSpec {
             has_seed: true,
             sampling: Sampling::default(),
             stopping: Stopping::default(),
+            rules: None,
         }
     }
 }

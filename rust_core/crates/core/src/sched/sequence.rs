@@ -1,6 +1,7 @@
 //! One sequence: its tokens, how many of them have KV, and the blocks that hold it.
 
 use crate::delta::Deltas;
+use crate::grammar::Rules;
 use crate::kv::{BlockKey, BlockRef};
 use crate::text::StreamDecoder;
 
@@ -75,6 +76,8 @@ pub(crate) struct Sequence {
     /// Keys of the full blocks after the prompt's.
     pub(crate) output_keys: Vec<BlockKey>,
     pub(crate) decoder: Option<StreamDecoder>,
+    /// What binds its next token, as its committed tokens leave it.
+    pub(crate) rules: Option<Box<Rules>>,
     /// What its one delta will say; `None` where every token is told at once.
     pub(crate) gathered: Option<Box<Deltas>>,
     /// Whether a delta was reported.
@@ -111,6 +114,7 @@ impl Sequence {
             outputs: Vec::new(),
             output_keys: Vec::new(),
             decoder: None,
+            rules: None,
             gathered: None,
             has_reported: false,
         }

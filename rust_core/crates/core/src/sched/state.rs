@@ -12,6 +12,7 @@ use super::snapshot::RecentSteps;
 use super::waiters::Waiters;
 use crate::batch::SlabLayout;
 use crate::config::CoreConfig;
+use crate::grammar::Binding;
 use crate::kv::{BlockKey, BlockPool, BuildKeyBits, PrefixHasher};
 use crate::text::Vocabulary;
 use crate::trace::Outcome;
@@ -47,12 +48,24 @@ pub(super) struct LaunchedSample {
     pub(super) life: u64,
 }
 
+/// A sample of a step in flight that may get a mask.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MaskedSample {
+    /// Among the step's samples.
+    pub(super) position: u32,
+    pub(super) output_index: u32,
+    pub(super) binding: Binding,
+}
+
 /// A step in flight.
 #[derive(Debug, Default)]
 pub(super) struct LaunchedStep {
     pub(super) step_id: u64,
     pub(super) rows: Vec<LaunchedRow>,
     pub(super) samples: Vec<LaunchedSample>,
+    pub(super) masked: Vec<MaskedSample>,
+    /// Whether the masks depend on tokens of earlier steps.
+    pub(super) masks_wait: bool,
 }
 
 /// Counts since the start.
@@ -88,6 +101,9 @@ pub(super) struct Scratch {
     pub(super) block: Vec<i32>,
     pub(super) spare_steps: Vec<LaunchedStep>,
 }
+
+/// More would only wait for each other: a batch's masks take a few of them well below a step's time.
+const MAX_MASK_THREADS: usize = 8;
 
 /// The first waiting sequence could not be admitted for want of blocks.
 #[derive(Debug, Clone, Copy)]
@@ -130,6 +146,8 @@ pub(crate) struct Scheduler {
     pub(super) recent: RecentSteps,
     /// What became of the samples of the last commit, where somebody wants to know.
     pub(super) outcomes: Option<Vec<Outcome>>,
+    /// Threads that masks are computed on.
+    pub(super) num_mask_threads: usize,
 }
 
 impl Scheduler {
@@ -171,6 +189,9 @@ impl Scheduler {
             },
             recent: RecentSteps::default(),
             outcomes: None,
+            num_mask_threads: std::thread::available_parallelism()
+                .map_or(1, std::num::NonZero::get)
+                .min(MAX_MASK_THREADS),
             config,
         }
     }

@@ -5,6 +5,8 @@ use crate::batch::HEADER_NAMES;
 
 /// Values of a slab's header that are in use.
 pub(super) const NUM_HEADER: usize = HEADER_NAMES.len();
+/// Values of it that follow from what binds tokens, which a trace does not hold: nothing else depends on them.
+const NOT_DECIDED: [&str; 2] = ["num_masked", "masks_wait"];
 
 /// One thing that went into the core, or came out of it, in the order in which they did.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -119,8 +121,9 @@ impl Step {
     /// The first part in which another step differs from this one: its name, our value, theirs.
     pub(super) fn first_difference(&self, other: &Self) -> Option<(String, String, String)> {
         for (index, (ours, theirs)) in self.header.iter().zip(&other.header).enumerate() {
-            if ours != theirs {
-                let name = format!("header.{}", HEADER_NAMES[index]);
+            let name = HEADER_NAMES[index];
+            if ours != theirs && !NOT_DECIDED.contains(&name) {
+                let name = format!("header.{name}");
                 return Some((name, ours.to_string(), theirs.to_string()));
             }
         }
@@ -177,9 +180,9 @@ fn first_unequal(ours: &[i32], theirs: &[i32]) -> Option<(usize, String, String)
 pub enum Outcome {
     /// Its sequence had ended, or is computed anew: dropped.
     Dropped,
-    /// No token (the logits hold NaN, or the id is out of range): the sequence ended with an error.
+    /// No token (the logits hold NaN, the id is out of range, or must not come): the sequence ended with an error.
     Failed,
-    /// A token that ended the sequence: EOS, a stop id, or the last of a stop string.
+    /// A token that ended the sequence: EOS, a stop id, the last of a stop string, or the last that a grammar lets come.
     Stopped,
     /// Any other token, or what stands for it. Whether it was the last one follows from `max_tokens`.
     Token(i32),

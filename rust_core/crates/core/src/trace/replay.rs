@@ -253,9 +253,11 @@ impl Machine {
             stopping: Stopping {
                 max_tokens: submission.max_tokens,
                 min_tokens: submission.min_tokens,
+                num_unstoppable: 0,
                 stop_token_ids: vec![self.config.vocab_size as i32],
                 ..Stopping::default()
             },
+            rules: None,
         });
     }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a panic is how tests fail
 
 mod admission;
+mod constraints;
 mod failures;
 mod fairness;
 mod final_only;

@@ -4,6 +4,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
+use crate::support::constraints::Maze;
 use crate::support::driver::{Bench, Coverage, VOCAB_SIZE};
 use crate::support::rng::Rng;
 use oneloop_core::{CoreConfig, Policy, SubmitRequest};
@@ -79,10 +80,43 @@ pub(crate) fn random_request(rng: &mut Rng, config: &CoreConfig) -> SubmitReques
             (rng.within(21, 30) as i64, -2.0),
         ];
     }
+    if rng.once_in(3) {
+        constrain(rng, &mut request);
+    }
     if rng.once_in(5) {
         request.cache_salt = vec![rng.within(0, 1) as u8];
     }
     request
+}
+
+/// Binds the request's tokens, often by several things at once.
+fn constrain(rng: &mut Rng, request: &mut SubmitRequest) {
+    let few = |rng: &mut Rng, most: u64| -> Vec<i64> {
+        let len = rng.within(1, most);
+        (0..len).map(|_| rng.within(0, 8) as i64).collect()
+    };
+    if rng.once_in(2) {
+        request.grammar = Some(Maze::shared(rng.bits()));
+        if rng.once_in(2) {
+            request.grammar_after = few(rng, 2);
+        }
+    }
+    if rng.once_in(3) {
+        let seed = rng.bits();
+        let is_in = |&id: &i64| Rng(seed ^ id as u64).once_in(2);
+        let allowed: Vec<i64> = (0..i64::from(VOCAB_SIZE)).filter(is_in).collect();
+        request.allowed_token_ids = (!allowed.is_empty()).then_some(allowed);
+    }
+    if rng.once_in(3) {
+        request.bad_words = (0..rng.within(1, 3)).map(|_| few(rng, 3)).collect();
+    }
+    if rng.once_in(3) && (request.grammar.is_none() || !request.grammar_after.is_empty()) {
+        request.thinking_budget = Some(rng.within(0, 9));
+        request.thinking_end = few(rng, 3);
+        if request.grammar.is_some() {
+            request.grammar_after = request.thinking_end.clone();
+        }
+    }
 }
 
 /// Runs one seed; every operation is followed by the audit.
@@ -240,6 +274,10 @@ fn check_coverage(coverage: &Coverage, num_operations: u64) {
         ("changes of priority", coverage.num_prioritized, 25),
         ("stops", coverage.num_stopped, 50),
         ("full outputs", coverage.num_full, 300),
+        ("masks", coverage.num_masks, 500),
+        ("steps that wait for masks", coverage.num_held_steps, 100),
+        ("ends of grammars", coverage.num_over, 8),
+        ("broken constraints", coverage.num_broken, 5),
     ] {
         assert!(
             count * 10_000 >= least * num_operations,

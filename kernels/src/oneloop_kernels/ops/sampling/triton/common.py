@@ -32,6 +32,9 @@ MAX_SPLITS: Final = tl.constexpr(device.MAX_SPLITS)
 MAX_CANDIDATES: Final = tl.constexpr(device.MAX_CANDIDATES)
 MAX_RANKED: Final = tl.constexpr(device.MAX_RANKED)
 
+EDITED: Final = tl.constexpr(1)
+MASKED: Final = tl.constexpr(2)
+"""What a row may be, in any combination."""
 MIN_TEMPERATURE: Final = tl.constexpr(1e-5)
 """Below it a slot is greedy."""
 NO_TOKEN: Final = tl.constexpr(2**31 - 1)
@@ -208,6 +211,29 @@ def edited_row(logits, edited, marks, row, slot, vocab_size):
 
 
 @triton.jit
+def masked_row(row, masks, mask_row_ptr, sample, kinds, vocab_size):
+    """The same with a mask. row: from `edited_row`. kinds: from `kinds_of_row`; it may have no edits, or no mask."""
+    mask_row = tl.maximum(tl.load(mask_row_ptr + sample), 0).to(tl.int64)
+    return row[0], row[1], row[2], masks + mask_row * ((vocab_size + 31) // 32), kinds
+
+
+@triton.jit
+def _has_marks(row):
+    """Whether the row's marks are to be looked at."""
+    if len(row) > 3:
+        marked = (row[4] & EDITED) != 0
+    else:
+        marked = True
+    return marked
+
+
+@triton.jit
+def _has_mask(row):
+    """Whether a row of `masked_row` has one."""
+    return (row[4] & MASKED) != 0
+
+
+@triton.jit
 def words_of_row(vocab_size):
     """Words of a slot's marks."""
     return (vocab_size + GROUP - 1) // GROUP * WORDS_OF_GROUP
@@ -222,11 +248,17 @@ def mark(marks, tokens, mask):
 
 @triton.jit
 def load_row(row, columns, mask):
-    """Logits of a row as float32, −∞ where masked. row: (the model's logits,) or what `edited_row` gives."""
+    """Logits of a row as float32, −∞ where masked.
+
+    row: (the model's logits,), or what `edited_row` or `masked_row` gives.
+    """
     x = tl.load(row[0] + columns, mask=mask, other=NEG_INF).to(tl.float32)
     if len(row) > 1:
-        word = tl.load(row[2] + (columns >> 5), mask=mask, other=0)
+        word = tl.load(row[2] + (columns >> 5), mask=mask & _has_marks(row), other=0)
         x = tl.load(row[1] + columns, mask=((word >> (columns & 31)) & 1) != 0, other=x)
+    if len(row) > 3:
+        word = tl.load(row[3] + (columns >> 5), mask=mask & _has_mask(row), other=-1)
+        x = tl.where(((word >> (columns & 31)) & 1) != 0, x, NEG_INF)
     return x
 
 
@@ -235,7 +267,15 @@ def _load_marks(row, first, vocab_size, there, SIZE: tl.constexpr):
     """Bits of tokens first (a multiple of 8) to first + SIZE − 1, eight in each of [SIZE / 8]; 0 where not there."""
     at = tl.arange(0, SIZE // 8)
     marks = row[2].to(tl.pointer_type(tl.uint8)) + first // 8
-    return tl.load(marks + at, mask=(first + at * 8 < vocab_size) & there, other=0)
+    return tl.load(marks + at, mask=(first + at * 8 < vocab_size) & there & _has_marks(row), other=0)
+
+
+@triton.jit
+def _load_mask(row, first, vocab_size, SIZE: tl.constexpr):
+    """The same of the row's mask; all set where it has none, or beyond the vocabulary."""
+    at = tl.arange(0, SIZE // 8)
+    mask = row[3].to(tl.pointer_type(tl.uint8)) + first // 8
+    return tl.load(mask + at, mask=(first + at * 8 < vocab_size) & _has_mask(row), other=255)
 
 
 @triton.jit
@@ -257,7 +297,11 @@ def first_tile(row, first, vocab_size, num_tiles, SIZE: tl.constexpr):
     else:
         marks = _load_marks(row, first, vocab_size, True, SIZE)
         edited = tl.load(row[1] + columns, mask=_are_marked(marks, SIZE), other=0.0)
-        return x, edited, marks, _load_marks(row, first + SIZE, vocab_size, num_tiles > 1, SIZE)
+        later_marks = _load_marks(row, first + SIZE, vocab_size, num_tiles > 1, SIZE)
+        if len(row) > 3:
+            return x, edited, marks, later_marks, _load_mask(row, first, vocab_size, SIZE)
+        else:
+            return x, edited, marks, later_marks
 
 
 @triton.jit
@@ -269,7 +313,11 @@ def next_tile(row, tile, first, vocab_size, num_left, SIZE: tl.constexpr):
         return (x,)
     else:
         edited = tl.load(row[1] + columns, mask=_are_marked(tile[3], SIZE), other=0.0)
-        return x, edited, tile[3], _load_marks(row, first + SIZE, vocab_size, num_left > 1, SIZE)
+        later_marks = _load_marks(row, first + SIZE, vocab_size, num_left > 1, SIZE)
+        if len(row) > 3:
+            return x, edited, tile[3], later_marks, _load_mask(row, first, vocab_size, SIZE)
+        else:
+            return x, edited, tile[3], later_marks
 
 
 @triton.jit
@@ -305,13 +353,17 @@ def tile_logits(tile, SIZE: tl.constexpr):
     x = tile[0].to(tl.float32)
     if len(tile) > 1:
         x = tl.where(_are_marked(tile[2], SIZE), tile[1], x)
+    if len(tile) > 4:
+        x = tl.where(_are_marked(tile[4], SIZE), x, NEG_INF)
     return x
 
 
 @triton.jit
-def was_edited(row_edited_ptr, row, edits):
-    """Whether the step has edits, and the row asked for any."""
-    edited = edits != 0
-    if edited:
-        edited = tl.load(row_edited_ptr + row) != 0
-    return edited
+def kinds_of_row(row_edited_ptr, mask_row_ptr, row, edits, MASKS: tl.constexpr):
+    """EDITED where the step has edits and the row asked for any, with MASKED where it has a mask; 0: plain."""
+    kinds = tl.full((), 0, tl.int32)
+    if MASKS:
+        kinds = (tl.load(mask_row_ptr + row) >= 0).to(tl.int32) * MASKED
+    if edits != 0:
+        kinds += (tl.load(row_edited_ptr + row) != 0).to(tl.int32) * EDITED
+    return kinds

@@ -16,9 +16,10 @@ from oneloop_kernels.ops.sampling.triton.common import (
     TEMPERATURE,
     edited_row,
     float_of_key,
+    kinds_of_row,
+    masked_row,
     noise_key,
     token_key,
-    was_edited,
 )
 from oneloop_kernels.ops.sampling.triton.greedy import write_token
 from oneloop_kernels.ops.sampling.triton.passes import (
@@ -120,12 +121,13 @@ def _choose(
 
 @triton.jit(do_not_specialize=["num_groups", "penalties", "logprobs"])
 def finish_kernel(
-    logits_ptr, edited_ptr, marks_ptr, row_edited_ptr, history_ptr, header_ptr, sample_slot_ptr, output_index_ptr,
-    floats_ptr, ints_ptr, seeds_ptr, group_max_ptr, group_sum_ptr, raw_group_max_ptr, raw_group_sum_ptr,
-    groups_ptr, candidate_logit_ptr, candidate_token_ptr, token_out_ptr, last_token_ptr, rank_ptr,
-    logprob_token_ptr, logprob_ptr, logits_stride, vocab_size, num_groups, penalties, logprobs,
-    NUM_SAMPLES: tl.constexpr, EDITS: tl.constexpr, LOGPROB_COLUMNS: tl.constexpr, TILE_GROUPS: tl.constexpr,
-    PASS_GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr, USE_PDL: tl.constexpr,
+    logits_ptr, edited_ptr, marks_ptr, row_edited_ptr, history_ptr, header_ptr, sample_slot_ptr,
+    mask_row_ptr, masks_ptr, output_index_ptr, floats_ptr, ints_ptr, seeds_ptr,
+    group_max_ptr, group_sum_ptr, raw_group_max_ptr, raw_group_sum_ptr, groups_ptr, candidate_logit_ptr,
+    candidate_token_ptr, token_out_ptr, last_token_ptr, rank_ptr, logprob_token_ptr, logprob_ptr,
+    logits_stride, vocab_size, num_groups, penalties, logprobs,
+    NUM_SAMPLES: tl.constexpr, EDITS: tl.constexpr, MASKS: tl.constexpr, LOGPROB_COLUMNS: tl.constexpr,
+    TILE_GROUPS: tl.constexpr, PASS_GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid: [bucket]. PADDED_GROUPS ≥ num_groups, a power of two. penalties, logprobs: whether the step has any."""
     if USE_PDL:
@@ -146,11 +148,15 @@ def finish_kernel(
     candidate_token = candidate_token_ptr + row * MAX_CANDIDATES
     token = tl.full((), 0, tl.int32)
     if not is_bad:
-        if was_edited(row_edited_ptr, row, EDITS):
+        kinds = kinds_of_row(row_edited_ptr, mask_row_ptr, row, EDITS, MASKS)
+        if kinds != 0:
+            with_edits = edited_row(logits[0], edited_ptr, marks_ptr, row, slot, vocab_size)
+            if MASKS:
+                with_edits = masked_row(with_edits, masks_ptr, mask_row_ptr, row, kinds, vocab_size)
             token = _choose(
                 is_random, row, slot, output_index_ptr, floats, ints, seeds_ptr, groups_row, group_max_row,
                 group_sum_row, num_groups, candidate_logit, candidate_token,
-                edited_row(logits[0], edited_ptr, marks_ptr, row, slot, vocab_size), vocab_size,
+                with_edits, vocab_size,
                 TILE_GROUPS, PASS_GROUPS, PADDED_GROUPS,
             )  # fmt: skip
         else:

@@ -14,10 +14,11 @@ from oneloop_kernels.ops.sampling.triton.common import (
     PENALIZED,
     edited_row,
     first_tile,
+    kinds_of_row,
     mark,
+    masked_row,
     next_tile,
     tile_logits,
-    was_edited,
     words_of_row,
 )
 
@@ -66,14 +67,14 @@ def _best_of_tiles(logits, first, num_tiles, vocab_size, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["edits", "penalties", "splits", "num_tiles"])
 def greedy_kernel(
-    logits_ptr, edited_ptr, marks_ptr, row_edited_ptr, history_ptr, header_ptr, sample_slot_ptr, ints_ptr,
-    partial_max_ptr, partial_token_ptr, ticket_ptr, token_out_ptr, last_token_ptr, logits_stride,
-    vocab_size, edits, penalties, splits, num_tiles,
-    NUM_SAMPLES: tl.constexpr, BLOCK: tl.constexpr, USE_PDL: tl.constexpr,
+    logits_ptr, edited_ptr, marks_ptr, row_edited_ptr, history_ptr, header_ptr, sample_slot_ptr,
+    mask_row_ptr, masks_ptr, ints_ptr, partial_max_ptr, partial_token_ptr, ticket_ptr, token_out_ptr,
+    last_token_ptr, logits_stride, vocab_size, edits, penalties, splits, num_tiles,
+    NUM_SAMPLES: tl.constexpr, MASKS: tl.constexpr, BLOCK: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """token_out[i] = argmax of row i. Grid: [splits, bucket]; num_tiles · BLOCK tokens each.
 
-    edits, penalties: whether the step has any.
+    edits, penalties, MASKS: whether the step has any.
     """
     if USE_PDL:
         tl.extra.cuda.gdc_wait()
@@ -84,9 +85,12 @@ def greedy_kernel(
     split = tl.program_id(0)
     first = split * (num_tiles * BLOCK)
     logits = (logits_ptr + row * logits_stride,)
-    if was_edited(row_edited_ptr, row, edits):
+    kinds = kinds_of_row(row_edited_ptr, mask_row_ptr, row, edits, MASKS)
+    if kinds != 0:
         slot = tl.load(sample_slot_ptr + row).to(tl.int64)
         with_edits = edited_row(logits[0], edited_ptr, marks_ptr, row, slot, vocab_size)
+        if MASKS:
+            with_edits = masked_row(with_edits, masks_ptr, mask_row_ptr, row, kinds, vocab_size)
         # Half tiles: no registers for whole ones.
         is_nan, maximum, token = _best_of_tiles(with_edits, first, num_tiles * 2, vocab_size, BLOCK // 2)
     else:

@@ -159,6 +159,10 @@ def launch_sample(
     marks = scratch.tickets if edits is None else edits.marks
     history = scratch.tickets if edits is None or edits.history is None else edits.history
     common = {"NUM_SAMPLES": step.header_index["num_samples"], **pdl_options(logits.device)}
+    # Without masks no kernel looks at theirs.
+    masked = (
+        (step.slab["sample_mask_row"], step.slab["mask_word"]) if variant.masks else (scratch.tickets,) * 2
+    )
     rows = (logits, edited, marks, scratch.row_edited, history, step.slab["header"], step.slab["sample_slot"])
     if variant.edits:
         edit_kernel[(triton.cdiv(mark_words(vocab_size), _EDIT_WORDS), bucket)](
@@ -170,26 +174,26 @@ def launch_sample(
         )  # fmt: skip
     if is_greedy:
         greedy_kernel[(division.splits, bucket)](
-            *rows, slots.ints, scratch.partial_max, scratch.partial_token, scratch.tickets, step.output.token,
+            *rows, *masked, slots.ints, scratch.partial_max, scratch.partial_token, scratch.tickets, step.output.token,
             step.last_token, logits.stride(0), vocab_size, int(variant.edits), int(variant.penalties),
             division.splits, division.num_tiles,
-            BLOCK=division.tile, num_warps=division.num_warps, maxnreg=GREEDY_REGISTERS, **common,
+            MASKS=variant.masks, BLOCK=division.tile, num_warps=division.num_warps, maxnreg=GREEDY_REGISTERS,
+            **common,
         )  # fmt: skip
         return
-    _launch_scan(rows, step, slots, scratch, variant, division, common)
-    _launch_finish(rows, step, slots, scratch, variant, common)
+    _launch_scan((*rows, *masked), slots, scratch, variant, division, common)
+    _launch_finish((*rows, *masked), step, slots, scratch, variant, common)
 
 
 def _launch_scan(
     rows: tuple[torch.Tensor, ...],
-    step: SampleStep,
     slots: SlotSampling,
     scratch: SampleScratch,
     variant: SampleVariant,
     division: Division,
     common: Mapping[str, object],
 ) -> None:
-    logits, edited, marks, row_edited, _, header, sample_slot = rows
+    logits, edited, marks, row_edited, _, header, sample_slot, mask_row, masks = rows
     scan_kernel[(division.splits, logits.shape[0])](
         logits,
         edited,
@@ -197,6 +201,8 @@ def _launch_scan(
         row_edited,
         header,
         sample_slot,
+        mask_row,
+        masks,
         slots.floats,
         slots.ints,
         scratch.group_max,
@@ -208,6 +214,7 @@ def _launch_scan(
         int(variant.edits),
         int(variant.logprobs),
         division.num_tiles,
+        MASKS=variant.masks,
         TILE_GROUPS=division.tile // GROUP,
         num_warps=division.num_warps,
         maxnreg=division.scan_registers,
@@ -251,6 +258,7 @@ def _launch_finish(
         int(variant.penalties),
         int(variant.logprobs),
         EDITS=variant.edits,
+        MASKS=variant.masks,
         LOGPROB_COLUMNS=output.logprob.shape[0] // output.rank.shape[0],
         TILE_GROUPS=min(FINISH_TILE // GROUP, padded_groups),
         PASS_GROUPS=min(PASS_TILE // GROUP, padded_groups),

@@ -23,9 +23,10 @@ from oneloop_kernels.ops.sampling.triton.common import (
     edited_row,
     first_tiles,
     group_maximum,
+    kinds_of_row,
+    masked_row,
     next_tiles,
     tile_logits,
-    was_edited,
 )
 
 
@@ -81,14 +82,14 @@ def _scan_row(
 
 @triton.jit(do_not_specialize=["edits", "logprobs", "num_tiles"])
 def scan_kernel(
-    logits_ptr, edited_ptr, marks_ptr, row_edited_ptr, header_ptr, sample_slot_ptr, floats_ptr, ints_ptr,
-    group_max_ptr, group_sum_ptr, raw_group_max_ptr, raw_group_sum_ptr, logits_stride, vocab_size,
-    edits, logprobs, num_tiles,
-    NUM_SAMPLES: tl.constexpr, TILE_GROUPS: tl.constexpr, USE_PDL: tl.constexpr,
+    logits_ptr, edited_ptr, marks_ptr, row_edited_ptr, header_ptr, sample_slot_ptr, mask_row_ptr, masks_ptr,
+    floats_ptr, ints_ptr, group_max_ptr, group_sum_ptr, raw_group_max_ptr, raw_group_sum_ptr,
+    logits_stride, vocab_size, edits, logprobs, num_tiles,
+    NUM_SAMPLES: tl.constexpr, MASKS: tl.constexpr, TILE_GROUPS: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid: [splits, bucket]; num_tiles tiles of TILE_GROUPS · GROUP tokens each.
 
-    edits, logprobs: whether the step has any.
+    edits, logprobs, MASKS: whether the step has any.
     """
     if USE_PDL:
         tl.extra.cuda.gdc_wait()
@@ -104,8 +105,11 @@ def scan_kernel(
     logits = (logits_ptr + row * logits_stride,)
     first_group = tl.program_id(0) * num_tiles * TILE_GROUPS
     at = row * ((vocab_size + GROUP - 1) // GROUP)
-    if was_edited(row_edited_ptr, row, edits):
+    kinds = kinds_of_row(row_edited_ptr, mask_row_ptr, row, edits, MASKS)
+    if kinds != 0:
         with_edits = edited_row(logits[0], edited_ptr, marks_ptr, row, slot, vocab_size)
+        if MASKS:
+            with_edits = masked_row(with_edits, masks_ptr, mask_row_ptr, row, kinds, vocab_size)
         # Smaller tiles: no registers for whole ones.
         HALF: tl.constexpr = (TILE_GROUPS + 1) // 2
         _scan_row(

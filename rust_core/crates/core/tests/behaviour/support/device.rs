@@ -1,12 +1,12 @@
 //! A simulated executor that applies slabs exactly as docs/architecture.md says, and checks what it attends to.
 //!
-//! Steps are executed when they are launched, in order, as a stream would.
+//! Steps are executed when they are launched, in order, as a stream would; sampling may wait for masks.
 
 use std::collections::{HashMap, HashSet};
 
 use oneloop_core::{CoreConfig, NUM_LOGPROB_COLUMNS, SlabLayout, SubmitRequest};
 
-use super::reference::{bias_columns, empty_prefix, extend_prefix, sample};
+use super::reference::{bias_columns, empty_prefix, extend_prefix, fake_logprobs, sample};
 use super::slab::Slab;
 
 /// (handle, index) of a sequence.
@@ -117,6 +117,12 @@ struct Row {
     is_bad: bool,
 }
 
+/// A step that was not sampled.
+pub(crate) struct Logits {
+    rows: Vec<Row>,
+    fate: Fate,
+}
+
 /// How a step goes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Fate {
@@ -157,8 +163,8 @@ impl Device {
         }
     }
 
-    /// Runs a step and writes its results into the slab.
-    pub(crate) fn execute(&mut self, slab: &mut Slab, oracle: &mut Oracle, fate: Fate) {
+    /// Runs a step up to its logits.
+    pub(crate) fn forward_step(&mut self, slab: &Slab, oracle: &mut Oracle, fate: Fate) -> Logits {
         self.check_header(slab);
         self.apply_freed_and_admitted(slab, oracle);
         self.apply_deltas(slab);
@@ -166,12 +172,12 @@ impl Device {
         self.copy_blocks(slab);
         let mut rows = self.resolve_rows(slab, oracle);
         self.forward(&mut rows, oracle, fate);
-        self.sample(slab, &rows, oracle, fate);
         self.num_bad_rows += if fate.fails {
             0
         } else {
             rows.iter().filter(|row| row.is_bad).count() as u64
         };
+        Logits { rows, fate }
     }
 
     fn check_header(&mut self, slab: &Slab) {
@@ -472,7 +478,9 @@ impl Device {
         }
     }
 
-    fn sample(&mut self, slab: &mut Slab, rows: &[Row], oracle: &mut Oracle, fate: Fate) {
+    /// Samples a step whose masks, if it has any, are there, and writes its results into the slab.
+    pub(crate) fn sample_step(&mut self, slab: &mut Slab, oracle: &mut Oracle, logits: &Logits) {
+        let Logits { rows, fate } = logits;
         let count = slab.count("num_samples");
         let slots = slab.ints("sample_slot", count).to_vec();
         let token_indices = slab.ints("sample_token_index", count).to_vec();
@@ -480,6 +488,7 @@ impl Device {
         let vocab_size = self.config.vocab_size;
         let mut tokens = Vec::new();
         let mut expected_flags = 0;
+        let mut has_dead = false;
         for position in 0..count {
             let slot = slots[position] as usize;
             let row = rows
@@ -489,7 +498,14 @@ impl Device {
             let state = &mut self.slots[slot];
             let output_index = output_indices[position];
             let id = state.owner.unwrap();
-            let truth = oracle.truths.get_mut(&id).unwrap();
+            let Some(truth) = oracle.truths.get_mut(&id) else {
+                assert!(slab.header("masks_wait") == 1); // it ended while the step waited
+                assert_eq!(slab.mask(position), None);
+                has_dead = true;
+                state.last_token = 0;
+                tokens.push(0);
+                continue;
+            };
             let binding = output_index < state.min_tokens;
             expected_flags |= flags_of(&truth.request) | if binding { 8 } else { 0 };
             if row.is_bad || fate.fails {
@@ -512,12 +528,17 @@ impl Device {
                 );
                 let banned: &[i32] = if binding { &state.banned } else { &[] };
                 let prefix = *truth.prefixes.last().unwrap();
+                let mask = slab.mask(position);
+                let may_come = |token: i32| {
+                    let is_allowed = |mask: &[u32]| mask[token as usize / 32] >> (token % 32) & 1;
+                    !banned.contains(&token) && mask.is_none_or(|mask| is_allowed(mask) == 1)
+                };
                 let token = sample(
                     prefix,
                     state.seed,
                     state.bias,
                     output_index as u32,
-                    banned,
+                    may_come,
                     vocab_size,
                 );
                 state.last_token = token;
@@ -528,7 +549,7 @@ impl Device {
             }
             tokens.push(state.last_token);
         }
-        assert_eq!(slab.header("flags"), expected_flags);
+        assert!(has_dead || slab.header("flags") == expected_flags);
         write_outputs(slab, &tokens, vocab_size);
     }
 }
@@ -562,12 +583,6 @@ fn check_columns(slab: &Slab, entry: usize, request: &SubmitRequest) {
         float("admitted_top_p").to_bits(),
         (request.top_p as f32).to_bits()
     );
-}
-
-/// Rank and log-probabilities that the tests can recompute from the token.
-pub(crate) fn fake_logprobs(token: i32, column: usize, vocab_size: u32) -> (i32, i32, f32) {
-    let id = (token as usize + column) % vocab_size as usize;
-    (1 + token % 5, id as i32, -(column as f32) - token as f32)
 }
 
 fn write_outputs(slab: &mut Slab, tokens: &[i32], vocab_size: u32) {

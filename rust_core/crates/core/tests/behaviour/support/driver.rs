@@ -6,8 +6,9 @@ use std::sync::Arc;
 use oneloop_core::text::Vocabulary;
 use oneloop_core::{Core, CoreConfig, Delta, Deltas, FinishReason, StopReason, SubmitRequest};
 
-use super::device::{Device, Fate, Oracle, fake_logprobs};
-use super::reference::{bias_columns, sample};
+use super::constraints::{Next, Verdict, judge, next};
+use super::device::{Device, Fate, Logits, Oracle};
+use super::reference::{bias_columns, fake_logprobs, sample};
 use super::slab::Slab;
 
 /// Tokens of the test vocabulary: each is one letter.
@@ -57,11 +58,12 @@ pub(crate) struct Known {
 }
 
 /// A step that was launched and not committed.
-#[derive(Debug)]
 struct InFlight {
     step_id: u64,
     slab: Slab,
     fails: bool,
+    /// It waits for its masks.
+    held: Option<Logits>,
 }
 
 /// How often the things happened that the tests are about.
@@ -89,6 +91,14 @@ pub(crate) struct Coverage {
     pub(crate) num_deferring_steps: u64,
     /// Steps with prompts that hold as much as they may beside streams.
     pub(crate) num_limited_steps: u64,
+    /// Samples that a mask bound.
+    pub(crate) num_masks: u64,
+    /// Steps that waited for masks while the one before was in flight.
+    pub(crate) num_held_steps: u64,
+    /// Sequences that their grammar ended.
+    pub(crate) num_over: u64,
+    /// Sequences whose constraints failed.
+    pub(crate) num_broken: u64,
 }
 
 impl Coverage {
@@ -110,6 +120,10 @@ impl Coverage {
         self.num_scheduled += seen.num_scheduled;
         self.num_deferring_steps += seen.num_deferring_steps;
         self.num_limited_steps += seen.num_limited_steps;
+        self.num_masks += seen.num_masks;
+        self.num_held_steps += seen.num_held_steps;
+        self.num_over += seen.num_over;
+        self.num_broken += seen.num_broken;
     }
 }
 
@@ -172,7 +186,16 @@ impl Bench {
     }
 
     /// Schedules and launches a step; false when the core had nothing to run.
+    ///
+    /// Nothing is launched behind a step that waits for its masks.
     pub(crate) fn schedule(&mut self, fails: bool) -> bool {
+        if self
+            .in_flight
+            .back()
+            .is_some_and(|step| step.held.is_some())
+        {
+            return false;
+        }
         let mut slab = self
             .spare
             .pop()
@@ -198,14 +221,42 @@ impl Bench {
         self.coverage.num_scheduled += slab.header("num_tokens") as u64;
         self.coverage.num_deferring_steps += u64::from(self.core.num_deferred() > 0);
         let may_be_bad = self.in_flight.iter().any(|step| step.fails);
-        self.device
-            .execute(&mut slab, &mut self.oracle, Fate { fails, may_be_bad });
-        self.in_flight.push_back(InFlight {
+        let fate = Fate { fails, may_be_bad };
+        let logits = self.device.forward_step(&slab, &mut self.oracle, fate);
+        let waits = slab.header("masks_wait") == 1;
+        assert!(!waits || slab.header("num_masked") > 0);
+        let mut step = InFlight {
             step_id,
             slab,
             fails,
-        });
+            held: Some(logits),
+        };
+        if waits && !self.in_flight.is_empty() {
+            let early = self.core.fill_masks(step_id, step.slab.bytes_mut());
+            assert!(early.is_err(), "masks before the tokens they depend on");
+            self.coverage.num_held_steps += 1;
+        } else {
+            self.sample(&mut step);
+        }
+        self.in_flight.push_back(step);
         true
+    }
+
+    /// Samples a step, with its masks if there are any.
+    fn sample(&mut self, step: &mut InFlight) {
+        let Some(logits) = step.held.take() else {
+            return;
+        };
+        if step.slab.header("num_masked") > 0 {
+            let num_bound = self
+                .core
+                .fill_masks(step.step_id, step.slab.bytes_mut())
+                .unwrap();
+            self.coverage.num_masks += u64::from(num_bound);
+            self.audit();
+        }
+        self.device
+            .sample_step(&mut step.slab, &mut self.oracle, &logits);
     }
 
     /// A step in which a stream that ran before gets a later token than its first holds no more than a mixed one may.
@@ -265,6 +316,10 @@ impl Bench {
             self.check_delta(delta, &deltas, step.fails);
         }
         self.spare.push(step.slab);
+        if let Some(mut next) = self.in_flight.pop_front() {
+            self.sample(&mut next);
+            self.in_flight.push_front(next);
+        }
         deltas
             .entries()
             .iter()
@@ -376,7 +431,13 @@ impl Bench {
         reported.num_cached_tokens = delta.num_cached_tokens;
         reported.text.push_str(deltas.text(delta));
         if let Some(FinishReason::Error) = delta.finish_reason {
-            assert!(failed && deltas.token_ids(delta).is_empty());
+            assert!(deltas.token_ids(delta).is_empty());
+            if !failed {
+                let truth = &self.oracle.truths[&id];
+                let came = truth.tokens[request.prompt.len() + reported.tokens.len()];
+                assert!(is_broken(request, &reported.tokens, came), "{delta:?}");
+                self.coverage.num_broken += 1;
+            }
             reported.finish = delta.finish_reason;
             reported.error = delta.error.as_ref().map(ToString::to_string);
             self.num_ended[3] += 1;
@@ -391,17 +452,13 @@ impl Bench {
         let truth = self.oracle.truths.get_mut(&id).unwrap();
         assert_eq!(
             token,
-            expected_token(
-                request,
-                reported.tokens.len(),
-                truth,
-                self.oracle.seeds[&id]
-            )
+            expected_token(request, &reported.tokens, truth, self.oracle.seeds[&id])
         );
         reported.tokens.push(token);
         truth.num_committed += 1;
         check_logprobs(request, token, delta, deltas);
         let (finish, reason, text) = expected_end(request, &reported.tokens);
+        self.coverage.num_over += u64::from(judge(request, &reported.tokens) == Verdict::Over);
         assert_eq!(
             (delta.finish_reason, &delta.stop_reason),
             (finish, &reason),
@@ -426,7 +483,7 @@ impl Bench {
 
 fn expected_token(
     request: &SubmitRequest,
-    output_index: usize,
+    outputs: &[i32],
     truth: &super::device::Truth,
     seed: i64,
 ) -> i32 {
@@ -434,27 +491,49 @@ fn expected_token(
         .logit_bias
         .iter()
         .map(|&(token, value)| (token as i32, value as f32));
-    let mut banned = Vec::new();
-    if (output_index as u64) < request.min_tokens {
-        let eos: &[i64] = if request.ignore_eos {
-            &[]
-        } else {
-            &request.eos_token_ids
+    let banned = banned(request, outputs.len());
+    let next = next(request, outputs, &banned);
+    let may_come = |token: i32| {
+        let is_allowed = match &next {
+            Next::These(may) => may[token as usize],
+            Next::Anything => true,
+            Next::Broken => panic!(
+                "a token where nothing may come behind {outputs:?}, banned {banned:?}: {request:?}"
+            ),
         };
-        banned = eos
-            .iter()
-            .chain(&request.stop_token_ids)
-            .map(|&id| id as i32)
-            .collect();
-    }
+        is_allowed && !banned.contains(&token)
+    };
     sample(
-        truth.prefix(output_index),
+        truth.prefix(outputs.len()),
         seed,
         bias_columns(bias),
-        output_index as u32,
-        &banned,
+        outputs.len() as u32,
+        may_come,
         VOCAB_SIZE,
     )
+}
+
+/// What `min_tokens` bans behind so many outputs.
+fn banned(request: &SubmitRequest, num_outputs: usize) -> Vec<i32> {
+    if num_outputs as u64 >= request.min_tokens {
+        return Vec::new();
+    }
+    let eos: &[i64] = if request.ignore_eos {
+        &[]
+    } else {
+        &request.eos_token_ids
+    };
+    let ids = eos.iter().chain(&request.stop_token_ids);
+    ids.map(|&id| id as i32).collect()
+}
+
+/// Whether the request's constraints fail with this token.
+fn is_broken(request: &SubmitRequest, outputs: &[i32], token: i32) -> bool {
+    let banned = banned(request, outputs.len());
+    let mut with_token = outputs.to_vec();
+    with_token.push(token);
+    matches!(next(request, outputs, &banned), Next::Broken)
+        || judge(request, &with_token) == Verdict::Wrong
 }
 
 /// How and with which text a sequence with these outputs ends, if it does; the whole text otherwise.
@@ -499,6 +578,9 @@ fn expected_end(
                 text,
             );
         }
+    }
+    if judge(request, tokens) == Verdict::Over {
+        return (Some(FinishReason::Stop), None, whole);
     }
     let is_full = request.max_tokens == Some(tokens.len() as u64);
     (is_full.then_some(FinishReason::Length), None, whole)

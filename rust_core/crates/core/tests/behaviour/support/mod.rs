@@ -1,5 +1,6 @@
 //! What the tests of the core share: a slab, a simulated device and a random source.
 
+pub(crate) mod constraints;
 pub(crate) mod device;
 pub(crate) mod driver;
 pub(crate) mod reference;

@@ -72,6 +72,21 @@ impl Slab {
         self.array(name, len)
     }
 
+    /// The mask of a sample, where one binds it.
+    pub(crate) fn mask(&self, position: usize) -> Option<&[u32]> {
+        if self.header("num_masked") == 0 {
+            return None;
+        }
+        let row = self.ints("sample_mask_row", position + 1)[position];
+        let row = usize::try_from(row).ok()?;
+        let num_rows = self.field("sample_mask_row").length;
+        let words = self.field("mask_word").length / num_rows;
+        let used_bytes = self.array::<i64>("mask_header", 1)[0] as usize;
+        let end = self.field("mask_word").offset + (row + 1) * words * 4;
+        assert!(end <= self.layout.mask_offset + used_bytes);
+        Some(&self.array::<u32>("mask_word", (row + 1) * words)[row * words..])
+    }
+
     /// All elements of a field, for the device to write.
     pub(crate) fn array_mut<T: Pod>(&mut self, name: &str) -> &mut [T] {
         let field = self.field(name).clone();

@@ -1,0 +1,62 @@
+//! How large a grammar may be, and how long it may take.
+
+use std::time::Duration;
+
+use llguidance::api::ParserLimits;
+
+/// Bytes of a schema, a regex with all that is around it, a list of choices, or the text of a grammar.
+pub const MAX_SOURCE_BYTES: usize = 256 << 10;
+/// From the first look at a grammar to the end of its compilation.
+pub const COMPILE_TIMEOUT: Duration = Duration::from_millis(1800);
+/// Compilations that ran out of time and have not noticed yet; while there are so many, nothing is compiled.
+pub(crate) const MAX_ABANDONED: usize = 4;
+/// Recursion over schemas and rules is as deep as they are nested. Only what is touched takes memory.
+pub(crate) const COMPILE_STACK_BYTES: usize = 256 << 20;
+
+/// Subschemas of a schema.
+pub(crate) const MAX_SUBSCHEMAS: usize = 4096;
+/// Properties of one object.
+pub(crate) const MAX_PROPERTIES: usize = 1000;
+/// Properties of an object that says how many it must or may have: each of them becomes an alternative.
+pub(crate) const MAX_COUNTED_PROPERTIES: usize = 64;
+/// Members of all `enum`s of a schema together, and choices.
+pub(crate) const MAX_ENUM_VALUES: usize = 4096;
+/// Schemas within schemas, not counting references.
+pub(crate) const MAX_SCHEMA_DEPTH: usize = 48;
+/// What `allOf`, `$ref` beside other keywords, and the like may multiply out to, in subschemas.
+pub(crate) const MAX_MERGED: usize = 500_000;
+/// `minItems` and `maxItems`, `minLength` and `maxLength`, and the counts of a regex.
+pub(crate) const MAX_COUNT: u64 = 100_000;
+/// What no answer reaches: an upper bound from here on binds nothing.
+pub(crate) const UNREACHABLE_COUNT: u64 = 1 << 31;
+/// Integers up to here are exact in every JSON library.
+pub(crate) const MAX_EXACT_NUMBER: f64 = 9_007_199_254_740_992.0;
+
+/// Bytes of one pattern.
+pub(crate) const MAX_PATTERN_BYTES: usize = 8 << 10;
+/// Groups within groups.
+pub(crate) const MAX_PATTERN_DEPTH: usize = 48;
+/// Rules of a grammar in text.
+pub(crate) const MAX_RULES: usize = 2048;
+/// Brackets within brackets of a grammar in text.
+pub(crate) const MAX_GRAMMAR_DEPTH: usize = 100;
+/// Tags of a structural tag.
+pub(crate) const MAX_TAGS: usize = 256;
+
+/// White space between two tokens of JSON: none, a space, or a line's end with the next one's indentation. So texts as
+/// usual libraries write them are allowed, and a model that has lost its way cannot fill its answer with blank lines.
+pub(crate) const WHITESPACE: &str = r"\x20|\r?\n[\x20\x09]{0,48}";
+
+/// What the grammar engine may spend on building a grammar, and on one mask (some 20 ms, of which most take 0.05).
+pub(crate) fn engine_limits() -> ParserLimits {
+    ParserLimits {
+        max_items_in_row: 2_000,
+        initial_lexer_fuel: 1_000_000,
+        step_lexer_fuel: 200_000,
+        step_max_items: 50_000,
+        max_lexer_states: 30_000,
+        max_grammar_size: 200_000,
+        precompute_large_lexemes: false,
+        verbose_errors: false,
+    }
+}

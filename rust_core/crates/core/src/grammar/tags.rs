@@ -1,0 +1,347 @@
+//! Structural tags: free text in which whatever begins with a trigger is one of some tags, with its content by a schema.
+
+use std::fmt::Write;
+
+use serde_json::{Map, Value};
+
+use super::error::GrammarError;
+use super::limits::MAX_TAGS;
+use super::pattern;
+use super::schema::{self, JsonStyle};
+use crate::text::Vocabulary;
+
+/// Special tokens by their text: in the fixed parts of a tag, that text means the token, as the model writes it.
+#[derive(Debug)]
+pub(super) struct SpecialTokens {
+    by_text: Vec<(String, u32)>,
+}
+
+impl SpecialTokens {
+    pub(super) fn new(vocabulary: &Vocabulary, eos_token_ids: &[u32]) -> Self {
+        let special = (0..vocabulary.len() as u32)
+            .filter(|id| vocabulary.is_special(*id) && !eos_token_ids.contains(id));
+        let by_text = special.filter_map(|id| {
+            let text = std::str::from_utf8(vocabulary.piece(id)?).ok()?;
+            (!text.is_empty()).then(|| (text.to_owned(), id))
+        });
+        Self {
+            by_text: by_text.collect(),
+        }
+    }
+
+    /// The first special token in the text: (where, its text's length, id); the longest where several begin.
+    fn first_in(&self, text: &str) -> Option<(usize, usize, u32)> {
+        let found = self
+            .by_text
+            .iter()
+            .filter_map(|(name, id)| Some((text.find(name.as_str())?, name.len(), *id)));
+        found.min_by_key(|&(start, length, _)| (start, usize::MAX - length))
+    }
+
+    /// A fixed text as Lark: expressions and tokens.
+    fn lark(&self, mut text: &str) -> String {
+        let mut out = String::new();
+        while let Some((start, length, id)) = self.first_in(text) {
+            push_literal(&mut out, &text[..start]);
+            let _ = write!(out, " <[{id}]>");
+            text = &text[start + length..];
+        }
+        push_literal(&mut out, text);
+        out
+    }
+}
+
+fn push_literal(out: &mut String, text: &str) {
+    if !text.is_empty() {
+        let _ = write!(out, " /{}/", pattern::literal(text));
+    }
+}
+
+struct Tag {
+    begin: String,
+    /// As Lark.
+    content: String,
+    end: String,
+}
+
+struct Tags {
+    all: Vec<Tag>,
+    triggers: Vec<String>,
+    /// The text begins with a tag.
+    at_least_one: bool,
+    /// Nothing follows the first tag.
+    stop_after_first: bool,
+}
+
+/// The grammar of a structural tag, given as JSON.
+pub(super) fn lark(
+    text: &str,
+    style: &JsonStyle,
+    special: &SpecialTokens,
+) -> Result<String, GrammarError> {
+    let value: Value = serde_json::from_str(text).map_err(|error| {
+        GrammarError::at("#", format!("the structural tag is no JSON: {error}"))
+    })?;
+    let tags = read(&value, style)?;
+    Ok(written(&tags, special))
+}
+
+fn read(value: &Value, style: &JsonStyle) -> Result<Tags, GrammarError> {
+    let (members, at, list) = match value.get("format") {
+        Some(format) => (format, "#/format", "tags"),
+        None => (value, "#", "structures"),
+    };
+    let Some(members) = members.as_object() else {
+        return Err(GrammarError::at(at, "must be an object"));
+    };
+    let kind = members.get("type").and_then(Value::as_str);
+    let expected = if list == "tags" {
+        "triggered_tags"
+    } else {
+        "structural_tag"
+    };
+    if kind.is_some_and(|kind| kind != expected) || (kind.is_none() && list == "tags") {
+        return Err(GrammarError::at(
+            format!("{at}/type"),
+            format!("only \"{expected}\" is supported"),
+        ));
+    }
+    known_members(
+        members,
+        at,
+        &["type", list, "triggers", "at_least_one", "stop_after_first"],
+    )?;
+    let triggers = texts(members.get("triggers"), &format!("{at}/triggers"))?;
+    let Some(given) = members.get(list).and_then(Value::as_array) else {
+        return Err(GrammarError::at(
+            format!("{at}/{list}"),
+            "must be a list of tags",
+        ));
+    };
+    if given.is_empty() || given.len() > MAX_TAGS {
+        return Err(GrammarError::at(
+            format!("{at}/{list}"),
+            format!("must have 1 to {MAX_TAGS} entries"),
+        ));
+    }
+    let mut tags = Vec::with_capacity(given.len());
+    for (index, tag) in given.iter().enumerate() {
+        let at = format!("{at}/{list}/{index}");
+        let tag = read_tag(tag, &at, style)?;
+        if !triggers
+            .iter()
+            .any(|trigger| tag.begin.starts_with(trigger.as_str()))
+        {
+            return Err(GrammarError::at(
+                format!("{at}/begin"),
+                "begins with none of the triggers",
+            ));
+        }
+        tags.push(tag);
+    }
+    Ok(Tags {
+        all: tags,
+        triggers,
+        at_least_one: flag(members, "at_least_one", at)?,
+        stop_after_first: flag(members, "stop_after_first", at)?,
+    })
+}
+
+fn read_tag(tag: &Value, at: &str, style: &JsonStyle) -> Result<Tag, GrammarError> {
+    let Some(members) = tag.as_object() else {
+        return Err(GrammarError::at(at, "must be an object"));
+    };
+    known_members(members, at, &["type", "begin", "schema", "content", "end"])?;
+    let text = |name: &str| match members.get(name) {
+        Some(Value::String(text)) => Ok(text.clone()),
+        _ => Err(GrammarError::at(format!("{at}/{name}"), "must be a string")),
+    };
+    let content = match (members.get("schema"), members.get("content")) {
+        (Some(schema), None) => json(schema, &format!("{at}/schema"), style)?,
+        (None, Some(content)) => read_content(content, &format!("{at}/content"), style)?,
+        _ => {
+            return Err(GrammarError::at(
+                at,
+                "needs either \"schema\" or \"content\"",
+            ));
+        }
+    };
+    let begin = text("begin")?;
+    if begin.is_empty() {
+        return Err(GrammarError::at(format!("{at}/begin"), "must not be empty"));
+    }
+    Ok(Tag {
+        begin,
+        content,
+        end: text("end")?,
+    })
+}
+
+fn read_content(content: &Value, at: &str, style: &JsonStyle) -> Result<String, GrammarError> {
+    let Some(members) = content.as_object() else {
+        return Err(GrammarError::at(at, "must be an object"));
+    };
+    match members.get("type").and_then(Value::as_str) {
+        Some("json_schema") => {
+            known_members(members, at, &["type", "json_schema"])?;
+            let schema = members.get("json_schema").unwrap_or(&Value::Null);
+            json(schema, &format!("{at}/json_schema"), style)
+        }
+        Some("regex") => {
+            known_members(members, at, &["type", "pattern"])?;
+            let text = members
+                .get("pattern")
+                .and_then(Value::as_str)
+                .unwrap_or_default();
+            let place = || format!("{at}/pattern");
+            if text.is_empty() {
+                return Err(GrammarError::at(
+                    place(),
+                    "must be a string, not an empty one",
+                ));
+            }
+            let expression = pattern::full(text).map_err(|error| error.located(place))?;
+            Ok(format!("/(?:{expression})/"))
+        }
+        _ => Err(GrammarError::at(
+            format!("{at}/type"),
+            "only \"json_schema\" and \"regex\" are supported",
+        )),
+    }
+}
+
+fn json(schema: &Value, at: &str, style: &JsonStyle) -> Result<String, GrammarError> {
+    let schema = schema::normalized(schema, style).map_err(|mut error| {
+        error.path = error.path.replacen('#', at, 1);
+        error
+    })?;
+    Ok(format!("%json {schema}"))
+}
+
+fn known_members(
+    members: &Map<String, Value>,
+    at: &str,
+    known: &[&str],
+) -> Result<(), GrammarError> {
+    match members.keys().find(|name| !known.contains(&name.as_str())) {
+        Some(name) => Err(GrammarError::at(
+            format!("{at}/{name}"),
+            "is not supported here",
+        )),
+        None => Ok(()),
+    }
+}
+
+fn texts(value: Option<&Value>, at: &str) -> Result<Vec<String>, GrammarError> {
+    let texts = value.and_then(Value::as_array).and_then(|texts| {
+        let texts = texts
+            .iter()
+            .map(|text| text.as_str().filter(|text| !text.is_empty()));
+        texts
+            .map(|text| text.map(str::to_owned))
+            .collect::<Option<Vec<_>>>()
+    });
+    match texts {
+        Some(texts) if !texts.is_empty() && texts.len() <= MAX_TAGS => Ok(texts),
+        _ => Err(GrammarError::at(
+            at,
+            "must be a list of texts, none of them empty",
+        )),
+    }
+}
+
+fn flag(members: &Map<String, Value>, name: &str, at: &str) -> Result<bool, GrammarError> {
+    match members.get(name) {
+        None => Ok(false),
+        Some(Value::Bool(value)) => Ok(*value),
+        Some(_) => Err(GrammarError::at(
+            format!("{at}/{name}"),
+            "must be true or false",
+        )),
+    }
+}
+
+/// The rules. `tag_i` is a tag from its beginning; `part_i` is free text up to a trigger, and what then has to follow.
+fn written(tags: &Tags, special: &SpecialTokens) -> String {
+    // A trigger that begins with another is never reached: the shorter one decides.
+    let mut triggers: Vec<&str> = tags.triggers.iter().map(String::as_str).collect();
+    triggers.sort_unstable_by_key(|trigger| trigger.len());
+    let mut shortest: Vec<&str> = Vec::new();
+    for trigger in triggers {
+        if !shortest.iter().any(|other| trigger.starts_with(other)) {
+            shortest.push(trigger);
+        }
+    }
+    let mut lark = String::new();
+    let mut parts = Vec::new();
+    let (tokens, texts): (Vec<&str>, Vec<&str>) = shortest
+        .iter()
+        .partition(|trigger| matches!(special.first_in(trigger), Some((0, ..))));
+    push_free_text(&mut lark, &texts);
+    for (index, trigger) in texts.iter().enumerate() {
+        let literal = pattern::literal(trigger);
+        let _ = writeln!(
+            lark,
+            "lead_{index}[lazy]: LEAD_{index}\nLEAD_{index}: /(?s:.*){literal}/{}",
+            without_trigger(&texts, "(?s:.+)")
+        );
+        parts.push(format!(
+            "lead_{index} ({})",
+            rests(tags, trigger, trigger.len(), special)
+        ));
+    }
+    for trigger in &tokens {
+        parts.push(format!("free ({})", rests(tags, trigger, 0, special)));
+    }
+    let whole: Vec<_> = (0..tags.all.len())
+        .map(|index| rest(tags, index, 0, special))
+        .collect();
+    let _ = writeln!(lark, "tag: {}", whole.join("\n | "));
+    let _ = writeln!(lark, "part: {}", parts.join("\n | "));
+    let start = match (tags.at_least_one, tags.stop_after_first) {
+        (true, true) => "tag",
+        (true, false) => "tag part* free",
+        (false, true) => "part | free",
+        (false, false) => "part* free",
+    };
+    let _ = writeln!(lark, "start: {start}");
+    lark
+}
+
+/// `free`: any text, or none, without a trigger in it.
+fn push_free_text(lark: &mut String, triggers: &[&str]) {
+    let but = without_trigger(triggers, "(?s:.*)");
+    let _ = writeln!(lark, "free: FREE?\nFREE: /(?s:.+)/{but}");
+}
+
+/// What takes texts away that have a trigger, and then `behind`.
+fn without_trigger(triggers: &[&str], behind: &str) -> String {
+    if triggers.is_empty() {
+        return String::new();
+    }
+    let literals: Vec<_> = triggers
+        .iter()
+        .map(|trigger| pattern::literal(trigger))
+        .collect();
+    format!(" & ~/(?s:.*)(?:{}){behind}/", literals.join("|"))
+}
+
+/// The tags of a trigger, without their first `skip` bytes.
+fn rests(tags: &Tags, trigger: &str, skip: usize, special: &SpecialTokens) -> String {
+    let of_trigger =
+        (0..tags.all.len()).filter(|&index| tags.all[index].begin.starts_with(trigger));
+    let rests: Vec<_> = of_trigger
+        .map(|index| rest(tags, index, skip, special))
+        .collect();
+    rests.join(" | ")
+}
+
+fn rest(tags: &Tags, index: usize, skip: usize, special: &SpecialTokens) -> String {
+    let tag = &tags.all[index];
+    format!(
+        "{} {} {}",
+        special.lark(&tag.begin[skip..]),
+        tag.content,
+        special.lark(&tag.end)
+    )
+}
