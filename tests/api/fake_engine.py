@@ -214,7 +214,7 @@ class FakeEngine:
         if self.overloaded:
             raise OverloadedError("too many requests are waiting", retry_after_s=3)
         if self.state == "draining":
-            raise ShuttingDownError("the server is shutting down", retry_after_s=10)
+            raise ShuttingDownError
         if self.state != "ready":
             raise EngineDeadError("the engine has stopped")
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from oneloop.api.connection import Connection
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -266,6 +268,30 @@ async def test_who_only_sends_no_more_is_answered(server: Any, stream: bool, ste
         )
     assert server.engine.metrics.request_success["length"] == 3
     assert server.engine.metrics.request_success["abort"] == 0
+
+
+def kept_connections() -> int:
+    """Those that are still in memory. Looks at every object there is, asking none for its class."""
+    return sum(type(kept) is Connection for kept in gc.get_objects())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_who_only_sends_no_more_leaves_nothing_to_the_collector(server: Any, stream: bool) -> None:
+    """Full collections are rare on a server, and a connection has buffers."""
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            reader, writer = await end_sending(
+                server, message({"prompt": "a", "max_tokens": 1, "stream": stream})
+            )
+            assert b" 200 OK" in await reader.read()
+            writer.close()
+        async with asyncio.timeout(5):
+            while await asyncio.to_thread(kept_connections):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("part", ["nothing", "head", "body", "second"])

@@ -132,6 +132,19 @@ async def test_model_names(server: Any) -> None:
     assert (await server.get("/v1/models/a/b"))[0] == 404
 
 
+async def test_what_is_told_of_a_model_holds(server: Any) -> None:
+    """Every token id is below vocab_size, and a prompt with its answer fits max_model_len."""
+    _, listed = await server.get("/v1/models")
+    cards = json.loads(listed)["data"]
+    assert [card["id"] for card in cards] == ["fake", "alias"]
+    assert json.loads((await server.get("/v1/models/alias"))[1]) == cards[1]
+    size, longest = cards[0]["vocab_size"], cards[0]["max_model_len"]
+    for prompt, status in (
+        ([size - 1], 200), ([size], 400), ([1] * (longest - 1), 200), ([1] * longest, 400),
+    ):  # fmt: skip
+        assert (await server.post(COMPLETIONS, {"prompt": prompt, "max_tokens": 1}))[0] == status
+
+
 async def test_request_ids(server: Any) -> None:
     """T26: the same id from many clients at once: separate answers."""
 

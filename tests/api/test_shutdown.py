@@ -36,15 +36,16 @@ async def test_what_cannot_end_in_time_is_told(serve: Any) -> None:
         server.engine.step_s = 0.02
         body = {"prompt": "a", "max_tokens": 250, "ignore_eos": True}
         stream = asyncio.create_task(server.stream(COMPLETIONS, body))
-        whole = asyncio.create_task(server.post(COMPLETIONS, body))
+        whole = asyncio.create_task(server.session.post(server.url + COMPLETIONS, json=body))
         await asyncio.sleep(0.1)
         begin = time.monotonic()
         server.stop.set()
         events = await stream
         assert json.loads(events[-1])["error"]["type"] == "ServiceUnavailableError"
         assert len(events) > 2
-        status, answer = await whole
-        assert (status, answer["error"]["type"]) == (503, "ServiceUnavailableError")
+        async with await whole as reply:
+            assert (reply.status, reply.headers["Retry-After"]) == (503, "10")
+            assert (await reply.json())["error"]["type"] == "ServiceUnavailableError"
         await server.task
         assert time.monotonic() - begin < 2.0
 
@@ -174,6 +175,93 @@ async def test_who_is_being_tokenised_is_waited_for(
             assert reply.status == expected
             await reply.read()
         await server.task
+
+
+async def test_tokenising_is_part_of_the_time_that_running_requests_get(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = asyncio.Event()
+
+    async def encode(_: str, *, add_special_tokens: bool = True) -> list[int]:
+        began.set()
+        await asyncio.sleep(0.8)
+        return [1, 2, 3]
+
+    async with serve(shutdown_timeout=1.0) as server:
+        monkeypatch.setattr(server.engine, "encode", encode)
+        server.engine.step_s = 0.02
+        body = {"prompt": "a", "max_tokens": 250, "ignore_eos": True}
+        asking = asyncio.create_task(server.post(COMPLETIONS, body))
+        await began.wait()
+        server.stop.set()
+        begin = time.monotonic()
+        assert (await asking)[0] == 503
+        assert 0.9 < time.monotonic() - begin < 1.5
+
+
+async def test_who_comes_while_others_are_tokenised_is_refused(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be cut off soon: what time is left is for those that were there before."""
+    began, gate = asyncio.Event(), asyncio.Event()
+
+    async def encode(_: str, *, add_special_tokens: bool = True) -> list[int]:
+        began.set()
+        await gate.wait()
+        return [1, 2, 3]
+
+    async with serve(shutdown_timeout=5.0) as server:
+        kept = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(3)]
+        monkeypatch.setattr(server.engine, "encode", encode)
+        before = asyncio.create_task(server.post(COMPLETIONS, {"prompt": "a", "max_tokens": 3}))
+        await began.wait()
+        server.stop.set()
+        await asyncio.sleep(0.05)
+        asked = {"prompt": [1, 2], "max_tokens": 1}
+        for (reader, writer), stream in zip(kept, (True, False), strict=False):
+            data = json.dumps({**asked, "stream": stream}).encode()
+            head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+            refusal = await asyncio.wait_for(reader.read(), 2)
+            assert refusal.startswith(b"HTTP/1.1 503 ")
+            assert b"\r\nRetry-After: 10\r\n" in refusal
+            writer.close()
+        reader, writer = kept[2]
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert (await asyncio.wait_for(reader.read(), 2)).startswith(b"HTTP/1.1 503 ")
+        writer.close()
+        gate.set()
+        assert (await before)[0] == 200
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/tokenize"])
+@pytest.mark.parametrize("stream", [True, False], ids=["express", "aiohttp"])
+async def test_who_comes_when_the_drain_is_over_is_told_the_same(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, path: str, stream: bool
+) -> None:
+    """Between the engine's end and that of the connections: a trace may have to be written, a GPU to be left."""
+    over = asyncio.Event()
+    async with serve(shutdown_timeout=1.0) as server:
+        shutdown = server.engine.shutdown
+
+        async def slow_shutdown(drain_timeout: float = 0.0) -> None:
+            await shutdown(drain_timeout)
+            over.set()
+            await asyncio.sleep(0.3)
+
+        monkeypatch.setattr(server.engine, "shutdown", slow_shutdown)
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        server.stop.set()
+        await over.wait()
+        data = json.dumps({"prompt": "a", "max_tokens": 0, "echo": True, "stream": stream}).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        head, _, body = (await asyncio.wait_for(reader.read(), 2)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503 ")
+        assert b"\r\nRetry-After: 10" in head
+        assert b"\r\nConnection: close" in head
+        assert json.loads(body)["error"]["message"] == "the server is shutting down"
+        writer.close()
 
 
 def test_who_has_asked_already_is_answered(serve: Any) -> None:

@@ -36,6 +36,10 @@ def test_the_null_executor_without_a_model(capsys):
                 ]
             )
             assert code == 0, capsys.readouterr().out
+        main(
+            ["serve", "--port", str(server.port), "--num-prompts", "3", "--disable-tqdm", "--model", "nosuch"]
+        )
+        assert "The model 'nosuch' does not exist; this server has: null." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

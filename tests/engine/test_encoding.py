@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from oneloop.engine.encoding import BATCH, LONG_CHARS, Encoding, in_thread
-from oneloop.errors import EngineDeadError, RequestError
+from oneloop.errors import EngineClosedError, RequestError
 
 
 class Recorder:
@@ -156,8 +156,8 @@ async def test_threads_that_were_shut_down(tokenizer):
     assert await running == [*b"running", 1]
     async with asyncio.timeout(5):
         found = await asyncio.gather(*waiting, rendering, return_exceptions=True)
-    assert {type(error) for error in found} == {EngineDeadError}
-    with pytest.raises(EngineDeadError, match="shut down"):
+    assert {type(error) for error in found} == {EngineClosedError}
+    with pytest.raises(EngineClosedError, match="shut down"):
         await encoding.encode("later", add_special_tokens=True)
     assert tokenizer.singles == []
 

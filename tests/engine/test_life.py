@@ -8,7 +8,7 @@ import pytest
 
 from oneloop import AsyncEngine, SamplingParams
 from oneloop.config import EngineConfig
-from oneloop.errors import EngineDeadError, GenerationError, ModelError, OverloadedError
+from oneloop.errors import EngineClosedError, EngineDeadError, GenerationError, ModelError, OverloadedError
 
 LONG = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
 SHORT = SamplingParams(temperature=0, max_tokens=8)
@@ -34,7 +34,7 @@ async def test_before_start_and_after_shutdown(kit):
     await engine.shutdown()
     assert executor.is_shut_down
     assert engine.health().state == "stopped"
-    with pytest.raises(EngineDeadError, match="stopped"):
+    with pytest.raises(EngineClosedError, match="stopped"):
         await engine.submit("x")
 
 

@@ -76,6 +76,8 @@ def test_the_options_are_hidden_and_bounded(capsys):
     for wrong in (-1.0, 21.0):
         with pytest.raises(ConfigError, match="null_step_ms"):
             make_config(null_step_ms=wrong)
+    with pytest.raises(ConfigError, match=r"null_step_ms: .* add --executor null"):
+        EngineConfig.from_flat({"null_step_ms": 5.0})
 
 
 async def test_each_token_is_a_visible_character():

@@ -62,6 +62,45 @@ def test_parts_side_by_side_share_the_cpus(tool, tmp_path, monkeypatch, workers,
     assert [(tmp_path / f"part_{share}.log").read_text().split() for share in (1, 2)] == [[threads] * 2] * 2
 
 
+def test_who_has_the_card_to_itself_is_held_to_the_loops_limits(tool, tmp_path, monkeypatch):
+    pytest_itself = tmp_path / "python"
+    pytest_itself.write_text('#!/bin/sh\necho "$@"\n')
+    pytest_itself.chmod(0o755)
+    monkeypatch.setattr(tool.sys, "executable", str(pytest_itself))
+    run = tool.Run(tmp_path, time.monotonic() + 120, [])
+    tool.run_all(run, [*tool.parts_of("beside", "tests"), tool.alone("alone", "tests")], 1)
+    asked = {name: (tmp_path / f"{name}.log").read_text().split() for name in ("beside", "alone")}
+    assert [name for name, words in asked.items() if "--shared-card" in words] == ["beside"]
+    assert tool.ALONE
+    assert all(part.alone for part in tool.ALONE)
+    assert not any(part.alone for part in tool.TOGETHER)
+
+
+@pytest.mark.parametrize("status", [0, 2])
+def test_the_whole(tool, tmp_path, monkeypatch, capsys, status):
+    """What runs alone comes last and one by one; the status tells of failures; an unknown part is refused."""
+    order = tmp_path / "order"
+    pytest_itself = tmp_path / "python"
+    pytest_itself.write_text(
+        f"#!/bin/sh\necho begin >>{order}\nsleep 0.2\necho end >>{order}\nexit {status}\n"
+    )
+    pytest_itself.chmod(0o755)
+    monkeypatch.setattr(tool.sys, "executable", str(pytest_itself))
+    names = ["rope", *(part.name for part in tool.ALONE)]
+    monkeypatch.setattr(
+        tool.sys, "argv", ["x", "--out", str(tmp_path / "out"), "--workers", "4", "--only", ",".join(names)]
+    )
+    with pytest.raises(SystemExit) as ended:
+        tool.main()
+    assert bool(ended.value.code) == bool(status)
+    assert order.read_text().split() == ["begin", "end"] * len(names)
+    assert capsys.readouterr().out.count("pytest ended with status") == bool(status) * len(names)
+    monkeypatch.setattr(tool.sys, "argv", ["x", "--only", "nosuch"])
+    with pytest.raises(SystemExit):
+        tool.main()
+    assert "no part is called nosuch" in capsys.readouterr().err
+
+
 def test_what_fails_is_told_with_its_reason(tool, tmp_path):
     report = tmp_path / "part.xml"
     report.write_text(
@@ -90,6 +129,7 @@ def test_a_part_without_tests_or_without_time_has_not_passed(tool, tmp_path):
         ("exit 2", "status 2"),  # as where a file cannot be collected
         ("exit 1", "status 1"),  # and no failure in the report
         ("sleep 60 & wait $!", "budget"),
+        ("trap '' INT; exec sleep 20", "budget"),  # as one that hangs in a driver
     ],
 )
 def test_how_pytest_ended_is_told(tool, tmp_path, monkeypatch, script, reason):
@@ -98,7 +138,9 @@ def test_how_pytest_ended_is_told(tool, tmp_path, monkeypatch, script, reason):
     pytest_itself.write_text(f"#!/bin/sh\ntrap 'kill $!; exit 2' INT\n{script}\n")
     pytest_itself.chmod(0o755)
     monkeypatch.setattr(tool.sys, "executable", str(pytest_itself))
-    (problem,) = tool.Run(tmp_path, time.monotonic() + 1, []).part(tool.Part("part", ("tests",))).problems
+    outcome = tool.Run(tmp_path, time.monotonic() + 1, []).part(tool.Part("part", ("tests",)))
+    (problem,) = outcome.problems
+    assert outcome.seconds < 10
     assert problem[0] == "part"
     assert reason in problem[1]
 

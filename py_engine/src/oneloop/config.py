@@ -179,6 +179,11 @@ class WorkerConfig(_Settings):
         0.0, "what a step of the null executor takes", minimum=0, maximum=20, hidden=True
     )
 
+    def __post_init__(self) -> None:
+        _Settings.__post_init__(self)
+        if self.null_step_ms and self.executor != "null":
+            raise ConfigError("null_step_ms", "is the null executor's; add --executor null")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig(_Settings):

@@ -49,9 +49,16 @@ class OverloadedError(OneloopError):
 class ShuttingDownError(OverloadedError):
     """The engine takes no more (HTTP 503 with Retry-After, and the end of the connection)."""
 
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down", retry_after_s=10)
+
 
 class EngineDeadError(OneloopError):
     """The engine has stopped; nothing more is accepted (HTTP 503)."""
+
+
+class EngineClosedError(EngineDeadError):
+    """It has stopped because it was asked to (over HTTP as ShuttingDownError)."""
 
 
 class GenerationError(OneloopError):

@@ -39,10 +39,17 @@ def served_model(
 
 
 def _read_models(found: Any, name: str | None) -> ServedModel:
-    """ValueError, LookupError, TypeError for what is no list of models, or has not this one."""
-    card = [card for card in found["data"] if name in (None, card["id"])][0]  # noqa: RUF015  # LookupError
+    """ValueError, LookupError, TypeError for what is no list of models.
+
+    A model that is not in it has the first one's vocabulary: it is an adapter of it, or there is none of this name, and
+    then the server shall say that and not that its ids are too large.
+    """
+    cards = found["data"]
+    card = next((card for card in cards if card["id"] == name), cards[0])
     size = card.get("vocab_size")
-    return ServedModel(card["id"], size if isinstance(size, int) and size > 0 else None)
+    return ServedModel(
+        card["id"] if name is None else name, size if isinstance(size, int) and size > 0 else None
+    )
 
 
 def wait_ready(url: str, headers: dict[str, str], limit_s: float, *, insecure: bool = False) -> None:

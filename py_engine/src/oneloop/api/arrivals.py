@@ -3,44 +3,49 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager
-from itertools import count
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
+
+from oneloop.errors import ShuttingDownError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 class Arrivals:
-    """Who is on the way, so that a server that stops takes for the engine's what was asked before."""
+    """How many are on the way: a server that stops takes for the engine's what was asked before, and nothing more."""
 
     def __init__(self) -> None:
-        self._numbers = count()
-        self._under_way: set[int] = set()
-        self._changed: asyncio.Event | None = None
-        """Where somebody waits."""
+        self._num_under_way = 0
+        self._is_closed = False
+        self._nobody = asyncio.Event()
+        """Set while none is under way."""
+        self._nobody.set()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether who comes now is refused."""
+        return self._is_closed
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """A request for the time of the block, at whose end it is queued, or will not be."""
-        number = next(self._numbers)
-        self._under_way.add(number)
+        """A request for the time of the block, at whose end it is queued, or will not be.
+
+        ShuttingDownError for one that comes too late.
+        """
+        if self._is_closed:
+            raise ShuttingDownError
+        self._num_under_way += 1
+        self._nobody.clear()
         try:
             yield
         finally:
-            self._under_way.discard(number)
-            if self._changed is not None:
-                self._changed.set()
+            self._num_under_way -= 1
+            if not self._num_under_way:
+                self._nobody.set()
 
-    async def passed(self, limit_s: float) -> None:
-        """Until those that are under way now have ended, at most limit_s. Later ones are not waited for."""
-        awaited, self._changed = set(self._under_way), asyncio.Event()
-        try:
-            async with asyncio.timeout(limit_s):
-                while awaited & self._under_way:
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
-            pass  # they are refused as what comes later
-        finally:
-            self._changed = None
+    async def close(self, limit_s: float) -> None:
+        """Let no more in, and wait for those under way, at most limit_s; the engine refuses who is later still."""
+        self._is_closed = True
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._nobody.wait(), limit_s)

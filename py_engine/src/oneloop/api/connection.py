@@ -92,6 +92,7 @@ class Connection(web.RequestHandler):
         self._owed = None
         if self._looking is not None:
             self._looking.cancel()
+            self._looking = None  # it refers to us: nothing is left to the collector
         super().connection_lost(exc)
         if self._express is not None:
             self._express.lost()

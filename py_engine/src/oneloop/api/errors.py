@@ -14,6 +14,7 @@ import orjson
 from aiohttp import web
 
 from oneloop.errors import (
+    EngineClosedError,
     EngineDeadError,
     GenerationError,
     OverloadedError,
@@ -78,6 +79,13 @@ def bad_request(param: str | None, message: str) -> ApiError:
     return ApiError(ErrorKind.BAD_REQUEST, message, param)
 
 
+def shutting_down(message: str | None = None) -> ApiError:
+    """A 503 of a server that stops. message: None: for who was not begun with."""
+    error = ShuttingDownError()
+    headers = {"Retry-After": str(error.retry_after_s)}
+    return ApiError(ErrorKind.UNAVAILABLE, message or str(error), None, headers, ends_connection=True)
+
+
 def error_body(error: ApiError) -> dict[str, Any]:
     """The object of the wire format; `code` repeats the status."""
     return {
@@ -126,10 +134,11 @@ def from_exception(error: Exception) -> ApiError | None:
             return error
         case RequestError():
             return ApiError(ErrorKind.BAD_REQUEST, error.message, error.field)
+        case ShuttingDownError() | EngineClosedError():
+            return shutting_down()
         case OverloadedError():
             headers = {"Retry-After": str(error.retry_after_s)}
-            ends_connection = isinstance(error, ShuttingDownError)
-            return ApiError(ErrorKind.UNAVAILABLE, str(error), None, headers, ends_connection)
+            return ApiError(ErrorKind.UNAVAILABLE, str(error), None, headers)
         case EngineDeadError():
             return ApiError(ErrorKind.UNAVAILABLE, "The engine has stopped; nothing is served any more.")
         case GenerationError():

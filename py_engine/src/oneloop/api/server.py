@@ -67,7 +67,7 @@ async def run_server(
         listener.close()
         ends = loop.time() + config.shutdown_timeout
         await _let_arrive(server)
-        await app[STATE].arrivals.passed(config.shutdown_timeout)
+        await app[STATE].arrivals.close(config.shutdown_timeout)
         await engine.shutdown(drain_timeout=max(0.0, ends - loop.time()))
         server.pre_shutdown()  # not before: a kept connection that just ends is no answer to who is asking
     finally:

@@ -21,7 +21,14 @@ from oneloop.engine.params import SamplingParams, check_token_ids
 from oneloop.engine.relay import Relay
 from oneloop.engine.stream import RequestStream
 from oneloop.engine.threads import in_daemon_thread
-from oneloop.errors import EngineDeadError, OneloopError, OverloadedError, RequestError, ShuttingDownError
+from oneloop.errors import (
+    EngineClosedError,
+    EngineDeadError,
+    OneloopError,
+    OverloadedError,
+    RequestError,
+    ShuttingDownError,
+)
 from oneloop.executor.select import create_executor
 from oneloop.start_times import StartTimes
 from oneloop_core import RequestError as CoreRequestError
@@ -111,7 +118,7 @@ class AsyncEngine:
         )
         if self._state != "loading":
             await in_daemon_thread(self._executor.shutdown, "oneloop-shutdown")  # of what was made since then
-            raise EngineDeadError("the engine was shut down while it was loading")
+            raise EngineClosedError("the engine was shut down while it was loading")
         self._step_loop = StepLoop(
             self._assembly.core,
             self._executor,
@@ -376,11 +383,11 @@ class AsyncEngine:
             case "ready":
                 return assembly
             case "draining":
-                raise ShuttingDownError("the server is shutting down", retry_after_s=10)
+                raise ShuttingDownError
             case "dead":
                 raise EngineDeadError(f"the engine has stopped: {self._reason}")
             case _:
-                raise EngineDeadError(f"the engine is {self._state}")
+                raise EngineClosedError(f"the engine is {self._state}")
 
     def _check_queue(self, assembly: Assembly) -> None:
         """Bound what waits: requests in the core's queue and those still being tokenised."""

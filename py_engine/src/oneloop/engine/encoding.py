@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from oneloop.errors import EngineDeadError
+from oneloop.errors import EngineClosedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ class Encoding:
         self._long = asyncio.Semaphore(1)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text. Raises what the tokenizer raises for it; EngineDeadError as in_thread()."""
+        """Token ids of a text. Raises what the tokenizer raises for it; EngineClosedError as in_thread()."""
         if len(text) > LONG_CHARS:
             async with self._long:
                 return await in_thread(
@@ -118,7 +118,7 @@ class Encoding:
 
 
 async def in_thread(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-    """Result of `work()` in one of the threads. EngineDeadError where they are shut down before it begins."""
+    """Result of `work()` in one of the threads. EngineClosedError where they are shut down before it begins."""
     try:
         future = threads.submit(work)
     except RuntimeError:
@@ -132,8 +132,8 @@ async def in_thread(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         raise _shut_down() from None
 
 
-def _shut_down() -> EngineDeadError:
-    return EngineDeadError("the engine was shut down before the text was read")
+def _shut_down() -> EngineClosedError:
+    return EngineClosedError("the engine was shut down before the text was read")
 
 
 def _settle(batch: list[_Text], found: Sequence[list[int] | BaseException]) -> None:

@@ -116,7 +116,7 @@ class Intake:
         return await self.in_thread(encode)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run text work off the loop. EngineDeadError once the intake is closed."""
+        """Run text work off the loop. EngineClosedError once the intake is closed."""
         return await in_thread(self._threads, work)
 
     def _resolve(self, params: SamplingParams | ResolvedParams | None) -> ResolvedParams:

@@ -202,7 +202,7 @@ class CudaExecutor:
         return None
 
     def prepare_in_idle(self) -> bool:
-        """As base.Executor: captures a graph, which takes 1 to 25 ms."""
+        """As base.Executor: captures a graph; worker.gpu.captures says how long that takes."""
         import torch
 
         assert self._runner is not None, "attach() comes first"

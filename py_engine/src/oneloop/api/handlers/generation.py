@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from oneloop.api.errors import GENERATION_FAILED, ApiError, ErrorKind
+from oneloop.api.errors import GENERATION_FAILED, ApiError, ErrorKind, shutting_down
 from oneloop.api.replies import Choice
 
 if TYPE_CHECKING:
@@ -103,4 +103,4 @@ def check_delta(state: ApiState, delta: Added) -> None:
             raise ApiError(ErrorKind.INTERNAL, GENERATION_FAILED)
         raise ApiError(ErrorKind.UNAVAILABLE, "The engine has stopped before the answer was complete.")
     if delta.finish_reason == "abort" and not state.engine.health().ok:
-        raise ApiError(ErrorKind.UNAVAILABLE, "The server was shut down before the answer was complete.")
+        raise shutting_down("The server was shut down before the answer was complete.")

@@ -9,8 +9,11 @@ from oneloop.api.state import STATE
 
 
 async def health(request: web.Request) -> web.StreamResponse:
-    """200 and an empty body, or 503 once the engine is dead, stalled or draining."""
-    found = request.app[STATE].engine.health()
+    """200 and an empty body, or 503 once the engine is dead, stalled or draining, or soon will be."""
+    state = request.app[STATE]
+    found = state.engine.health()
     if not found.ok:
         raise ApiError(ErrorKind.UNAVAILABLE, f"The engine is {found.state}.")
+    if state.arrivals.is_closed:
+        raise ApiError(ErrorKind.UNAVAILABLE, "The engine is draining.")
     return web.Response()
