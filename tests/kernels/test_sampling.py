@@ -357,3 +357,19 @@ def test_top_logprobs(transposed):
     assert top.ranks.tolist() == [int(rank) for rank in ranks]
     assert (top.ranks[1], top.ranks[2]) == (1, 300)
     assert OPS.top_logprobs(given, chosen, 0).logprobs.shape == (4, 1)
+
+
+@pytest.mark.parametrize("vocab_size", [31, 32, 33, 100])
+def test_masks_are_read_bit_by_bit(vocab_size):
+    """The lowest bit of the first word is token 0; the highest bit of a word is one like the others."""
+    logits = torch.arange(3 * vocab_size, dtype=torch.float32).reshape(3, vocab_size)
+    allowed = [{0, vocab_size - 1}, {30}, set(range(0, vocab_size, 3))]
+    words = torch.zeros(3, -(-vocab_size // 32), dtype=torch.int64)
+    for row, tokens in enumerate(allowed):
+        for token in tokens:
+            words[row, token // 32] |= 1 << token % 32
+    masked = logits.clone()
+    OPS.mask(masked, words.to(torch.int32))
+    for row, tokens in enumerate(allowed):
+        for token in range(vocab_size):
+            assert masked[row, token] == (logits[row, token] if token in tokens else -torch.inf)

@@ -318,7 +318,7 @@ def test_masked_tokens_never_come(inputs, kernel_device, kernel_dtype, allowed, 
     }
     history = torch.zeros(num_rows, vocab_size, dtype=torch.int32, device=logits.device)
     history[1::2, ::7] = 2
-    wanted = logits.float()
+    wanted = logits.float().clone()  # float32 is not copied by itself
     if edited:
         wanted[1::2] = penalized(logits, history, 0.5, 0.25, 1.5)[1::2]
     for row, mask_row in enumerate(rows):
