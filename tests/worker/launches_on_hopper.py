@@ -11,10 +11,10 @@ import json
 from contextlib import nullcontext
 from dataclasses import replace
 
-import torch
-
 # The program beside this one: its folder is on the path.
 import start_without_gpu as start
+import torch
+
 from oneloop_kernels.ops.linear import NUM_TICKETS, LinearCall, Norm
 from oneloop_kernels.ops.linear.plans import FewRowsPlan, StreamPlan
 from oneloop_kernels.ops.paged_attention import DEVICE_ATTENTION, AttentionShape, AttentionStep

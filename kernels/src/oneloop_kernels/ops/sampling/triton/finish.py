@@ -147,11 +147,13 @@ def finish_kernel(
     token = tl.full((), 0, tl.int32)
     if not is_bad:
         if was_edited(row_edited_ptr, row, EDITS):
+            # Smaller tiles: no registers for whole ones.
+            HALF: tl.constexpr = (PASS_GROUPS + 1) // 2
             token = _choose(
                 is_random, row, slot, output_index_ptr, floats, ints, seeds_ptr, groups_row, group_max_row,
                 group_sum_row, num_groups, candidate_logit, candidate_token,
                 edited_row(logits[0], edited_ptr, marks_ptr, row, slot, vocab_size), vocab_size,
-                TILE_GROUPS, PASS_GROUPS, PADDED_GROUPS,
+                TILE_GROUPS, HALF, PADDED_GROUPS,
             )  # fmt: skip
         else:
             token = _choose(
