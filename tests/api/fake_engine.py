@@ -64,7 +64,7 @@ class FakeTokenizer:
     def token_str(self, token_id: int) -> str:
         return self._pieces[token_id].decode(errors="replace")
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """A byte a token, but for the marks."""
         if not self.marks:
             return list(text.encode())
