@@ -100,7 +100,7 @@ def check_calls(calls: list[dict[str, str]]) -> None:
 @pytest.mark.parametrize("template", [MAYBE, OPENED])
 async def test_required(serve: Any, engine_of: Any, template: str) -> None:
     """Behind thinking that is open, and at once where the model might think."""
-    counts = set()
+    counts, thinking = set(), set()
     async with serve(engine_of(template, "I think so. </think>")) as server:
         for seed in range(12):
             answer = await ask(server, {"tools": TOOLS, "tool_choice": "required"}, seed=seed)
@@ -108,12 +108,11 @@ async def test_required(serve: Any, engine_of: Any, template: str) -> None:
             counts.add(len(answer["calls"]))
             assert answer["finish_reason"] == "tool_calls"
             assert answer["message"]["content"] is None
-            reasoning = answer["message"].get("reasoning")
-            assert (reasoning is not None) == (template is OPENED and seed % 20 != 12), reasoning
-            assert (answer["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0) == (
-                template is OPENED
-            )
+            thinking.add(answer["message"].get("reasoning"))
+            num_thinking = answer["usage"]["completion_tokens_details"]["reasoning_tokens"]
+            assert (num_thinking > 0) is (template is OPENED)
     assert len(counts) > 1
+    assert (len(thinking) > 1) is (template is OPENED)
 
 
 async def test_one_call_only(serve: Any, engine_of: Any) -> None:
