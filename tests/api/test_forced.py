@@ -60,9 +60,13 @@ def tokenizers(byte_tokenizer: Any) -> dict[Any, Any]:
 def engine_of(null_engine_type: Any, tokenizers: dict[Any, Any]) -> Any:
     """An engine of a template; `text` is drawn where nothing forbids it."""
 
-    def make(template: str = MAYBE, text: str = "some text ", *, marks: Any = MARKS) -> Any:
+    def make(template: str = MAYBE, text: str | bytes = "some text ", *, marks: Any = MARKS) -> Any:
         tokenizer = tokenizers[template, marks]
-        tokens = tokenizer.encode(text, add_special_tokens=False)
+        tokens = (
+            [*text, tokenizer.token_id(END_THINK)]
+            if isinstance(text, bytes)
+            else tokenizer.encode(text, add_special_tokens=False)
+        )
         return null_engine_type(tokens=tokens, tokenizer=tokenizer, max_model_len=8192, max_num_seqs=64)
 
     return make
@@ -203,6 +207,24 @@ async def test_a_form_behind_the_thinking(
             assert answer["finish_reason"] == "stop"
             tokens = answer["usage"]["completion_tokens_details"]["reasoning_tokens"]
             assert (tokens > 0) is thinks
+
+
+@pytest.mark.parametrize("form", [{"response_format": FORMAT}, {"tools": TOOLS, "tool_choice": "required"}])
+async def test_what_looks_like_the_end_of_thinking_is_none(
+    serve: Any, engine_of: Any, form: dict[str, Any]
+) -> None:
+    """Other tokens of the same text: the grammar does not hold behind them, so the answer does not begin there."""
+    found = set()
+    async with serve(engine_of(OPENED, b"a</think></think></think>b")) as server:
+        for seed in range(12):
+            answer = await ask(server, form, seed=seed)
+            if "response_format" in form:
+                jsonschema.validate(json.loads(answer["message"]["content"]), ANSWER)
+            else:
+                check_calls(answer["calls"])
+                assert answer["message"]["content"] is None
+            found.add((answer["message"].get("reasoning") or "").count(END_THINK))
+    assert found - {0}
 
 
 async def test_a_form_that_looks_like_thinking(serve: Any, engine_of: Any) -> None:

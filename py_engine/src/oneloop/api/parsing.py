@@ -131,14 +131,18 @@ class Parsing:
         calls = self._calls()
         formats = self.formats
         reasoning = formats.reasoning if self._may_think else None
+        end: EndToken | None = None
+        if self.constraints.grammar_after and formats.ends_surely:
+            end = EndToken(formats.tokenizer, formats.thinking_end[0])
         parser = make_parser(
             reasoning,
             calls,
             self.tools.schemas if calls is not None else {},
             prompt_end=reasoning.start if reasoning is not None and self.opens_thinking else self.prompt_end,
             is_thinking_on=self.is_thinking_on,
+            is_end=None if end is None else end.is_end,
         )
-        return ReplyParser(self, parser, usage)
+        return ReplyParser(self, parser, usage, end)
 
     @property
     def opens_thinking(self) -> bool:
@@ -255,11 +259,15 @@ class ReplyParser:
     """One sequence: its events as the request wants them, its finish reason, its tokens of thinking."""
 
     __slots__ = (
-        "_counter", "_has_call", "_include_reasoning", "_is_named", "_parser", "_single", "_usage", "call_id",
+        "_counter", "_end", "_has_call", "_include_reasoning", "_is_named", "_parser", "_single", "_usage", "call_id",
     )  # fmt: skip
 
-    def __init__(self, parsing: Parsing, parser: StreamParser, usage: Usage) -> None:
+    def __init__(
+        self, parsing: Parsing, parser: StreamParser, usage: Usage, end: EndToken | None = None
+    ) -> None:
+        """end: what the parser asks, where the thinking ends with a token and not with whatever looks like it."""
         self._parser = parser
+        self._end = end
         self._usage = usage
         self._include_reasoning = parsing.include_reasoning
         self._single = not parsing.tools.parallel
@@ -280,6 +288,8 @@ class ReplyParser:
 
     def add(self, text: str, token_ids: Sequence[int], finish_reason: FinishReason | None) -> list[Event]:
         """What is certain with this text of these tokens; with a finish reason, all."""
+        if self._end is not None:
+            self._end.add(token_ids)
         events = self._parser.push(text) if text else []
         if finish_reason is not None:
             events += self._parser.finish()
@@ -320,6 +330,43 @@ class _CallIds:
             return start.id
         number = f"{random.getrandbits(128):032x}"
         return f"call_{number}" if self._format is None else self._format.call_id(number)
+
+
+class EndToken:
+    """Tells the token that ends the thinking from other tokens with the same text.
+
+    A grammar holds from that token on, and so must the answer begin there. Text comes with its tokens or after them.
+    """
+
+    __slots__ = ("_has_come", "_mark", "_num_asked", "_num_marks", "_tail", "_token", "_tokenizer")
+
+    def __init__(self, tokenizer: Tokenizer, token: int) -> None:
+        self._tokenizer = tokenizer
+        self._token = token
+        self._mark = tokenizer.token_bytes(token)
+        self._has_come = False
+        self._num_marks = 0
+        """Of the text up to the token, with its own."""
+        self._num_asked = 0
+        self._tail = b""
+
+    def add(self, token_ids: Sequence[int]) -> None:
+        """More tokens have come."""
+        for token in token_ids:
+            if self._has_come:
+                return
+            if token == self._token:
+                self._has_come = True
+                self._num_marks += 1
+            elif token < self._tokenizer.vocab_size:
+                data = self._tail + self._tokenizer.token_bytes(token)
+                self._num_marks += data.count(self._mark)
+                self._tail = data[1 - len(self._mark) :]
+
+    def is_end(self) -> bool:
+        """Whether the next mark in the text is the token."""
+        self._num_asked += 1
+        return self._has_come and self._num_asked == self._num_marks
 
 
 class ThinkingTokens:
