@@ -69,19 +69,13 @@ def read_response_request(fields: Fields, limits: Limits, defaults: SamplingDefa
     tools, echoed_tools = _read_tools(fields, ignored)
     effort, arguments = _read_reasoning(fields, ignored)
     max_tokens = fields.integer("max_output_tokens")
+    logprobs = _read_logprobs(fields, ignored)
     text, grammar = _read_text(fields, ignored)
     check_one_form(tools, grammar)
-    asked = read_sampling(
-        fields, n=1, max_tokens=max_tokens, logprobs=_read_logprobs(fields, ignored), grammar=grammar
-    )
+    asked = read_sampling(fields, n=1, max_tokens=max_tokens, logprobs=logprobs, grammar=grammar)
     names = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
     params = check_sampling(asked, defaults, limits, names)
-    stream = fields.flag("stream", False)
-    store, background = fields.flag("store", True), fields.flag("background", False)
-    if background and not store:
-        raise fields.refuse("background", "needs store: true, for the reply to be found again")
-    if background and stream:
-        raise fields.refuse("background", "and stream exclude each other; ask for the reply with GET")
+    stream, store, background = _read_ways(fields)
     truncation = fields.choice("truncation", ("auto", "disabled")) or "disabled"
     echoed = {
         "instructions": instructions,
@@ -130,6 +124,17 @@ def read_response_request(fields: Fields, limits: Limits, defaults: SamplingDefa
         echoed=echoed,
         ignored=ignored + fields.unread(),
     )
+
+
+def _read_ways(fields: Fields) -> tuple[bool, bool, bool]:
+    """`stream`, `store`, `background`."""
+    stream = fields.flag("stream", False)
+    store, background = fields.flag("store", True), fields.flag("background", False)
+    if background and not store:
+        raise fields.refuse("background", "needs store: true, for the reply to be found again")
+    if background and stream:
+        raise fields.refuse("background", "and stream exclude each other; ask for the reply with GET")
+    return stream, store, background
 
 
 def _read_tools(fields: Fields, ignored: list[str]) -> tuple[ToolUse, list[dict[str, Any]]]:
