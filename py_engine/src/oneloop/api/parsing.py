@@ -83,6 +83,9 @@ class OutputFormats:
 
 def _marker(tokenizer: Tokenizer, mark: str) -> tuple[int, ...]:
     """Its tokens; empty where they are too many."""
+    token = tokenizer.token_id(mark)
+    if token is not None:
+        return (token,)
     ids = tuple(tokenizer.encode(mark, add_special_tokens=False)) if mark else ()
     return ids if len(ids) <= MAX_MARKER_TOKENS else ()
 
