@@ -55,9 +55,12 @@ class ReferenceSamplingOps:
 
     def mask(self, logits: torch.Tensor, masks: torch.Tensor) -> None:
         """See the contract."""
-        eight = masks.contiguous().view(torch.uint8)[:, :, None] >> torch.arange(8, device=masks.device)
-        may_come = (eight & 1).flatten(1)[:, : logits.shape[1]]
-        logits.masked_fill_(may_come == 0, -torch.inf)
+        bits = torch.arange(256, device=masks.device)[:, None] >> torch.arange(8, device=masks.device)
+        # Of each byte's value the eight booleans in one number: a look-up is many times as fast as shifting.
+        bans = (bits & 1 == 0).view(torch.int64).flatten()
+        looked_up = bans.index_select(0, masks.contiguous().view(torch.uint8).flatten().to(torch.int32))
+        banned = looked_up.view(torch.bool).view(len(masks), -1)
+        logits.masked_fill_(banned[:, : logits.shape[1]], -torch.inf)
 
     def draw(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
         """See the contract."""
