@@ -107,8 +107,17 @@ _STEPS: Final = _object(
     }
 )
 
+_CONTACT: Final = _object(
+    {
+        "name": {"type": "string", "maxLength": 40},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "email": {"type": "string", "pattern": "^[a-z]{1,12}@[a-z]{1,12}[.]org$"},
+        "tags": PERSON_SCHEMA["properties"]["tags"],
+    }
+)
+
 SCHEMAS: Final[dict[str, Any]] = {
-    "person": PERSON_SCHEMA,
+    "contact": _CONTACT,
     "tree": TREE_SCHEMA,
     "wide": WIDE_SCHEMA,
     "weather": _WEATHER,

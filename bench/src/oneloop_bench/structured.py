@@ -131,7 +131,12 @@ async def measure(settings: dict[str, Any], mix: Mix, num_pairs: int) -> dict[st
 
 def engines(options: argparse.Namespace) -> dict[str, tuple[dict[str, Any], Mix, int]]:
     """Name → settings, mix and pairs of each engine that was asked for."""
-    null = {"model": "smollm2", "executor": "null", "null_step_ms": options.step_ms, "max_num_batched_tokens": 2048}
+    null = {
+        "model": "smollm2",
+        "executor": "null",
+        "null_step_ms": options.step_ms,
+        "max_num_batched_tokens": 2048,
+    }
     cpu = {"model": "smollm2", "device": "cpu", "dtype": "float32", "kv_cache_memory_bytes": 1 << 30}
     known = {
         "null": (null, Mix(options.requests, options.null_tokens), options.pairs),
@@ -142,7 +147,9 @@ def engines(options: argparse.Namespace) -> dict[str, tuple[dict[str, Any], Mix,
 
 def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--requests", type=int, default=64, help="at once")
     parser.add_argument("--step-ms", type=float, default=5.0, help="what a step of the null executor takes")
     parser.add_argument("--pairs", type=int, default=12)
