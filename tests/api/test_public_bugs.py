@@ -123,3 +123,71 @@ async def test_another_start_has_another_secret(serve: Any) -> None:
         async with server_of(serve, executor="null") as server:
             assert await cached(server, prompt, None) == 0
             assert await cached(server, prompt, None) == 96
+
+
+async def test_a_turn_that_goes_on_keeps_the_salt(serve: Any) -> None:
+    """T21: of a conversation that began with a salt nothing is found without it, though no later turn names it."""
+
+    async def respond(server: Any, **members: Any) -> tuple[str, int]:
+        """(id, tokens found in the prefix cache)."""
+        asked = {"max_output_tokens": 2, **members}
+        status, answer = await server.post("/v1/responses", asked)
+        assert status == 200, answer
+        return answer["id"], answer["usage"]["input_tokens_details"]["cached_tokens"]
+
+    secret = "a secret that is some blocks long: " + "0123456789" * 8
+    async with server_of(serve, executor="null") as server:
+        first, _ = await respond(server, input=secret, cache_salt="mine")
+        second, found = await respond(server, input="and then?", previous_response_id=first)
+        assert found > 64
+        assert (await respond(server, input=secret))[1] == 0
+        assert (await respond(server, input="and?", previous_response_id=second))[1] > 64
+        assert (await respond(server, input="and?", previous_response_id=second, cache_salt="new"))[1] == 0
+
+
+MARK = b"\\ud800"
+"""Half a character, as JSON spells it."""
+HALVES = [
+    b'{"messages":[{"role":"user","content":"%s"}]}',
+    b'{"messages":[{"role":"user","content":[{"type":"text","text":"%s"}]}]}',
+    b'{"messages":[{"role":"%s","content":"x"}]}',
+    b'{"messages":[{"role":"user","content":"x","name":"%s"}]}',
+    b'{"messages":[{"role":"assistant","tool_calls":[{"id":"c","type":"function","function":{"name":"%s","arguments":"{}"}}]}]}',
+    b'{"messages":[{"role":"assistant","tool_calls":[{"id":"c","type":"function","function":{"name":"f","arguments":"{\\"a\\":\\"%s\\"}"}}]}]}',
+    b'{"messages":[{"role":"user","content":"x"}],"stop":["%s"]}',
+    b'{"messages":[{"role":"user","content":"x"}],"user":"%s"}',
+    b'{"messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"%s"}}]}',
+    b'{"messages":[{"role":"user","content":"x"}],"response_format":{"type":"json_schema","json_schema":{"name":"n","schema":{"enum":["%s"]}}}}',
+    b'{"messages":[{"role":"user","content":"x"}],"chat_template_kwargs":{"a":"%s"}}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_halves_of_characters_are_refused(server: Any, stream: bool) -> None:
+    """T11: wherever text may stand in a chat; no word of Python's about it."""
+    for body in HALVES:
+        data = body % MARK
+        if stream:
+            data = data[:-1] + b',"stream":true}'
+        status, answer = await server.post_raw(CHAT, data)
+        assert status == 400, data
+        assert "TypeError" not in answer["error"]["message"]
+
+
+@pytest.fixture
+def large_bodies() -> list[tuple[bytes, int]]:
+    """With the status of each; made here, where no event loop waits for it."""
+    start = b'{"prompt":"a","max_tokens":2,'
+    return [
+        (start + b'"user":"' + b"x" * (50 << 20) + b'"}', 413),
+        (start + b'"cache_salt":"' + b"x" * (14 << 20) + b'"}', 400),
+        (start + b'"metadata":' + b'{"a":' * 10**5 + b"1" + b"}" * 10**5 + b"}", 400),
+    ]
+
+
+async def test_large_fields_without_effect(server: Any, large_bodies: list[tuple[bytes, int]]) -> None:
+    """T7: 50 MiB are beyond any body; what is too deep is not read; others go on."""
+    for data, expected in large_bodies:
+        status, _ = await server.post_raw(COMPLETIONS, data)
+        assert status == expected, data[:60]
+        assert (await server.post(COMPLETIONS, {"prompt": "a", "max_tokens": 2}))[0] == 200

@@ -47,7 +47,7 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """lengths: tokens of each answer. seconds: from the first request to the last answer's end. cpu_s: of this process."""
+    """lengths: tokens of each answer. seconds: from the first request to the last answer's end. cpu_s: its CPU time."""
 
     lengths: list[int]
     seconds: float
