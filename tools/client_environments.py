@@ -29,14 +29,14 @@ LEAST_NODE = 20
 def main() -> int:
     try:
         places = {"python": str(python_environment()), "npm": str(npm_environment())}
-    except EnvironmentFault as fault:
+    except ClientEnvironmentError as fault:
         print(fault, file=sys.stderr)
         return 1
     print(json.dumps(places))
     return 0
 
 
-class EnvironmentFault(RuntimeError):
+class ClientEnvironmentError(RuntimeError):
     """An environment could not be made; the message says how far it got and what to do."""
 
 
@@ -68,15 +68,15 @@ def npm_environment() -> Path:
 
 
 def node_version() -> str:
-    """What `node --version` says. EnvironmentFault where node or npm is missing or too old."""
+    """What `node --version` says. ClientEnvironmentError where node or npm is missing or too old."""
     remedy = (
         f"the tests of npm clients need node {LEAST_NODE} or later and npm; install them, then run this again"
     )
     if shutil.which("node") is None or shutil.which("npm") is None:
-        raise EnvironmentFault(f"node or npm is not there: {remedy}")
+        raise ClientEnvironmentError(f"node or npm is not there: {remedy}")
     version = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True).stdout.strip()
     if int(version.removeprefix("v").split(".", 1)[0]) < LEAST_NODE:
-        raise EnvironmentFault(f"node is {version}: {remedy}")
+        raise ClientEnvironmentError(f"node is {version}: {remedy}")
     return version
 
 
@@ -102,7 +102,7 @@ def environment(name: str, locks: list[Path], version: str, make: Callable[[Path
 
 
 def run(command: list[str], folder: Path) -> None:
-    """A step of making `folder`. EnvironmentFault with the last lines that it printed."""
+    """A step of making `folder`. ClientEnvironmentError with the last lines that it printed."""
     done = subprocess.run(
         command,
         cwd=folder if folder.is_dir() else None,
@@ -117,7 +117,7 @@ def run(command: list[str], folder: Path) -> None:
         remedy = (
             "it needs the package indexes, the first time, and 600 MB; ONELOOP_CACHE names another folder"
         )
-        raise EnvironmentFault(f"{' '.join(command[:4])} … failed ({remedy}):\n{last}")
+        raise ClientEnvironmentError(f"{' '.join(command[:4])} … failed ({remedy}):\n{last}")
 
 
 if __name__ == "__main__":

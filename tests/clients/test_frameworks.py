@@ -40,14 +40,29 @@ SCHEMA = {
 TOOL = {
     "type": "function",
     "function": {
-        "name": "get_weather",
+        "name": "weather",
         "description": "The weather of a city.",
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
-# The model is too small to call a tool whenever it should: the form of its answer makes it. That the answer is a call
-# is still found by the parser, as with any model.
-CALL = r'<tool_call>\n\{"name": "get_weather", "arguments": \{"city": "[A-Z][a-z]{2,9}"\}\}\n</tool_call>'
+# The model is too small to call a tool whenever it should, so that "auto" has a form beside it: a call and no more.
+# That it is one is still found by the parser, as with any model.
+CALL = r'\{"name": "weather", "arguments": \{"city": "[A-Z][a-z]{2,9}"\}\}'
+ONE_CALL = {
+    "type": "structural_tag",
+    "format": {
+        "type": "triggered_tags",
+        "triggers": ["<tool_call>"],
+        "tags": [
+            {"begin": "<tool_call>", "content": {"type": "regex", "pattern": CALL}, "end": "</tool_call>"}
+        ],
+        "at_least_one": True,
+        "stop_after_first": True,
+    },
+}
+TOOL_WAYS = {
+    "auto": {"tool_choice": "auto", "body": {"structured_outputs": {"structural_tag": ONE_CALL}}},
+}
 # What each client raises: its own class, or the one among its bases that programs catch.
 CLASSES = {
     "langchain": ("BadRequestError", "ContextOverflowError", "NotFoundError", "AuthenticationError"),
@@ -109,12 +124,12 @@ def probes(live: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prob
         "url": live.url,
         "key": live.key,
         "model": MODEL,
-        "max_tokens": 60,
+        "max_tokens": 64,
         "question": "What is the capital of France? Answer in one sentence.",
         "tool": TOOL,
         "tool_question": "What is the weather in Paris?",
         "tool_result": "22 degrees, sunny",
-        "tool_format": {"structured_outputs": {"regex": CALL}},
+        "tool_ways": TOOL_WAYS,
         "schema": SCHEMA,
         "schema_question": "Describe a person named Ada.",
         "too_long": "word " * 2000,
@@ -133,7 +148,7 @@ def plain(live: Any) -> dict[str, Any]:
     body = {
         "model": MODEL,
         "messages": [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}],
-        "max_tokens": 60,
+        "max_tokens": 64,
         "temperature": 0,
     }
     request = urllib.request.Request(
@@ -161,11 +176,12 @@ def test_stream(probes: Probes, client_name: str) -> None:
     assert pieces > 1, "the text comes as it is made"
 
 
+@pytest.mark.parametrize("way", TOOL_WAYS)
 @pytest.mark.parametrize("case", ["tools", "tools_streamed"])
-def test_tools(probes: Probes, client_name: str, case: str) -> None:
+def test_tools(probes: Probes, client_name: str, case: str, way: str) -> None:
     """The call comes as the client's own kind of call, and its result goes back into the conversation."""
-    seen = probes.result(client_name, case)
-    assert (seen["name"], seen["arguments"]) == ("get_weather", {"city": "Paris"})
+    seen = probes.result(client_name, case)[way]
+    assert (seen["name"], seen["arguments"]) == ("weather", {"city": "Paris"})
     assert seen["finish"].replace("-", "_") == "tool_calls"
     if case == "tools":
         assert "weather" in seen["answer"]

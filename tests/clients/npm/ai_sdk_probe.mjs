@@ -1,7 +1,7 @@
 // The Vercel AI SDK (npm `ai`) with its OpenAI-compatible provider against the server.
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateText, jsonSchema, Output, streamText, tool } from "ai";
-import { errorOf, run, task } from "./probe.mjs";
+import { errorOf, inEachWay, run, task } from "./probe.mjs";
 
 globalThis.AI_SDK_LOG_WARNINGS = false;
 
@@ -31,7 +31,8 @@ const weather = {
     execute: () => task.tool_result,
   }),
 };
-const withTool = { tools: weather, providerOptions: { oneloop: task.tool_format } };
+const asking = ({ tool_choice, body }) =>
+  ask(task.tool_question, { tools: weather, toolChoice: tool_choice, providerOptions: { oneloop: body } });
 const person = { output: Output.object({ name: "person", schema: jsonSchema(task.schema) }), maxOutputTokens: 200 };
 
 async function chat() {
@@ -49,17 +50,17 @@ async function stream() {
   return { text, pieces, finish: await reply.finishReason, usage: usageOf(await reply.usage) };
 }
 
-async function tools() {
-  const reply = await generateText(ask(task.tool_question, withTool));
+async function tools(way) {
+  const reply = await generateText(asking(way));
   const [call] = reply.toolCalls;
   const messages = [{ role: "user", content: task.tool_question }, ...reply.response.messages];
-  const { prompt: _, ...rest } = ask("", { tools: weather });
+  const { prompt: _, ...rest } = ask("", { tools: weather, maxOutputTokens: 12 });
   const { text } = await generateText({ ...rest, messages });
   return { name: call.toolName, arguments: call.input, finish: reply.finishReason, answer: text };
 }
 
-async function toolsStreamed() {
-  const reply = streamText(ask(task.tool_question, withTool));
+async function toolsStreamed(way) {
+  const reply = streamText(asking(way));
   const [call] = await reply.toolCalls;
   return { name: call.toolName, arguments: call.input, finish: await reply.finishReason };
 }
@@ -94,8 +95,8 @@ async function errors() {
 await run({
   chat,
   stream,
-  tools,
-  tools_streamed: toolsStreamed,
+  tools: inEachWay(tools),
+  tools_streamed: inEachWay(toolsStreamed),
   structured,
   structured_streamed: structuredStreamed,
   errors,

@@ -2,7 +2,7 @@
 import OpenAI from "openai";
 import { zodResponseFormat } from "openai/helpers/zod";
 import { z } from "zod";
-import { errorOf, run, task } from "./probe.mjs";
+import { errorOf, inEachWay, run, task } from "./probe.mjs";
 
 const client = new OpenAI({ baseURL: `${task.url}/v1`, apiKey: task.key, maxRetries: 0, timeout: 60_000 });
 const withoutKey = new OpenAI({ baseURL: `${task.url}/v1`, apiKey: "wrong", maxRetries: 0 });
@@ -40,18 +40,19 @@ async function stream() {
   return { text, pieces, finish, usage: usageOf(usage) };
 }
 
-async function tools() {
-  const asked = ask(task.tool_question, { tools: [task.tool], ...task.tool_format });
+const asking = (way) => ask(task.tool_question, { tools: [task.tool], tool_choice: way.tool_choice, ...way.body });
+
+async function tools(way) {
+  const asked = asking(way);
   const [choice] = (await client.chat.completions.create(asked)).choices;
   const result = { role: "tool", tool_call_id: choice.message.tool_calls[0].id, content: task.tool_result };
   const messages = [...asked.messages, choice.message, result];
-  const answered = await client.chat.completions.create(ask("", { tools: [task.tool], messages }));
+  const answered = await client.chat.completions.create(ask("", { tools: [task.tool], messages, max_tokens: 12 }));
   return { ...callOf(choice), answer: answered.choices[0].message.content };
 }
 
-async function toolsStreamed() {
-  const asked = ask(task.tool_question, { tools: [task.tool], ...task.tool_format });
-  const completion = await client.chat.completions.stream(asked).finalChatCompletion();
+async function toolsStreamed(way) {
+  const completion = await client.chat.completions.stream(asking(way)).finalChatCompletion();
   return callOf(completion.choices[0]);
 }
 
@@ -94,8 +95,8 @@ async function responses() {
 await run({
   chat,
   stream,
-  tools,
-  tools_streamed: toolsStreamed,
+  tools: inEachWay(tools),
+  tools_streamed: inEachWay(toolsStreamed),
   structured,
   structured_streamed: structuredStreamed,
   errors,

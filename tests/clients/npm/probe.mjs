@@ -17,6 +17,13 @@ export async function run(cases) {
   writeFileSync(process.argv[3], JSON.stringify(results));
 }
 
+/** The case for each of the task's ways to have a tool called. */
+export const inEachWay = (probe) => async () => {
+  const results = {};
+  for (const [name, way] of Object.entries(task.tool_ways)) results[name] = await probe(way);
+  return results;
+};
+
 /** The names of the class and its bases, the HTTP status and the message of what a call throws. `status` names the client's field for it. */
 export async function errorOf(call, status = "status") {
   try {

@@ -6,7 +6,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
-from probe import error_of, read_task, run
+from probe import error_of, in_each_way, read_task, run
 
 TASK = read_task()
 
@@ -43,32 +43,31 @@ def stream() -> Any:
     }
 
 
-def tools() -> Any:
-    able = model().bind_tools([TASK["tool"]])
-    asked = HumanMessage(TASK["tool_question"])
-    reply = able.invoke([asked], extra_body=TASK["tool_format"])
+def call_of(reply: AIMessage) -> dict[str, Any]:
     (call,) = reply.tool_calls
-    result = ToolMessage(TASK["tool_result"], tool_call_id=call["id"])
     return {
         "name": call["name"],
         "arguments": call["args"],
         "finish": reply.response_metadata["finish_reason"],
-        "answer": able.invoke([asked, reply, result]).text,
     }
 
 
-def tools_streamed() -> Any:
-    able = model().bind_tools([TASK["tool"]])
-    pieces = list(able.stream(TASK["tool_question"], extra_body=TASK["tool_format"]))
+def tools(way: dict[str, Any]) -> Any:
+    able = model().bind_tools([TASK["tool"]], tool_choice=way["tool_choice"])
+    asked = HumanMessage(TASK["tool_question"])
+    reply = able.invoke([asked], extra_body=way["body"])
+    result = ToolMessage(TASK["tool_result"], tool_call_id=reply.tool_calls[0]["id"])
+    answer = model(max_tokens=12).bind_tools([TASK["tool"]]).invoke([asked, reply, result])
+    return {**call_of(reply), "answer": answer.text}
+
+
+def tools_streamed(way: dict[str, Any]) -> Any:
+    able = model().bind_tools([TASK["tool"]], tool_choice=way["tool_choice"])
+    pieces = list(able.stream(TASK["tool_question"], extra_body=way["body"]))
     whole = pieces[0]
     for piece in pieces[1:]:
         whole = whole + piece
-    (call,) = whole.tool_calls
-    return {
-        "name": call["name"],
-        "arguments": call["args"],
-        "finish": whole.response_metadata["finish_reason"],
-    }
+    return call_of(whole)
 
 
 def structured() -> Any:
@@ -105,8 +104,8 @@ run(
     {
         "chat": chat,
         "stream": stream,
-        "tools": tools,
-        "tools_streamed": tools_streamed,
+        "tools": in_each_way(TASK, tools),
+        "tools_streamed": in_each_way(TASK, tools_streamed),
         "structured": structured,
         "structured_streamed": structured_streamed,
         "errors": errors,

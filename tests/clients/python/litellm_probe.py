@@ -9,7 +9,7 @@ from typing import Any
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else importing it asks the network for prices
 
 import litellm
-from probe import error_of, read_task, run
+from probe import error_of, in_each_way, read_task, run
 
 TASK = read_task()
 
@@ -63,21 +63,24 @@ def stream() -> Any:
     }
 
 
-def tools() -> Any:
-    reply = ask(TASK["tool_question"], tools=[TASK["tool"]], extra_body=TASK["tool_format"])
+def way_of(way: dict[str, Any]) -> dict[str, Any]:
+    return {"tools": [TASK["tool"]], "tool_choice": way["tool_choice"], "extra_body": way["body"]}
+
+
+def tools(way: dict[str, Any]) -> Any:
+    reply = ask(TASK["tool_question"], **way_of(way))
     message = reply.choices[0].message
     history = [
         {"role": "user", "content": TASK["tool_question"]},
         message.model_dump(),
         {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": TASK["tool_result"]},
     ]
-    answer = ask(messages=history, tools=[TASK["tool"]]).choices[0].message.content
+    answer = ask(messages=history, tools=[TASK["tool"]], max_tokens=12).choices[0].message.content
     return {**call_of(reply), "answer": answer}
 
 
-def tools_streamed() -> Any:
-    options = {"tools": [TASK["tool"]], "extra_body": TASK["tool_format"]}
-    return call_of(stream_of(TASK["tool_question"], **options)[0])
+def tools_streamed(way: dict[str, Any]) -> Any:
+    return call_of(stream_of(TASK["tool_question"], **way_of(way))[0])
 
 
 def structured_form() -> dict[str, Any]:
@@ -126,8 +129,8 @@ run(
     {
         "chat": chat,
         "stream": stream,
-        "tools": tools,
-        "tools_streamed": tools_streamed,
+        "tools": in_each_way(TASK, tools),
+        "tools_streamed": in_each_way(TASK, tools_streamed),
         "structured": structured,
         "structured_streamed": structured_streamed,
         "errors": errors,

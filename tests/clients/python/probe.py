@@ -34,6 +34,11 @@ def run(cases: dict[str, Callable[[], Any]]) -> None:
     Path(sys.argv[2]).write_text(json.dumps(results))
 
 
+def in_each_way(task: dict[str, Any], case: Callable[[dict[str, Any]], Any]) -> Callable[[], Any]:
+    """The case for each of the task's ways to have a tool called."""
+    return lambda: {name: case(way) for name, way in task["tool_ways"].items()}
+
+
 def error_of(call: Callable[[], Any]) -> dict[str, Any]:
     """The names of the class and its bases, the HTTP status and the message of what a call raises."""
     try:
