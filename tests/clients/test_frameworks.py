@@ -37,17 +37,23 @@ SCHEMA = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
+CITY = "[A-Z][a-z]{2,9}"
 TOOL = {
     "type": "function",
     "function": {
         "name": "weather",
         "description": "The weather of a city.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "pattern": f"^{CITY}$"}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
     },
 }
 # The model is too small to call a tool whenever it should, so that "auto" has a form beside it: a call and no more.
 # That it is one is still found by the parser, as with any model.
-CALL = r'\{"name": "weather", "arguments": \{"city": "[A-Z][a-z]{2,9}"\}\}'
+CALL = rf'\{{"name": "weather", "arguments": \{{"city": "{CITY}"\}}\}}'
 ONE_CALL = {
     "type": "structural_tag",
     "format": {
