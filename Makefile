@@ -17,7 +17,7 @@ PYTHON_PATHS := py_engine/src kernels/src rust_core/python bench/src tests tools
 
 .PHONY: help
 help: ## This list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # ---- set-up: each step leaves a stamp, so a second run does nothing ----
 
@@ -71,7 +71,7 @@ test-python: install model client-environments ## Python tests on the CPU
 	$(PY) -m pytest
 test-clients: install model client-environments ## Only the tests of clients: openai, anthropic, LangChain, LiteLLM, AI SDK
 	$(PY) -m pytest tests/clients
-client-environments: install ## Environments of the clients that the tests run (needs node and npm; 300 MB, once)
+client-environments: install ## Environments of the clients that the tests run (needs node and npm; 410 MB, once)
 	@$(PY) tools/client_environments.py
 test-slow: install model ## Long tests and figures with limits
 	$(PY) -m pytest -m slow
