@@ -82,6 +82,7 @@ async def prepare_completion(
             head, choices, usage, echoes=echoes, logprobs=encoded, told=told
         ),
         told=told,
+        checked_form=asked.params.grammar if asked.score_only else None,
     )
 
 
