@@ -68,6 +68,7 @@ ONE_CALL = {
 }
 TOOL_WAYS = {
     "auto": {"tool_choice": "auto", "body": {"structured_outputs": {"structural_tag": ONE_CALL}}},
+    "required": {"tool_choice": "required", "body": {"parallel_tool_calls": False}},
 }
 # What each client raises: its own class, or the one among its bases that programs catch.
 CLASSES = {
@@ -222,3 +223,8 @@ def test_responses(probes: Probes, name: str) -> None:
     whole, seen = probes.result(name, "chat"), probes.result(name, "responses")
     assert seen["text"] == seen["streamed"] == whole["text"]
     assert seen["usage"] == whole["usage"]
+
+
+def test_structured_output_by_a_call(probes: Probes) -> None:
+    """LangChain's older way: the one tool that there is, called by name."""
+    jsonschema.validate(probes.result("langchain", "structured_by_call"), SCHEMA)

@@ -80,6 +80,11 @@ def structured_streamed() -> Any:
     return list(able.stream(TASK["schema_question"]))[-1]
 
 
+def structured_by_call() -> Any:
+    able = model(max_tokens=200).with_structured_output(TASK["schema"], method="function_calling")
+    return able.invoke(TASK["schema_question"])
+
+
 def errors() -> Any:
     return {
         "bad": error_of(lambda: model(top_p=7).invoke("x")),
@@ -108,6 +113,7 @@ run(
         "tools_streamed": in_each_way(TASK, tools_streamed),
         "structured": structured,
         "structured_streamed": structured_streamed,
+        "structured_by_call": structured_by_call,
         "errors": errors,
         "responses": responses,
     }
