@@ -1,4 +1,5 @@
-# `make help` lists the targets. Needs: Python ≥ 3.11 with venv, a stable Rust with cargo, a C compiler, make.
+# `make help` lists the targets. Needs: Python ≥ 3.11 with venv, a stable Rust with cargo, a C compiler, make; the tests
+# also node ≥ 20 with npm.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -16,7 +17,7 @@ PYTHON_PATHS := py_engine/src kernels/src rust_core/python bench/src tests tools
 
 .PHONY: help
 help: ## This list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # ---- set-up: each step leaves a stamp, so a second run does nothing ----
 
@@ -53,7 +54,7 @@ chat: install $(if $(MODEL),,model) ## Talk to a model in the terminal
 
 # ---- checks: what CI runs is `make test` ----
 
-.PHONY: test lint types test-rust test-python test-slow test-gpu fuzz format lock
+.PHONY: test lint types test-rust test-python test-clients test-slow test-gpu client-environments fuzz format lock
 test: lint types test-rust test-python ## Everything CI runs: lints, types, cargo tests, Python tests
 lint: install ## ruff, clippy, rustfmt, import contracts
 	$(BIN)/ruff check $(PYTHON_PATHS)
@@ -66,8 +67,12 @@ types: install ## mypy --strict, and the stub against the built core
 	$(PY) -m mypy.stubtest oneloop_core
 test-rust: ## Unit and property tests of the core (fast profile)
 	cargo test --locked
-test-python: install model ## Python tests on the CPU
+test-python: install model client-environments ## Python tests on the CPU
 	$(PY) -m pytest
+test-clients: install model client-environments ## Only the tests of clients: openai, anthropic, LangChain, LiteLLM, AI SDK
+	$(PY) -m pytest tests/clients
+client-environments: install ## Environments of the clients that the tests run (needs node and npm; 410 MB, once)
+	@$(PY) tools/client_environments.py
 test-slow: install model ## Long tests and figures with limits
 	$(PY) -m pytest -m slow
 test-gpu: install model ## GPU tests (on a machine with a CUDA device; ARGS=more options)
@@ -80,6 +85,7 @@ format: install ## Format Python and Rust
 	cargo fmt --all
 lock: $(VENV)/.stamp-env ## Make requirements.lock anew from requirements.in (needs uv)
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate requirements.in -o requirements.lock
+	cd tests/clients/python && uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate requirements.in -o requirements.lock
 
 # ---- figures: the last line of each is one JSON object ----
 

@@ -111,3 +111,33 @@ def test_errors(claude: anthropic.Anthropic, live: Any) -> None:
         wrong.messages.create(**ask())
     bearer = anthropic.Anthropic(base_url=live.url, auth_token=live.key, api_key=None, max_retries=0)
     assert bearer.messages.create(**ask()).usage.output_tokens > 0
+
+
+WEATHER: Any = {
+    "name": "weather",
+    "description": "The weather of a city.",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "pattern": "^[A-Z][a-z]{2,9}$"}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+
+
+def test_a_call_and_its_result(claude: anthropic.Anthropic) -> None:
+    """A call that must come, whole and streamed; its result goes back into the conversation."""
+    asked: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+    options = ask(messages=asked, tools=[WEATHER], tool_choice={"type": "any"}, max_tokens=64)
+    whole: Any = claude.messages.create(**options)
+    (call,) = whole.content
+    assert (call.type, call.name, call.input) == ("tool_use", "weather", {"city": "Paris"})
+    assert whole.stop_reason == "tool_use"
+    with claude.messages.stream(**options) as stream:
+        last: Any = stream.get_final_message()
+    assert last.content[0].input == call.input
+    assert last.stop_reason == "tool_use"
+    result: Any = {"type": "tool_result", "tool_use_id": call.id, "content": "22 degrees, sunny"}
+    history = [*asked, {"role": "assistant", "content": whole.content}, {"role": "user", "content": [result]}]
+    answer: Any = claude.messages.create(**ask(messages=history, tools=[WEATHER]))
+    assert answer.content[0].type == "text"

@@ -221,7 +221,7 @@ def test_errors(client: openai.OpenAI, stream: bool) -> None:
     with pytest.raises(openai.NotFoundError, match="gpt-none"):
         client.chat.completions.create(**{**ask(stream=stream), "model": "gpt-none"})
     with pytest.raises(openai.BadRequestError, match="not supported yet"):
-        client.chat.completions.create(**ask(reasoning_effort="high", stream=stream))
+        client.chat.completions.create(**ask(web_search_options={}, stream=stream))
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="wrong").chat.completions.create(**ask(stream=stream))
 
