@@ -65,6 +65,7 @@ def make_step(rng, rows, shape, dtype, num_padding=0):
 
 def check(rng, rows, shape, dtype=torch.float32, num_padding=0):
     step, qkv, cache, expected = make_step(rng, rows, shape, dtype, num_padding)
+    qkv[:, shape.num_heads :] = torch.nan  # keys and values are the cache's
     out = torch.full((qkv.shape[0], shape.num_heads * shape.head_dim), 7.0, dtype=dtype)
     plan = PAGED_ATTENTION.resolve(CPU, dtype)(shape, step, dtype)
     plan.run(qkv, cache, out)

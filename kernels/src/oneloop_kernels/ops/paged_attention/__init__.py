@@ -55,8 +55,9 @@ class AttentionPlan(Protocol):
     def run(self, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor) -> None:
         """Attention of one layer; the cache already holds the keys and values of the whole step.
 
-        qkv: [≥ num_tokens, num_heads + 2 · num_kv_heads, head_dim] contiguous, rotated; cache: one layer as in
-        `kv_cache`; out: [≥ num_tokens, num_heads · head_dim] contiguous, whose first num_tokens rows are written.
+        qkv: [≥ num_tokens, num_heads + 2 · num_kv_heads, head_dim] contiguous, of which only the queries are read;
+        cache: one layer as in `kv_cache`; out: [≥ num_tokens, num_heads · head_dim] contiguous, whose first num_tokens
+        rows are written.
         """
 
 

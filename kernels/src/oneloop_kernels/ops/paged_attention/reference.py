@@ -53,8 +53,8 @@ class _LongRow:
     first: int
     last: int
     """Its queries are [first, last) of the step's."""
-    slots: torch.Tensor | None
-    """[context] cache slots, last position first; None: the row starts its sequence: its own keys are its context."""
+    slots: torch.Tensor
+    """[context] cache slots."""
     mask: torch.Tensor | None
     """[queries, context]: 0 or −∞, for keys in the order of slots; None: the plain causal one."""
 
@@ -112,13 +112,9 @@ class ReferencePlan:
         self, row: _LongRow, qkv: torch.Tensor, flat_cache: torch.Tensor, out: torch.Tensor
     ) -> None:
         shape = self._shape
-        own = qkv[row.first : row.last]
-        if row.slots is None:
-            kv = own[:, shape.num_heads :]
-        else:
-            kv = flat_cache.index_select(0, row.slots)
+        kv = flat_cache.index_select(0, row.slots)
         grouped = (row.last - row.first, shape.num_kv_heads, -1, shape.head_dim)
-        queries = own[:, : shape.num_heads].view(grouped).permute(1, 2, 0, 3)
+        queries = qkv[row.first : row.last, : shape.num_heads].view(grouped).permute(1, 2, 0, 3)
         # The heads that share a key head are a dimension in which keys and values do not advance.
         keys, values = kv.transpose(0, 1)[:, None].expand(-1, queries.shape[1], -1, -1).chunk(2)
         result = F.scaled_dot_product_attention(
@@ -137,13 +133,13 @@ def plan(shape: AttentionShape, rows: AttentionRows, dtype: torch.dtype) -> Refe
     for index in range(num_single, len(contexts)):
         num_queries, num_computed = int(rows.num_scheduled[index]), int(rows.num_computed[index])
         last = first + num_queries
-        if num_computed == 0:
-            long_rows.append(_LongRow(first, last, None, None))
-        else:
-            table = rows.block_tables[index : index + 1]
-            slots = _slots(table, num_computed + num_queries, shape.block_size)[0].flip(0)
+        table = rows.block_tables[index : index + 1]
+        slots = _slots(table, num_computed + num_queries, shape.block_size)[0]
+        mask = None
+        if num_computed > 0:
+            slots = slots.flip(0)
             mask = _reversed_causal_mask(num_queries, len(slots), dtype, table.device)
-            long_rows.append(_LongRow(first, last, slots, mask))
+        long_rows.append(_LongRow(first, last, slots, mask))
         first = last
     return ReferencePlan(shape, num_single, order, groups, long_rows)
 
