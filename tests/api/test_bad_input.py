@@ -95,6 +95,8 @@ BOTH_ROUTES = [
     ("logit_bias", {"abc": 1}), ("logit_bias", {"1": 101}), ("logit_bias", {"1": -101}), ("logit_bias", {"1": "5"}),
     ("logit_bias", {"1": True}), ("logit_bias", {"1.0": 1}), ("logit_bias", {"99999999999999": 1}),
     ("logit_bias", {"٣": 1}),
+    ("prompt_logprobs", -2), ("prompt_logprobs", 21), ("prompt_logprobs", VOCAB), ("prompt_logprobs", 2**63),
+    ("prompt_logprobs", "1"), ("prompt_logprobs", True),
     ("stop_token_ids", [VOCAB]), ("stop_token_ids", [-1]), ("stop_token_ids", [2**40]), ("stop_token_ids", ["1"]),
     ("stop_token_ids", [1.5]), ("stop_token_ids", [True]), ("stop_token_ids", 5),
     # wrong types
@@ -103,7 +105,7 @@ BOTH_ROUTES = [
     # known, not supported
     ("response_format", {"type": "json_object"}), ("response_format", {"type": "json_schema", "json_schema": {}}),
     ("structured_outputs", {"regex": "a"}), ("guided_json", {}), ("guided_regex", "a"), ("guided_choice", ["a"]),
-    ("guided_grammar", "root ::= x"), ("prompt_logprobs", -1), ("prompt_logprobs", 0), ("use_beam_search", True),
+    ("guided_grammar", "root ::= x"), ("prompt_logprobs", -1), ("use_beam_search", True),
     ("length_penalty", 0.5), ("allowed_token_ids", [1]), ("allowed_token_ids", []), ("bad_words", ["x"]),
     ("prompt_embeds", "AAAA"), ("truncate_prompt_tokens", 4), ("return_token_ids", True), ("vllm_xargs", {"a": 1}),
     ("logits_processors", ["x"]), ("kv_transfer_params", {"a": 1}), ("stream_interval", 2), ("watermarking", True),
@@ -133,7 +135,7 @@ CHAT_ONLY = [
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function.name"),
     ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1"}}]}]},
      "messages[0].tool_calls[0].function.arguments"),
-    ({"messages": HELLO * 5000}, "messages"),
+    ({"messages": HELLO * 5000}, "messages"), ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     # T6
     ({"chat_template": "{{ messages }}"}, "chat_template"),
     *[({"chat_template_kwargs": {name: True}}, "chat_template_kwargs")
@@ -158,7 +160,9 @@ CHAT_ONLY = [
 
 COMPLETIONS_ONLY = [
     ({"logprobs": 21}, "logprobs"), ({"logprobs": -1}, "logprobs"), ({"logprobs": 10**9}, "logprobs"),
-    ({"logprobs": True}, "logprobs"), ({"echo": True, "logprobs": 1}, "logprobs"), ({"echo": "yes"}, "echo"),
+    ({"logprobs": True}, "logprobs"), ({"echo": True, "logprobs": 21}, "logprobs"),
+    ({"echo": True, "logprobs": 1, "stream": True}, "logprobs"), ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+    ({"prompt_logprobs": 1, "max_tokens": 0, "n": 2}, "n"), ({"echo": "yes"}, "echo"),
     ({"best_of": 10**9}, "best_of"), ({"best_of": 2}, "best_of"), ({"best_of": 1, "n": 2}, "best_of"),
     ({"best_of": 0}, "best_of"), ({"suffix": "x"}, "suffix"),
     # T9

@@ -24,6 +24,7 @@ __all__ = [
     "Field",
     "FinishReason",
     "LogprobsEncoder",
+    "PromptLogprobs",
     "RequestError",
     "SlabError",
     "SlabLayout",
@@ -144,6 +145,7 @@ class CoreConfig:
         mixed_step_tokens: int | None = None,
         max_model_len: int = 2048,
         vocab_size: int,
+        hidden_size: int = 0,
         enable_prefix_caching: bool = True,
         policy: Literal["fcfs", "priority"] = "fcfs",
         max_steps_in_flight: int = 2,
@@ -152,7 +154,7 @@ class CoreConfig:
     ) -> CoreConfig:
         """mixed_step_tokens: tokens of a step in which streams decode; prefill gets at least half of it.
 
-        None: max_num_batched_tokens. seed: source of the seeds of requests that bring none. hash_key: 16 bytes; None
+        None: max_num_batched_tokens. hidden_size: numbers of a pooled hidden state; 0: pooling is refused. seed: source of the seeds of requests that bring none. hash_key: 16 bytes; None
         draws them at random.
         """
     @property
@@ -169,6 +171,8 @@ class CoreConfig:
     def max_model_len(self) -> int: ...
     @property
     def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
     @property
     def enable_prefix_caching(self) -> bool: ...
     @property
@@ -224,6 +228,12 @@ class Delta:
     def logprobs(self) -> list[tuple[int, list[tuple[int, float]]]] | None:
         """Per token: (rank of the sampled token, [(sampled id, logprob), (top id, logprob)…]); None when not asked."""
     @property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """Of the prompt's tokens, where asked for; only in the first delta of the request's sequence 0."""
+    @property
+    def pooled(self) -> bytes | None:
+        """The pooled hidden state, where asked for: hidden_size 32-bit floats in the machine's byte order."""
+    @property
     def num_cached_tokens(self) -> int:
         """Prompt tokens taken from the prefix cache at the first admission."""
     @property
@@ -232,6 +242,16 @@ class Delta:
     @property
     def error(self) -> str | None:
         """Message, when finish_reason is "error"."""
+
+@final
+class PromptLogprobs:
+    """Log-probabilities of each prompt token but the first, in order."""
+
+    def __len__(self) -> int: ...
+    def tokens(self, start: int = 0, stop: int = ...) -> list[tuple[int, list[tuple[int, float]]]]:
+        """Of the prompt's tokens start + 1 to stop, as Delta.logprobs has them: (rank, [(id, logprob), top…])."""
+    def json(self, vocabulary: Vocabulary, num_top: int) -> bytes:
+        """The value of a reply's field ``prompt_logprobs``. Without the GIL; takes as long as it is."""
 
 @final
 class Deltas:
@@ -298,6 +318,8 @@ class Core:
         frequency_penalty: float = 0.0,
         seed: int | None = None,
         logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+        pooling: Literal["last", "mean"] | None = None,
         logit_bias: Sequence[tuple[int, float]] = (),
         stop: Sequence[str] = (),
         stop_token_ids: Sequence[int] = (),
@@ -314,7 +336,10 @@ class Core:
         """Queue a request; returns its handle (never reused, > 0).
 
         prompt_token_ids: 4-byte signed buffer (array("i"), int32 numpy) or a sequence of ints, each in [0, vocab_size).
-        max_tokens: new tokens per sequence; None fills the context.
+        max_tokens: new tokens per sequence; None fills the context. 0 only with prompt_logprobs or pooling, for n = 1: the
+        sequence ends with its prompt.
+        prompt_logprobs: 0 … MAX_LOGPROBS top entries per prompt token but the first. pooling: the prompt's hidden states as
+        one vector. For both (but not "last") the whole prompt is computed, whatever is cached.
         final_only: each sequence gets one delta, at its end, with all that its deltas would have said.
         top_k: 0 = off. temperature 0 = greedy. seed: any i64. logprobs: 0 … MAX_LOGPROBS top entries per token.
         Raises RequestError naming the argument: empty prompt, id out of range, prompt + 1 > max_model_len, a
@@ -474,6 +499,11 @@ class LogprobsEncoder:
     ) -> LogprobsEncoder: ...
     def add(self, tokens: Sequence[tuple[int, Sequence[tuple[int, float]]]]) -> None:
         """Encode the next tokens, as `Delta.logprobs` has them. ValueError for one without the sampled token."""
+    def add_prompt(self, prompt_token_ids: Sequence[int], logprobs: PromptLogprobs, num_hidden: int) -> None:
+        """Encode an echoed prompt, before anything else; its first token has no log-probability. Not for chat.
+
+        num_hidden: tokens at its start that are no part of the echoed text. Without the GIL; takes as long as it is.
+        """
     def take(self) -> bytes:
         """JSON of all tokens since the last take."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from oneloop.errors import ConfigError, RequestError
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 DEFAULT_MAX_TOKENS = 16
 """New tokens of a request whose maker said nothing of their number, as vLLM has it."""
 MAX_LOGPROBS = 20
+MAX_PROMPT_ENTRIES = 1 << 21
+"""Log-probabilities of one prompt: its tokens times (1 + prompt_logprobs). They are held until they are sent."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 1024
 """Length of one stop string in UTF-8; text is held back by up to this much."""
@@ -67,6 +69,8 @@ class SamplingParams:
     detokenize: bool = True
     logprobs: int | None = None
     """Top log-probabilities per output token (0 … 20); None = none."""
+    prompt_logprobs: int | None = None
+    """The same per prompt token but the first. Then max_tokens may be 0: nothing is generated."""
     logit_bias: Mapping[int, float] | None = field(default_factory=dict)
     """Token id → value in [-100, 100] added to its logit."""
 
@@ -92,7 +96,9 @@ class SamplingParams:
             presence_penalty=number("presence_penalty", self.presence_penalty, -MAX_PENALTY, MAX_PENALTY),
             frequency_penalty=number("frequency_penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY),
             seed=None if self.seed is None else integer("seed", self.seed, -(2**63), 2**63 - 1),
-            max_tokens=None if max_tokens is None else integer("max_tokens", max_tokens, 1, MAX_INT32),
+            max_tokens=None
+            if max_tokens is None
+            else integer("max_tokens", max_tokens, 1 if self.prompt_logprobs is None else 0, MAX_INT32),
             max_tokens_is_default=self.max_tokens is None,
             min_tokens=integer("min_tokens", self.min_tokens, 0, MAX_INT32),
             stop=_stop_strings(self.stop),
@@ -102,8 +108,11 @@ class SamplingParams:
             skip_special_tokens=flag("skip_special_tokens", self.skip_special_tokens),
             detokenize=flag("detokenize", self.detokenize),
             logprobs=None if self.logprobs is None else integer("logprobs", self.logprobs, 0, MAX_LOGPROBS),
+            prompt_logprobs=_prompt_logprobs(self.prompt_logprobs),
             logit_bias=_bias(self.logit_bias, vocab_size),
         )
+        if resolved.max_tokens == 0 and resolved.n > 1:
+            raise RequestError("n", f"n must be 1 where max_tokens is 0, got {resolved.n}")
         if resolved.max_tokens is not None and resolved.min_tokens > resolved.max_tokens:
             raise RequestError(
                 "min_tokens", f"min_tokens ({self.min_tokens}) is above max_tokens ({resolved.max_tokens})"
@@ -139,7 +148,10 @@ class ResolvedParams:
     skip_special_tokens: bool
     detokenize: bool
     logprobs: int | None
+    prompt_logprobs: int | None
     logit_bias: tuple[tuple[int, float], ...]
+    pooling: Literal["last", "mean"] | None = None
+    """The prompt's hidden states as one vector, instead of tokens (engine/pooling.py)."""
 
     def resolve(self, _: SamplingDefaults, *, vocab_size: int, max_sequences: int) -> ResolvedParams:
         """As SamplingParams.resolve(): there is nothing left to do, for the same model.
@@ -151,14 +163,21 @@ class ResolvedParams:
 
     def behind(self, num_prompt_tokens: int, max_model_len: int) -> ResolvedParams:
         """The same behind a prompt of so many tokens. RequestError for what a context of max_model_len cannot hold:
-        the prompt and one token, the tokens that were asked for, or min_tokens.
+        the prompt and one token (the prompt alone for max_tokens 0), the tokens that were asked for, or min_tokens; and
+        for more log-probabilities of the prompt than are held.
         """
         room = max_model_len - num_prompt_tokens
-        if room < 1:
+        if room < (self.max_tokens != 0):
             raise RequestError(
                 "prompt",
                 f"this model's maximum context length is {max_model_len} tokens, and the prompt has "
-                f"{num_prompt_tokens}, which leaves no room for an answer",
+                f"{num_prompt_tokens}" + (", which leaves no room for an answer" if room == 0 else ""),
+            )
+        if self.prompt_logprobs is not None and num_prompt_tokens * (1 + self.prompt_logprobs) > MAX_PROMPT_ENTRIES:
+            raise RequestError(
+                "prompt_logprobs",
+                f"prompt_logprobs ({self.prompt_logprobs}) of {num_prompt_tokens} tokens are more than the "
+                f"{MAX_PROMPT_ENTRIES} log-probabilities that one prompt may have; ask for fewer",
             )
         if self.min_tokens > room:
             raise RequestError(
@@ -277,6 +296,15 @@ def _above_zero(name: str, value: Any, high: float) -> float:
     if checked == 0:
         raise RequestError(name, f"{name} must be above 0 and at most {high:g}, got 0")
     return checked
+
+
+def _prompt_logprobs(value: Any) -> int | None:
+    if value == -1:
+        raise RequestError(
+            "prompt_logprobs",
+            f"prompt_logprobs -1 (the whole vocabulary) is more than is served: at most {MAX_LOGPROBS}",
+        )
+    return None if value is None else integer("prompt_logprobs", value, 0, MAX_LOGPROBS)
 
 
 def _collection(name: str, value: Any, kinds: Any, what: str, limit: int) -> Any:

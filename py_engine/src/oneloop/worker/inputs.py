@@ -55,6 +55,9 @@ class StepHeader:
     max_logprobs: int
     flags: int
     num_widely_shared: int
+    num_scores: int
+    max_score_logprobs: int
+    num_pools: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +102,18 @@ class SlabViews:
     bias_value: Floats
     banned_token: Ints
     history_token: Ints
+    score_token_index: Ints
+    score_token: Ints
+    pool_start: Ints
+    pool_end: Ints
     output_token: Ints
     output_rank: Ints
     output_logprob_token: Ints
     output_logprob: Floats
+    score_rank: Ints
+    score_logprob_token: Ints
+    score_logprob: Floats
+    pooled: Floats
     _header: npt.NDArray[np.int64]
     _header_indices: tuple[int, ...]
 
@@ -113,7 +124,7 @@ class SlabViews:
             field.name: np.frombuffer(buffer, _DTYPES[field.dtype], field.length, field.offset)
             for field in layout.fields
         }
-        for name in ("output_logprob_token", "output_logprob"):
+        for name in ("output_logprob_token", "output_logprob", "score_logprob_token", "score_logprob"):
             arrays[name] = arrays[name].reshape(-1, LOGPROB_COLUMNS)
         names = [field.name for field in fields(cls) if not field.name.startswith("_")]
         header_names = [field.name for field in fields(StepHeader)]

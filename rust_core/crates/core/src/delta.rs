@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::prompt::PromptLogprobs;
+
 /// Why a sequence ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinishReason {
@@ -60,6 +62,10 @@ pub struct Delta {
     pub queue_s: Option<f64>,
     /// Message, when the finish reason is an error.
     pub error: Option<Arc<str>>,
+    /// Of the prompt's tokens, where asked for; only in the first delta of the request's sequence 0.
+    pub prompt_logprobs: Option<Arc<PromptLogprobs>>,
+    /// The pooled hidden state, where asked for.
+    pub pooled: Option<Arc<[f32]>>,
 }
 
 /// Log-probabilities of one token.

@@ -8,6 +8,7 @@ mod error;
 mod guard;
 mod inbox;
 mod kv;
+mod prompt;
 mod request;
 mod sched;
 pub mod text;
@@ -16,14 +17,15 @@ mod validate;
 
 pub use batch::{DType, Field, HEADER_NAMES, NUM_LOGPROB_COLUMNS, SLAB_ALIGNMENT, SlabLayout};
 pub use config::{
-    CoreConfig, MAX_CACHE_SALT_BYTES, MAX_LOGIT_BIAS, MAX_LOGIT_BIAS_VALUE, MAX_LOGPROBS,
+    CoreConfig, MAX_CACHE_SALT_BYTES, MAX_LOGIT_BIAS, MAX_LOGIT_BIAS_VALUE, MAX_LOGPROBS, MAX_SCORES_PER_STEP,
     MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, MIN_TEMPERATURE, Policy,
 };
 pub use delta::{Delta, Deltas, FinishReason, StopReason, TokenLogprobs};
 pub use engine::{Core, Stats};
 pub use error::Error;
 pub use inbox::Inbox;
-pub use request::SubmitRequest;
+pub use prompt::PromptLogprobs;
+pub use request::{Pooling, SubmitRequest};
 pub use sched::{RunningSequence, Snapshot, StepSummary, WaitingSequence, WaitsFor};
 pub use trace::{
     Admission, Batch, Difference, Event, Outcome, Replay, ReplaySummary, Step, Submission,

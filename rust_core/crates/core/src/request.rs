@@ -1,5 +1,14 @@
 //! A request as it is submitted: plain data, checked once by `Inbox::submit`.
 
+/// Which final hidden states of a prompt a request wants, as one vector.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pooling {
+    /// The last token's.
+    Last,
+    /// The mean of all tokens'.
+    Mean,
+}
+
 /// What a client asks for. Limits and meanings are those of the stub's `Core.submit`.
 #[derive(Debug, Clone, PartialEq)]
 #[expect(
@@ -9,7 +18,8 @@
 pub struct SubmitRequest {
     /// Token ids, each in `[0, vocab_size)`.
     pub prompt: Vec<i32>,
-    /// New tokens per sequence; `None` fills the context (and no more than the pool can hold).
+    /// New tokens per sequence; `None` fills the context (and no more than the pool can hold). 0 only for what is said
+    /// of the prompt.
     pub max_tokens: Option<u64>,
     /// No stop of any kind counts before a later token than this many.
     pub min_tokens: u64,
@@ -33,6 +43,10 @@ pub struct SubmitRequest {
     pub seed: Option<i64>,
     /// Top log-probabilities per token.
     pub logprobs: Option<u64>,
+    /// Top log-probabilities per prompt token but the first.
+    pub prompt_logprobs: Option<u64>,
+    /// A vector of the prompt instead of an answer: no token is sampled.
+    pub pooling: Option<Pooling>,
     /// (token id, value added to its logit).
     pub logit_bias: Vec<(i64, f64)>,
     /// Strings that end the text.
@@ -76,6 +90,8 @@ impl SubmitRequest {
             frequency_penalty: 0.0,
             seed: None,
             logprobs: None,
+            prompt_logprobs: None,
+            pooling: None,
             logit_bias: Vec::new(),
             stop: Vec::new(),
             stop_token_ids: Vec::new(),

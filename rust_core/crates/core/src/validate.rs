@@ -21,7 +21,8 @@ pub(crate) fn validate(
     hasher: &PrefixHasher,
     request: SubmitRequest,
 ) -> Result<RequestSpec, Error> {
-    check_prompt(config, &request.prompt)?;
+    let num_prompt_logprobs = check_prompt_results(config, &request)?;
+    check_prompt(config, &request)?;
     let num_sequences = check_n(config, request.n)?;
     let (max_tokens, min_tokens) = check_lengths(config, &request)?;
     check_lists(config, &request)?;
@@ -71,13 +72,49 @@ pub(crate) fn validate(
         prompt_keys,
         final_only: request.final_only,
         has_seed: request.seed.is_some(),
+        num_prompt_logprobs,
+        pooling: request.pooling,
         sampling,
         stopping,
     })
 }
 
-fn check_prompt(config: &CoreConfig, prompt: &[i32]) -> Result<(), Error> {
-    let field = "prompt_token_ids";
+/// What is wanted of the prompt itself: the number of top log-probabilities, -1 for none.
+fn check_prompt_results(config: &CoreConfig, request: &SubmitRequest) -> Result<i32, Error> {
+    let num_top = check_num_logprobs("prompt_logprobs", request.prompt_logprobs, config)?;
+    if request.pooling.is_some() {
+        if config.hidden_size == 0 {
+            return Err(Error::request(
+                "pooling",
+                "this executor gives no hidden states; another one may",
+            ));
+        }
+        if num_top >= 0 || request.max_tokens != Some(0) {
+            return Err(Error::request(
+                "pooling",
+                "a pooled prompt gets no tokens and no log-probabilities; set max_tokens to 0",
+            ));
+        }
+    }
+    if request.max_tokens == Some(0) {
+        if num_top < 0 && request.pooling.is_none() {
+            return Err(Error::request(
+                "max_tokens",
+                "0 leaves nothing to generate; give at least 1",
+            ));
+        }
+        if request.n != 1 {
+            return Err(Error::request(
+                "n",
+                format!("{} sequences without tokens are all alike; give 1", request.n),
+            ));
+        }
+    }
+    Ok(num_top)
+}
+
+fn check_prompt(config: &CoreConfig, request: &SubmitRequest) -> Result<(), Error> {
+    let (field, prompt) = ("prompt_token_ids", &request.prompt);
     if prompt.is_empty() {
         return Err(Error::request(
             field,
@@ -85,12 +122,16 @@ fn check_prompt(config: &CoreConfig, prompt: &[i32]) -> Result<(), Error> {
         ));
     }
     let (len, max_model_len) = (prompt.len(), config.max_model_len as usize);
-    if len + 1 > max_model_len {
+    let has_output = request.max_tokens != Some(0);
+    if len + usize::from(has_output) > max_model_len {
+        let output = if has_output {
+            " and one output token"
+        } else {
+            ""
+        };
         return Err(Error::request(
             field,
-            format!(
-                "{len} prompt tokens and one output token exceed the context of {max_model_len} tokens"
-            ),
+            format!("{len} prompt tokens{output} exceed the context of {max_model_len} tokens"),
         ));
     }
     let num_needed = config.blocks_for(len as u32);
@@ -124,12 +165,6 @@ fn check_lengths(config: &CoreConfig, request: &SubmitRequest) -> Result<(u32, u
     // The last token's KV is never needed.
     let in_pool = u64::from(config.num_blocks) * u64::from(config.block_size) + 1 - prompt_len;
     let max_tokens = match request.max_tokens {
-        Some(0) => {
-            return Err(Error::request(
-                "max_tokens",
-                "0 leaves nothing to generate; give at least 1",
-            ));
-        }
         Some(max_tokens) => {
             let max_tokens = max_tokens.min(in_context);
             if max_tokens > in_pool {
@@ -223,18 +258,7 @@ fn check_numbers(config: &CoreConfig, request: &SubmitRequest) -> Result<Samplin
             format!("{} is out of range; at most {}", request.top_k, i32::MAX),
         )
     })?;
-    let num_logprobs = match request.logprobs {
-        None => -1,
-        Some(logprobs) if logprobs <= u64::from(MAX_LOGPROBS) => {
-            logprobs.min(u64::from(config.vocab_size)) as i32
-        }
-        Some(logprobs) => {
-            return Err(Error::request(
-                "logprobs",
-                format!("{logprobs} is out of range; at most {MAX_LOGPROBS}"),
-            ));
-        }
-    };
+    let num_logprobs = check_num_logprobs("logprobs", request.logprobs, config)?;
     Ok(Sampling {
         temperature: if temperature < MIN_TEMPERATURE {
             0.0
@@ -332,6 +356,24 @@ fn check_len(field: &'static str, len: usize, max: usize) -> Result<(), Error> {
         ));
     }
     Ok(())
+}
+
+/// Top log-probabilities per token; -1 = none.
+fn check_num_logprobs(
+    field: &'static str,
+    wanted: Option<u64>,
+    config: &CoreConfig,
+) -> Result<i32, Error> {
+    match wanted {
+        None => Ok(-1),
+        Some(count) if count <= u64::from(MAX_LOGPROBS) => {
+            Ok(count.min(u64::from(config.vocab_size)) as i32)
+        }
+        Some(count) => Err(Error::request(
+            field,
+            format!("{count} is out of range; at most {MAX_LOGPROBS}"),
+        )),
+    }
 }
 
 fn check_id(field: &'static str, token: i64, config: &CoreConfig) -> Result<(), Error> {

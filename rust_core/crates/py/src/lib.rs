@@ -7,6 +7,7 @@ mod deltas;
 mod descriptor;
 mod error;
 mod logprobs;
+mod prompt;
 mod relay;
 mod slab;
 mod snapshot;
@@ -29,6 +30,8 @@ mod _core {
     };
     #[pymodule_export]
     use crate::logprobs::LogprobsEncoder;
+    #[pymodule_export]
+    use crate::prompt::PromptLogprobs;
     #[pymodule_export]
     use crate::relay::StreamRelay;
     #[pymodule_export]

@@ -11,6 +11,7 @@ from oneloop.api.handlers.answer import answer
 from oneloop.api.handlers.generation import Job
 from oneloop.api.handlers.json_reply import ignored_header
 from oneloop.api.handlers.prompt import check_context, check_text_len, render
+from oneloop.api.prompt_logprobs import PromptScores
 from oneloop.api.protocol.chat import read_chat
 from oneloop.api.protocol.messages import read_messages
 from oneloop.api.replies import ReplyHead, Usage, chat_reply
@@ -70,4 +71,7 @@ async def prepare_chat(
             chat_chunks, head, num_choices=params.n, options=chat.stream, usage=usage, logprobs=logprobs
         ),
         make_reply=lambda choices, encoded: chat_reply(head, choices, usage, encoded),
+        prompt_scores=None
+        if params.prompt_logprobs is None
+        else PromptScores(echoed=(), num_top=params.prompt_logprobs),
     )

@@ -13,6 +13,7 @@ from oneloop.api.handlers.answer import answer
 from oneloop.api.handlers.generation import Job
 from oneloop.api.handlers.json_reply import ignored_header
 from oneloop.api.handlers.prompt import check_context, check_text_len, context_error
+from oneloop.api.prompt_logprobs import PromptScores, echoed_prompt
 from oneloop.api.protocol.completions import read_completion, read_prompts
 from oneloop.api.replies import ReplyHead, Usage, completion_reply
 from oneloop.engine.logprobs import make_encoders
@@ -34,6 +35,8 @@ class _Prompt:
     token_ids: list[int]
     echo: str
     """Its text, where it is asked back; else empty."""
+    given: str | None
+    """As the client sent it, where that was text."""
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -63,7 +66,6 @@ async def prepare_completion(
     head = ReplyHead.make("cmpl", request_id, model)
     usage = Usage(prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts))
     echoes = [prompt.echo for prompt in prompts for _ in range(asked.params.n)]
-    # Offsets start at 0: echo and logprobs exclude each other.
     logprobs = make_encoders(state.engine.tokenizer, "completion", asked.params, len(echoes))
     return Job(
         prompts=[] if asked.score_only else [(prompt.token_ids, asked.params) for prompt in prompts],
@@ -79,12 +81,27 @@ async def prepare_completion(
         make_reply=lambda choices, encoded: completion_reply(
             head, choices, usage, echoes=echoes, logprobs=encoded
         ),
+        prompt_scores=_prompt_scores(state, asked, prompts),
+    )
+
+
+def _prompt_scores(
+    state: ApiState, asked: CompletionRequest, prompts: list[_Prompt]
+) -> PromptScores | None:
+    if asked.params.prompt_logprobs is None:
+        return None
+    echoes = prompts if asked.echo and asked.params.logprobs is not None else []
+    tokenizer = state.engine.tokenizer
+    return PromptScores(
+        echoed=[echoed_prompt(tokenizer, prompt.token_ids, prompt.given) for prompt in echoes],
+        num_top=asked.shown_prompt_logprobs,
     )
 
 
 async def _prepare(state: ApiState, asked: CompletionRequest, prompt: str | list[int]) -> _Prompt:
     """Tokenise one prompt and fit its answer behind it."""
     limits = state.limits
+    given = prompt if isinstance(prompt, str) else None
     if isinstance(prompt, str):
         check_text_len("prompt", prompt, limits)
         token_ids = await state.engine.encode(prompt, add_special_tokens=asked.add_special_tokens)
@@ -95,9 +112,9 @@ async def _prepare(state: ApiState, asked: CompletionRequest, prompt: str | list
     if asked.score_only:
         if len(token_ids) > limits.max_model_len:
             raise context_error("prompt", len(token_ids), limits)
-        return _Prompt(token_ids, echo)
+        return _Prompt(token_ids, echo, given)
     check_context(asked.params, len(token_ids), limits, prompt_field="prompt", max_tokens_field="max_tokens")
-    return _Prompt(token_ids, echo)
+    return _Prompt(token_ids, echo, given)
 
 
 async def _text_of(state: ApiState, token_ids: list[int]) -> str:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from oneloop.api.chunks import ChunkEncoder
+    from oneloop.api.prompt_logprobs import PromptScores
     from oneloop.api.protocol.sampling import Scheduling, StreamOptions
     from oneloop.api.replies import Logprobs, Usage
     from oneloop.api.state import ApiState
@@ -43,6 +44,8 @@ class Job:
     """For a streamed reply."""
     make_reply: Callable[[Sequence[Choice], Sequence[Logprobs]], dict[str, Any]]
     """The body of a whole one, of all choices and their log-probabilities."""
+    prompt_scores: PromptScores | None = None
+    """What a whole one shows of its prompts' log-probabilities."""
 
 
 class Prepare(Protocol):

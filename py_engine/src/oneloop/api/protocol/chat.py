@@ -13,6 +13,7 @@ from oneloop.api.protocol.sampling import (
     StreamOptions,
     check_sampling,
     read_n,
+    read_prompt_logprobs,
     read_sampling,
     read_scheduling,
     read_stream_options,
@@ -60,7 +61,11 @@ def read_chat(members: Mapping[str, Any], limits: Limits, defaults: SamplingDefa
     max_tokens, max_tokens_field = _max_tokens(fields)
     names = {"max_tokens": max_tokens_field, "logprobs": "top_logprobs"}
     asked = read_sampling(
-        fields, n=read_n(fields, 1, limits), max_tokens=max_tokens, logprobs=_logprobs(fields)
+        fields,
+        n=read_n(fields, 1, limits),
+        max_tokens=max_tokens,
+        logprobs=_logprobs(fields),
+        prompt_logprobs=read_prompt_logprobs(fields, stream),
     )
     params = check_sampling(asked, defaults, limits, names)
     scheduling = read_scheduling(fields, limits)

@@ -13,6 +13,7 @@ from oneloop.api.protocol.sampling import (
     StreamOptions,
     check_sampling,
     read_n,
+    read_prompt_logprobs,
     read_sampling,
     read_scheduling,
     read_stream_options,
@@ -35,10 +36,12 @@ class CompletionRequest:
 
     model: str | None
     params: ResolvedParams
-    """max_tokens is at least 1 here, see `score_only`."""
+    """max_tokens is 0 only where log-probabilities of the prompts are asked for, see `score_only`."""
     score_only: bool
-    """max_tokens 0: no new tokens."""
+    """Nothing is to be computed: no new tokens, and no log-probabilities."""
     echo: bool
+    shown_prompt_logprobs: int | None
+    """The client's own `prompt_logprobs`. An echo with logprobs asks the engine for them too."""
     add_special_tokens: bool
     stream: StreamOptions
     scheduling: Scheduling
@@ -56,17 +59,24 @@ def read_completion(
     max_tokens = fields.integer("max_tokens")
     logprobs = fields.integer("logprobs")
     echo = fields.flag("echo", False)
-    if echo and logprobs is not None:
-        raise fields.refuse("logprobs", "together with echo is not supported yet")
+    shown_prompt_logprobs = read_prompt_logprobs(fields, stream)
+    prompt_logprobs = _wanted_of_prompts(fields, echo, logprobs, shown_prompt_logprobs, stream)
     n = read_n(fields, num_prompts, limits)
     _read_best_of(fields, n)
     min_tokens = fields.integer("min_tokens") or 0
-    score_only = max_tokens == 0
-    if score_only and min_tokens:
+    score_only = max_tokens == 0 and prompt_logprobs is None
+    if max_tokens == 0 and min_tokens:
         raise fields.refuse("min_tokens", f"({min_tokens}) is above max_tokens (0)")
     defaults = replace(defaults, max_tokens=max(DEFAULT_MAX_TOKENS, min_tokens))
-    asked = read_sampling(fields, n=n, max_tokens=1 if score_only else max_tokens, logprobs=logprobs)
-    params = check_sampling(asked, defaults, limits, {})
+    asked = read_sampling(
+        fields,
+        n=n,
+        max_tokens=1 if score_only else max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+    names = {} if shown_prompt_logprobs is not None else {"prompt_logprobs": "logprobs"}
+    params = check_sampling(asked, defaults, limits, names)
     scheduling = read_scheduling(fields, limits)
     add_special_tokens = fields.flag("add_special_tokens", True)
     unsupported.refuse_unsupported(fields, unsupported.COMPLETION)
@@ -75,11 +85,25 @@ def read_completion(
         params=params,
         score_only=score_only,
         echo=echo,
+        shown_prompt_logprobs=shown_prompt_logprobs,
         add_special_tokens=add_special_tokens,
         stream=stream,
         scheduling=scheduling,
         ignored=fields.unread(),
     )
+
+
+def _wanted_of_prompts(
+    fields: Fields, echo: bool, logprobs: int | None, shown: int | None, stream: StreamOptions
+) -> int | None:
+    """Log-probabilities per prompt token that the reply needs: an echo with logprobs shows the prompt's too."""
+    if not echo or logprobs is None:
+        return shown
+    if stream.stream:
+        raise fields.refuse("logprobs", "together with echo is not available when stream is true")
+    if shown is None or shown == -1:
+        return logprobs if shown is None else shown
+    return max(logprobs, shown)
 
 
 def read_prompts(value: object, limits: Limits) -> list[str | list[int]]:

@@ -45,15 +45,23 @@ class Scheduling:
     """The client's own id, where it is safe to repeat."""
 
 
-def read_sampling(fields: Fields, *, n: int, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+def read_sampling(
+    fields: Fields,
+    *,
+    n: int,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+) -> SamplingParams:
     """The sampling fields as sent: types are checked here, ranges by `check_sampling`.
 
-    n, max_tokens, logprobs: the routes' own reading of them.
+    n, max_tokens, logprobs, prompt_logprobs: the routes' own reading of them.
     """
     return SamplingParams(
         n=n,
         max_tokens=max_tokens,
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
         temperature=fields.number("temperature"),
         top_p=fields.number("top_p"),
         top_k=fields.integer("top_k"),
@@ -85,6 +93,14 @@ def check_sampling(
         field = error.field or ""
         renamed = names.get(field, field)
         raise bad_request(renamed or None, error.message.replace(field, renamed, 1)) from None
+
+
+def read_prompt_logprobs(fields: Fields, stream: StreamOptions) -> int | None:
+    """`prompt_logprobs`; what it may be is checked by `check_sampling`."""
+    num_top = fields.integer("prompt_logprobs")
+    if num_top is not None and stream.stream:
+        raise fields.refuse("prompt_logprobs", "is not available when stream is true")
+    return num_top
 
 
 def read_n(fields: Fields, num_prompts: int, limits: Limits) -> int:

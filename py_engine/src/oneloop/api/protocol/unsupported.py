@@ -19,7 +19,6 @@ _COMMON: Mapping[str, tuple[Any, ...]] = {
     "guided_regex": _ABSENT,
     "guided_choice": _ABSENT,
     "guided_grammar": _ABSENT,
-    "prompt_logprobs": _ABSENT,
     "logprob_token_ids": ([],),
     "use_beam_search": (False,),
     "length_penalty": (1.0,),

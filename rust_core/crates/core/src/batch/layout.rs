@@ -1,6 +1,6 @@
 //! Which array of the slab lies where. The table is the contract in docs/architecture.md, in the order of the bytes.
 
-use crate::config::{CoreConfig, MAX_LOGPROBS};
+use crate::config::{CoreConfig, MAX_LOGPROBS, MAX_SCORES_PER_STEP};
 
 /// Every field starts at a multiple of it, and so must the slab itself.
 pub const SLAB_ALIGNMENT: usize = 64;
@@ -79,7 +79,7 @@ macro_rules! header {
 header! {
     step_id, num_rows, num_tokens, num_samples, num_admitted, num_block_deltas, num_cow, num_forks, num_freed,
     num_bias, num_banned, num_history, used_bytes, num_single, max_query_len, max_seq_len, max_logprobs, flags,
-    num_preempted, num_finished, num_widely_shared,
+    num_preempted, num_finished, num_widely_shared, num_scores, max_score_logprobs, num_pools,
 }
 
 /// Length of a field in terms of the configuration.
@@ -100,6 +100,12 @@ pub(super) enum Length {
     History,
     /// R × columns.
     Logprobs,
+    /// Scored prompt tokens.
+    Scores,
+    /// The same × columns.
+    ScoreLogprobs,
+    /// R × hidden size.
+    Pooled,
 }
 
 impl SlabLayout {
@@ -145,5 +151,13 @@ fn num_elements(length: Length, config: &CoreConfig) -> usize {
         Length::List => LIST_CAPACITY,
         Length::History => (rows * max_model_len).min(65_536.max(4 * max_model_len)),
         Length::Logprobs => rows * NUM_LOGPROB_COLUMNS,
+        Length::Scores => score_capacity(config),
+        Length::ScoreLogprobs => score_capacity(config) * NUM_LOGPROB_COLUMNS,
+        Length::Pooled => rows * config.hidden_size as usize,
     }
+}
+
+/// Scored prompt tokens of one step.
+pub(crate) fn score_capacity(config: &CoreConfig) -> usize {
+    config.max_num_batched_tokens.min(MAX_SCORES_PER_STEP) as usize
 }

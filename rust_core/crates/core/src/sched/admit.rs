@@ -24,7 +24,7 @@ impl Scheduler {
         let mut deferrals = Deferrals::default();
         while budget.num_left() > 0 && deferrals.may_go_on() {
             let Some(id) = self.queue.first() else { break };
-            if !self.may_start(id, step) {
+            if !self.may_start(id, step) || budget.limit_of(&self.sequences[id as usize]) == 0 {
                 break;
             }
             if self.defer_like_last(id, &mut deferrals) {
@@ -42,7 +42,7 @@ impl Scheduler {
                 break;
             }
             self.start(id, step);
-            let num_tokens = budget.take(num_wanted);
+            let num_tokens = budget.take_scored(&self.sequences[id as usize], num_wanted);
             plan.push(PlannedRow {
                 sequence: id,
                 num_tokens,
@@ -56,7 +56,9 @@ impl Scheduler {
         let sequence = &self.sequences[id as usize];
         let request = &self.requests[sequence.request as usize];
         let num_slots = request.num_slots();
-        if sequence.num_pending > 0 || self.slots.num_free() < num_slots {
+        if sequence.num_pending > 0
+            || sequence.awaits_results()
+            || self.slots.num_free() < num_slots {
             return false;
         }
         if let Some(starved) = self.starved_head
@@ -85,7 +87,8 @@ impl Scheduler {
         let mut hits = std::mem::take(&mut self.scratch.hits);
         hits.clear();
         if self.config.enable_prefix_caching {
-            let num_blocks = (self.sequences[id as usize].num_known() - 1) / self.config.block_size;
+            let num_blocks =
+                self.sequences[id as usize].num_cacheable() / self.config.block_size;
             for index in 0..num_blocks {
                 let (key, parent) = self.key(id, index);
                 let Some(block) = self.pool.find(key, parent, &self.scratch.block) else {

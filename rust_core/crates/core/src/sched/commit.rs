@@ -36,6 +36,9 @@ impl Scheduler {
             self.land_row(row);
         }
         let mut deltas = Deltas::with_capacity(step.samples.len());
+        for results in step.results.drain(..) {
+            self.land_results(results, outputs, &mut deltas);
+        }
         for (position, sample) in step.samples.drain(..).enumerate() {
             self.land_sample(position, sample, outputs, &mut deltas);
         }
@@ -202,7 +205,7 @@ impl Scheduler {
     }
 
     /// A delta of what was appended since `mark`.
-    fn new_delta(&mut self, id: u32, mark: Mark, deltas: &Deltas) -> Delta {
+    pub(super) fn new_delta(&mut self, id: u32, mark: Mark, deltas: &Deltas) -> Delta {
         let sequence = &mut self.sequences[id as usize];
         let queue_s = if std::mem::replace(&mut sequence.has_reported, true) {
             None
@@ -211,7 +214,7 @@ impl Scheduler {
         };
         let now = deltas.mark();
         let has_logprobs = sequence.num_logprobs >= 0 && now.tokens > mark.tokens;
-        Delta {
+        let mut delta = Delta {
             request: sequence.rank.arrival,
             index: sequence.rank.index,
             text: mark.text..now.text,
@@ -222,7 +225,13 @@ impl Scheduler {
             num_cached_tokens: sequence.num_cached_tokens,
             queue_s,
             error: None,
+            prompt_logprobs: None,
+            pooled: None,
+        };
+        if sequence.prompt_results.is_some() {
+            self.tell_results(id, &mut delta);
         }
+        delta
     }
 
     /// Ends one sequence with an error; text that was held back is handed out first.

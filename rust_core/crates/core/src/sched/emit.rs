@@ -61,10 +61,11 @@ impl Scheduler {
             admission: sequence.admission,
             num_computed: end,
         });
-        let is_last = end == sequence.num_tokens();
+        let is_last = end == sequence.num_tokens() && sequence.max_tokens > 0;
         if end / self.config.block_size > sequence.num_registered {
             self.register_blocks(id, end, launched.step_id);
         }
+        self.emit_results(id, (start, end), step, launched);
         if is_last {
             let sequence = &self.sequences[id as usize];
             let (request, is_first) = (sequence.request, end == sequence.num_prompt);

@@ -30,6 +30,7 @@ impl Scheduler {
         }
         step.rows.clear();
         step.samples.clear();
+        step.results.clear();
         self.scratch.spare_steps.push(step);
         self.recompute_dependents(step_id);
         Ok(deltas)
@@ -81,13 +82,19 @@ impl Scheduler {
         tainted.extend(
             self.queue
                 .iter()
-                .filter(|&id| self.sequences[id as usize].num_pending > 0),
+                .filter(|&id| {
+                    let sequence = &self.sequences[id as usize];
+                    sequence.num_pending > 0 || sequence.awaits_results()
+                }),
         );
         for id in tainted {
             let life = self.draw();
             let sequence = &mut self.sequences[id as usize];
             sequence.life = life;
             sequence.num_pending = 0;
+            if let Some(results) = &mut sequence.prompt_results {
+                results.forget_launched();
+            }
         }
     }
 }

@@ -1,5 +1,6 @@
 //! How sequences move between the queue, the slots and the end.
 
+use super::prompt_results::PromptResults;
 use super::request::{NO_SEQUENCE, Request, RequestSpec};
 use super::sequence::{NO_SLOT, Place, Rank, Sequence};
 use super::state::{Running, Scheduler};
@@ -68,6 +69,9 @@ impl Scheduler {
         };
         sequence.decoder = decoder;
         sequence.gathered = spec.final_only.then(Box::default);
+        if index == 0 {
+            sequence.prompt_results = PromptResults::new(spec);
+        }
         id
     }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::kv::BlockKey;
+use crate::request::Pooling;
 use crate::text::StopSet;
 
 /// Columns of the sampler, as the slab carries them.
@@ -83,6 +84,9 @@ pub(crate) struct RequestSpec {
     pub(crate) final_only: bool,
     /// Whether the client gave the seed.
     pub(crate) has_seed: bool,
+    /// Top log-probabilities of each prompt token; -1 = none.
+    pub(crate) num_prompt_logprobs: i32,
+    pub(crate) pooling: Option<Pooling>,
     pub(crate) sampling: Sampling,
     pub(crate) stopping: Stopping,
 }
@@ -107,6 +111,8 @@ impl RequestSpec {
             prompt_keys: Vec::new(),
             final_only: false,
             has_seed: true,
+            num_prompt_logprobs: -1,
+            pooling: None,
             sampling: Sampling::default(),
             stopping: Stopping::default(),
         }

@@ -2,7 +2,7 @@
 
 use super::share::{Candidate, TokenBudget};
 use super::state::{PlannedRow, Scheduler};
-use crate::batch::StepWriter;
+use crate::batch::{StepWriter, score_capacity};
 use crate::error::Error;
 
 impl Scheduler {
@@ -42,18 +42,24 @@ impl Scheduler {
         plan: &mut Vec<PlannedRow>,
     ) -> TokenBudget {
         let wanting = std::mem::take(&mut self.scratch.wanting);
-        let mut budget = TokenBudget::new(self.config.max_num_batched_tokens, wanting);
+        let mut budget = TokenBudget::new(
+            self.config.max_num_batched_tokens,
+            score_capacity(&self.config) as u32,
+            wanting,
+        );
         let mut position = 0;
         let mut is_streaming = false;
         // The least important ones may leave the list while we walk along it.
         while let Some(&running) = self.running.get(position) {
             position += 1;
-            let num_owed = self.sequences[running.sequence as usize].num_owed();
+            let sequence = &self.sequences[running.sequence as usize];
+            let num_owed = sequence.num_owed().min(budget.limit_of(sequence));
             if num_owed == 0 || !self.secure_block(running.sequence, step) {
                 continue;
             }
             is_streaming |=
                 num_owed == 1 && self.sequences[running.sequence as usize].is_streaming();
+            budget.reserve_scores(&self.sequences[running.sequence as usize], num_owed);
             let num_tokens = budget.take(1);
             if num_owed > 1 {
                 budget.want(Candidate {

@@ -1,5 +1,6 @@
 //! One sequence: its tokens, how many of them have KV, and the blocks that hold it.
 
+use super::prompt_results::PromptResults;
 use crate::delta::Deltas;
 use crate::kv::{BlockKey, BlockRef};
 use crate::text::StreamDecoder;
@@ -79,6 +80,8 @@ pub(crate) struct Sequence {
     pub(crate) gathered: Option<Box<Deltas>>,
     /// Whether a delta was reported.
     pub(crate) has_reported: bool,
+    /// What is wanted of the prompt itself, until it is told.
+    pub(crate) prompt_results: Option<Box<PromptResults>>,
 }
 
 impl Sequence {
@@ -113,6 +116,7 @@ impl Sequence {
             decoder: None,
             gathered: None,
             has_reported: false,
+            prompt_results: None,
         }
     }
 
@@ -146,10 +150,38 @@ impl Sequence {
     /// Tokens to compute before the next one can be sampled; 0 when every token it may get is known or on its way.
     #[inline]
     pub(crate) fn num_owed(&self) -> u32 {
+        if self.max_tokens == 0 {
+            return self.num_prompt - self.num_computed;
+        }
         if self.outputs.len() as u32 + self.num_pending >= self.max_tokens {
             return 0;
         }
         self.num_tokens() - self.num_computed
+    }
+
+    /// Whether results other than tokens are in flight.
+    #[inline]
+    pub(crate) fn awaits_results(&self) -> bool {
+        self.prompt_results
+            .as_ref()
+            .is_some_and(|results| results.num_in_flight > 0)
+    }
+
+    /// Tokens at its start that may come from the cache.
+    #[inline]
+    pub(crate) fn num_cacheable(&self) -> u32 {
+        let num_known = self.num_known() - 1;
+        self.prompt_results
+            .as_ref()
+            .map_or(num_known, |results| results.num_cacheable().min(num_known))
+    }
+
+    /// Whether its rows take places in the slab's list of scores.
+    #[inline]
+    pub(crate) fn is_scored(&self) -> bool {
+        self.prompt_results
+            .as_ref()
+            .is_some_and(|results| results.is_scored(self.num_prompt))
     }
 
     /// Whether somebody gets its tokens one by one and has, or is about to have, the first of them.

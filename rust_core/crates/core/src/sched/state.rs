@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
+use super::prompt_results::LaunchedResults;
 use super::queue::WaitQueue;
 use super::request::Request;
 use super::sequence::{Rank, Sequence};
@@ -53,6 +54,7 @@ pub(super) struct LaunchedStep {
     pub(super) step_id: u64,
     pub(super) rows: Vec<LaunchedRow>,
     pub(super) samples: Vec<LaunchedSample>,
+    pub(super) results: Vec<LaunchedResults>,
 }
 
 /// Counts since the start.

@@ -335,7 +335,7 @@ fn another_version_is_refused() {
         replayed(&bytes),
         Err(TraceError::Version {
             found: 77,
-            known: 1
+            known: 2
         })
     );
 }
