@@ -13,6 +13,7 @@ from oneloop.api.errors import SERVER_NAME, bad_request, error_response, told
 from oneloop.api.framing import framing_fault
 from oneloop.api.handlers.chat import chat_completions
 from oneloop.api.handlers.completions import completions
+from oneloop.api.handlers.embeddings import embeddings
 from oneloop.api.handlers.debug import scheduler, stacks
 from oneloop.api.handlers.health import health
 from oneloop.api.handlers.metrics import metrics
@@ -45,6 +46,7 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/v1/models/{model:.+}", show_model),
     ("POST", "/v1/chat/completions", chat_completions),
     ("POST", "/v1/completions", completions),
+    ("POST", "/v1/embeddings", embeddings),
     ("POST", "/tokenize", tokenize),
     ("POST", "/detokenize", detokenize),
 )

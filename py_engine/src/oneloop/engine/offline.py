@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 from tqdm import tqdm
 
 from oneloop.engine.async_engine import AsyncEngine
+from oneloop.engine.embedding import embedding_output
 from oneloop.engine.engine_thread import EngineThread
 from oneloop.engine.params import SamplingParams
+from oneloop.engine.pooling import pooling_params
 from oneloop.engine.progress import LoadBars
 from oneloop.errors import RequestError
 
@@ -23,8 +25,11 @@ if TYPE_CHECKING:
     from typing import Self
 
     from oneloop.config import EngineConfig
+    from oneloop.engine.embedding import EmbeddingRequestOutput
     from oneloop.engine.intake import Prompt
     from oneloop.engine.outputs import RequestOutput
+    from oneloop.engine.params import ResolvedParams
+    from oneloop.engine.pooling import Pooling
     from oneloop.engine.stream import RequestStream
     from oneloop.executor.base import ModelInfo
     from oneloop.tokenize.tokenizer import Tokenizer
@@ -115,6 +120,42 @@ class LLM:
             [_Job(p, s) for p, s in zip(several, _spread(sampling_params, len(several)), strict=True)],
             use_tqdm,
         )
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Pooling = "last",
+        normalize: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector for each prompt, in their order: the hidden state behind the final norm of its last token, or the
+        mean of all tokens'. prompts: as for generate().
+
+        normalize: divide by its Euclidean length. Raises RequestError when a prompt is invalid (none is answered then).
+        """
+        params = pooling_params(pooling)
+
+        async def all_vectors() -> list[EmbeddingRequestOutput]:
+            one = partial(self._embed_one, params=params, normalize=normalize)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(one(prompt)) for prompt in _as_prompts(prompts)]
+            except BaseExceptionGroup as errors:
+                raise _first(errors) from None
+            return [task.result() for task in tasks]
+
+        return self._thread.run(all_vectors())
+
+    async def _embed_one(
+        self, prompt: Prompt, *, params: ResolvedParams, normalize: bool
+    ) -> EmbeddingRequestOutput:
+        await self._room.enter(1)
+        try:
+            stream = await self._thread.engine.submit(prompt, params, final_only=True)
+            async with stream:
+                return await embedding_output(stream, normalize=normalize)
+        finally:
+            self._room.leave(1)
 
     def chat(
         self,

@@ -99,7 +99,10 @@ impl CoreConfig {
         if self.hidden_size > MAX_HIDDEN_SIZE {
             return Err(Error::config(
                 "hidden_size",
-                format!("{} is out of range; at most {MAX_HIDDEN_SIZE}", self.hidden_size),
+                format!(
+                    "{} is out of range; at most {MAX_HIDDEN_SIZE}",
+                    self.hidden_size
+                ),
             ));
         }
         if self.max_model_len < 2 {

@@ -106,7 +106,10 @@ fn check_prompt_results(config: &CoreConfig, request: &SubmitRequest) -> Result<
         if request.n != 1 {
             return Err(Error::request(
                 "n",
-                format!("{} sequences without tokens are all alike; give 1", request.n),
+                format!(
+                    "{} sequences without tokens are all alike; give 1",
+                    request.n
+                ),
             ));
         }
     }

@@ -184,7 +184,10 @@ impl Delta {
     #[getter]
     fn pooled<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
         let values = self.entry().pooled.as_ref()?;
-        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
+        let bytes: Vec<u8> = values
+            .iter()
+            .flat_map(|value| value.to_ne_bytes())
+            .collect();
         Some(PyBytes::new(py, &bytes))
     }
 

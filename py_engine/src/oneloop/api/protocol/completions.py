@@ -106,22 +106,22 @@ def _wanted_of_prompts(
     return max(logprobs, shown)
 
 
-def read_prompts(value: object, limits: Limits) -> list[str | list[int]]:
+def read_prompts(value: object, limits: Limits, field: str = "prompt") -> list[str | list[int]]:
     """Texts, or token ids in range; at least one, none empty. ApiError (400) naming the field.
 
-    value: one string, a list of strings, one list of ids, or a list of such.
+    value: one string, a list of strings, one list of ids, or a list of such. field: its name.
     """
     if type(value) is str:
-        return [_text_prompt("prompt", value)]
+        return [_text_prompt(field, value)]
     if type(value) is not list or not value:
-        raise bad_request("prompt", f"prompt must be {_FORMS}, got {shown(value)}")
+        raise bad_request(field, f"{field} must be {_FORMS}, got {shown(value)}")
     if type(value[0]) is int:
-        return [token_ids("prompt", value, limits.vocab_size, at_most=limits.max_model_len)]
+        return [token_ids(field, value, limits.vocab_size, at_most=limits.max_model_len)]
     if len(value) > limits.max_sequences:
         raise bad_request(
-            "prompt", f"prompt may hold at most {limits.max_sequences} prompts, got {len(value)}"
+            field, f"{field} may hold at most {limits.max_sequences} prompts, got {len(value)}"
         )
-    return [_prompt(f"prompt[{index}]", entry, type(value[0]), limits) for index, entry in enumerate(value)]
+    return [_prompt(f"{field}[{index}]", entry, type(value[0]), limits) for index, entry in enumerate(value)]
 
 
 def _prompt(name: str, entry: Any, kind: type, limits: Limits) -> str | list[int]:
@@ -129,7 +129,7 @@ def _prompt(name: str, entry: Any, kind: type, limits: Limits) -> str | list[int
         return _text_prompt(name, entry)
     if kind is list and type(entry) is list:
         return token_ids(name, entry, limits.vocab_size, at_most=limits.max_model_len)
-    raise bad_request(name, f"prompt must be {_FORMS}; {name} is {shown(entry)}")
+    raise bad_request(name, f"{name.partition('[')[0]} must be {_FORMS}; {name} is {shown(entry)}")
 
 
 def _text_prompt(name: str, text: str) -> str:

@@ -58,7 +58,8 @@ impl Scheduler {
         let num_slots = request.num_slots();
         if sequence.num_pending > 0
             || sequence.awaits_results()
-            || self.slots.num_free() < num_slots {
+            || self.slots.num_free() < num_slots
+        {
             return false;
         }
         if let Some(starved) = self.starved_head
@@ -87,8 +88,7 @@ impl Scheduler {
         let mut hits = std::mem::take(&mut self.scratch.hits);
         hits.clear();
         if self.config.enable_prefix_caching {
-            let num_blocks =
-                self.sequences[id as usize].num_cacheable() / self.config.block_size;
+            let num_blocks = self.sequences[id as usize].num_cacheable() / self.config.block_size;
             for index in 0..num_blocks {
                 let (key, parent) = self.key(id, index);
                 let Some(block) = self.pool.find(key, parent, &self.scratch.block) else {

@@ -81,7 +81,10 @@ impl Scheduler {
             num_steps.filter(|results| results.sequence == id && results.life == sequence.life);
         law!(
             num_steps.count() as u32
-                == sequence.prompt_results.as_ref().map_or(0, |results| results.num_in_flight),
+                == sequence
+                    .prompt_results
+                    .as_ref()
+                    .map_or(0, |results| results.num_in_flight),
             "sequence {id} miscounts the steps in flight that bring results of its prompt"
         );
         if is_running {

@@ -79,14 +79,10 @@ impl Scheduler {
         }
         // A queued sequence's table is gone, so it cannot be told on what its results in flight were built.
         tainted.clear();
-        tainted.extend(
-            self.queue
-                .iter()
-                .filter(|&id| {
-                    let sequence = &self.sequences[id as usize];
-                    sequence.num_pending > 0 || sequence.awaits_results()
-                }),
-        );
+        tainted.extend(self.queue.iter().filter(|&id| {
+            let sequence = &self.sequences[id as usize];
+            sequence.num_pending > 0 || sequence.awaits_results()
+        }));
         for id in tainted {
             let life = self.draw();
             let sequence = &mut self.sequences[id as usize];

@@ -62,11 +62,12 @@ impl PromptResults {
         }))
     }
 
-    /// Tokens at the start of the prompt that may come from the cache.
-    pub(super) fn num_cacheable(&self) -> u32 {
-        match self.pooling {
-            Some(Pooling::Last) => u32::MAX,
-            _ => self.num_landed,
+    /// Tokens at the start of the sequence that may come from the cache.
+    pub(super) fn num_cacheable(&self, num_prompt: u32) -> u32 {
+        if self.pooling == Some(Pooling::Last) || self.is_complete(num_prompt) {
+            u32::MAX
+        } else {
+            self.num_landed
         }
     }
 
@@ -159,9 +160,7 @@ impl Scheduler {
         }
         let pool = match results.pooling {
             Some(Pooling::Mean) => Some(step.push_pool(at(first), at(end))),
-            Some(Pooling::Last) if end == num_prompt => {
-                Some(step.push_pool(at(end - 1), at(end)))
-            }
+            Some(Pooling::Last) if end == num_prompt => Some(step.push_pool(at(end - 1), at(end))),
             _ => None,
         };
         results.num_launched = end;

@@ -171,9 +171,9 @@ impl Sequence {
     #[inline]
     pub(crate) fn num_cacheable(&self) -> u32 {
         let num_known = self.num_known() - 1;
-        self.prompt_results
-            .as_ref()
-            .map_or(num_known, |results| results.num_cacheable().min(num_known))
+        self.prompt_results.as_ref().map_or(num_known, |results| {
+            results.num_cacheable(self.num_prompt).min(num_known)
+        })
     }
 
     /// Whether its rows take places in the slab's list of scores.

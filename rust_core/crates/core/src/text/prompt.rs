@@ -1,6 +1,8 @@
 //! Log-probabilities of a prompt as JSON: in front of a completion's own, where the prompt is echoed, and as the list
 //! that the field `prompt_logprobs` asks for.
 
+use std::cmp::Ordering;
+
 use super::json::push_json_integer;
 use super::logprobs::{LogprobsEncoder, push_logprob, push_name};
 use super::vocab::Vocabulary;
@@ -18,12 +20,10 @@ impl LogprobsEncoder {
         };
         for (place, &id) in prompt.iter().enumerate() {
             let scored = place.checked_sub(1).and_then(|at| logprobs.get(at));
-            let shown = if place < num_hidden {
-                &[]
-            } else if place == num_hidden {
-                texts.first_piece(id)
-            } else {
-                texts.piece(id)
+            let shown = match place.cmp(&num_hidden) {
+                Ordering::Less => &[],
+                Ordering::Equal => texts.first_piece(id),
+                Ordering::Greater => texts.piece(id),
             };
             match scored {
                 Some(scored) => {

@@ -159,7 +159,10 @@ impl EventWriter {
             submission.flags,
             (submission.num_logprobs + 1) as u32,
             (submission.num_prompt_logprobs + 1) as u32,
-            POOLINGS.iter().position(|&known| known == submission.pooling).unwrap_or_default() as u32,
+            POOLINGS
+                .iter()
+                .position(|&known| known == submission.pooling)
+                .unwrap_or_default() as u32,
             submission.num_bias,
             submission.num_banned,
             u32::from(submission.final_only),

@@ -280,6 +280,7 @@ fn the_layout_is_aligned_and_has_no_overlap() {
     let mut config = config();
     config.max_num_seqs = 13;
     config.policy = Policy::Priority;
+    config.hidden_size = 5;
     let core = Core::new(config, None).unwrap();
     let layout = core.layout();
     let mut end = 0;

@@ -6,6 +6,7 @@ use std::collections::{HashMap, HashSet};
 
 use oneloop_core::{CoreConfig, NUM_LOGPROB_COLUMNS, SlabLayout, SubmitRequest};
 
+use super::prompt_results;
 use super::reference::{bias_columns, empty_prefix, extend_prefix, sample};
 use super::slab::Slab;
 
@@ -167,6 +168,7 @@ impl Device {
         let mut rows = self.resolve_rows(slab, oracle);
         self.forward(&mut rows, oracle, fate);
         self.sample(slab, &rows, oracle, fate);
+        self.write_prompt_results(slab, &rows, oracle);
         self.num_bad_rows += if fate.fails {
             0
         } else {
@@ -228,6 +230,8 @@ impl Device {
             ("bias_value", "num_bias"),
             ("banned_token", "num_banned"),
             ("history_token", "num_history"),
+            ("score_token", "num_scores"),
+            ("pool_end", "num_pools"),
         ];
         let counted = counted.map(|(field, count)| (field, slab.count(count)));
         for (field, count) in counted
@@ -470,6 +474,20 @@ impl Device {
                 break;
             }
         }
+    }
+
+    fn write_prompt_results(&self, slab: &mut Slab, rows: &[Row], oracle: &Oracle) {
+        prompt_results::write(slab, |index| {
+            let row = rows.iter().find(|row| {
+                let first = row.last_token_index + 1 - row.tokens.len() as i32;
+                (first..=row.last_token_index).contains(&index)
+            });
+            let row = row.expect("a result of no row");
+            let truth = &oracle.truths[&self.slots[row.slot].owner.unwrap()];
+            let position =
+                row.start as i32 + row.tokens.len() as i32 - 1 - (row.last_token_index - index);
+            (!row.is_bad).then(|| truth.prefixes[position as usize])
+        });
     }
 
     fn sample(&mut self, slab: &mut Slab, rows: &[Row], oracle: &mut Oracle, fate: Fate) {

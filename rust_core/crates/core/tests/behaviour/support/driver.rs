@@ -7,6 +7,7 @@ use oneloop_core::text::Vocabulary;
 use oneloop_core::{Core, CoreConfig, Delta, Deltas, FinishReason, StopReason, SubmitRequest};
 
 use super::device::{Device, Fate, Oracle, fake_logprobs};
+use super::prompt_results;
 use super::reference::{bias_columns, sample};
 use super::slab::Slab;
 
@@ -87,6 +88,8 @@ pub(crate) struct Coverage {
     pub(crate) num_deferring_steps: u64,
     /// Steps with prompts that hold as much as they may beside streams.
     pub(crate) num_limited_steps: u64,
+    /// Requests that ended with what is said of their prompt.
+    pub(crate) num_without_tokens: u64,
 }
 
 impl Coverage {
@@ -107,6 +110,7 @@ impl Coverage {
         self.num_scheduled += seen.num_scheduled;
         self.num_deferring_steps += seen.num_deferring_steps;
         self.num_limited_steps += seen.num_limited_steps;
+        self.num_without_tokens += seen.num_without_tokens;
     }
 }
 
@@ -375,6 +379,15 @@ impl Bench {
         }
         assert!(!failed, "a failed step brought a token");
         assert_eq!(delta.queue_s.is_some(), reported.tokens.is_empty());
+        prompt_results::check(request, delta, reported.tokens.is_empty());
+        if prompt_results::is_whole_answer(request, delta) {
+            assert!(deltas.token_ids(delta).is_empty() && deltas.text(delta).is_empty());
+            reported.finish = delta.finish_reason;
+            self.num_ended[1] += 1;
+            self.coverage.num_without_tokens += 1;
+            self.oracle.forget(id);
+            return;
+        }
         let &[token] = deltas.token_ids(delta) else {
             panic!("a delta without its token")
         };
