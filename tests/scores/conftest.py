@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import shutil
+import socket
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import torch
 import transformers
 
 from oneloop import LLM
+from oneloop.api.server import run_server
+from oneloop.config import EngineConfig, ServerConfig
+from oneloop.engine.async_engine import AsyncEngine
 
 BLOCK_SIZE = 16
 EOS = 257
@@ -56,7 +64,53 @@ def make_llm(twin: Twin) -> Any:
     """An LLM over the twin."""
 
     def make(**settings: Any) -> LLM:
-        sizes = {"dtype": "float32", "num_gpu_blocks_override": 256, "block_size": BLOCK_SIZE, "device": "cpu"}
+        sizes = {
+            "dtype": "float32",
+            "num_gpu_blocks_override": 256,
+            "block_size": BLOCK_SIZE,
+            "device": "cpu",
+        }
         return LLM(str(twin.folder), use_tqdm=False, **{**sizes, **settings})
 
     return make
+
+
+class Server:
+    """A real engine over the twin, served."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession, engine: AsyncEngine) -> None:
+        self.url = url
+        self.session = session
+        self.engine = engine
+
+    async def post(self, path: str, **body: Any) -> tuple[int, Any]:
+        """(status, JSON) of a POST."""
+        async with self.session.post(self.url + path, json=body) as reply:
+            return reply.status, await reply.json(content_type=None)
+
+    async def stream(self, path: str, **body: Any) -> list[Any]:
+        """The JSON of each event but the end mark."""
+        async with self.session.post(self.url + path, json={**body, "stream": True}) as reply:
+            assert reply.status == 200, await reply.text()
+            text = (await reply.read()).decode()
+        events = [event.removeprefix("data: ") for event in text.split("\n\n") if event]
+        assert events.pop() == "[DONE]"
+        return [json.loads(event) for event in events]
+
+
+@pytest.fixture
+async def server(twin: Twin) -> AsyncIterator[Server]:
+    settings = {
+        "model": str(twin.folder), "served_model_name": ("twin",), "dtype": "float32", "device": "cpu",
+        "num_gpu_blocks_override": 256, "block_size": BLOCK_SIZE, "max_num_seqs": 16,
+    }  # fmt: skip
+    sock = socket.create_server(("127.0.0.1", 0))
+    stop = asyncio.Event()
+    engine = AsyncEngine(EngineConfig.from_flat(settings))
+    await engine.start()
+    serving = asyncio.create_task(run_server(engine, ServerConfig(shutdown_timeout=1.0), sock, stop))
+    async with aiohttp.ClientSession() as session:
+        yield Server(f"http://127.0.0.1:{sock.getsockname()[1]}", session, engine)
+    stop.set()
+    await serving
+    await engine.shutdown()

@@ -93,7 +93,9 @@ def test_chunked_and_batched_with_answers(twin, make_llm):
 
 def test_under_preemption(twin, make_llm):
     """A pool for one long prompt and a half: what was scored before a preemption is not asked for again."""
-    with make_llm(num_gpu_blocks_override=26, max_model_len=400, max_num_batched_tokens=32, max_num_seqs=8) as llm:
+    with make_llm(
+        num_gpu_blocks_override=26, max_model_len=400, max_num_batched_tokens=32, max_num_seqs=8
+    ) as llm:
         prompts = [prompt_of(100, seed) for seed in range(8)]
         outputs = score(llm, prompts, 2, max_tokens=80, ignore_eos=True)
         assert llm.stats().num_preemptions > 0
@@ -104,7 +106,9 @@ def test_under_preemption(twin, make_llm):
 
 def test_several_answers_share_one_prompt(twin, make_llm):
     with make_llm() as llm:
-        (output,) = score(llm, [prompt_of(40)], 1, n=3, max_tokens=5, temperature=1.0, seed=1, ignore_eos=True)
+        (output,) = score(
+            llm, [prompt_of(40)], 1, n=3, max_tokens=5, temperature=1.0, seed=1, ignore_eos=True
+        )
     check(twin, output, 1)
     assert [len(answer.token_ids) for answer in output.outputs] == [5, 5, 5]
 

@@ -173,7 +173,10 @@ class ResolvedParams:
                 f"this model's maximum context length is {max_model_len} tokens, and the prompt has "
                 f"{num_prompt_tokens}" + (", which leaves no room for an answer" if room == 0 else ""),
             )
-        if self.prompt_logprobs is not None and num_prompt_tokens * (1 + self.prompt_logprobs) > MAX_PROMPT_ENTRIES:
+        if (
+            self.prompt_logprobs is not None
+            and num_prompt_tokens * (1 + self.prompt_logprobs) > MAX_PROMPT_ENTRIES
+        ):
             raise RequestError(
                 "prompt_logprobs",
                 f"prompt_logprobs ({self.prompt_logprobs}) of {num_prompt_tokens} tokens are more than the "

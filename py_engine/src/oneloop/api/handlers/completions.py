@@ -85,9 +85,7 @@ async def prepare_completion(
     )
 
 
-def _prompt_scores(
-    state: ApiState, asked: CompletionRequest, prompts: list[_Prompt]
-) -> PromptScores | None:
+def _prompt_scores(state: ApiState, asked: CompletionRequest, prompts: list[_Prompt]) -> PromptScores | None:
     if asked.params.prompt_logprobs is None:
         return None
     echoes = prompts if asked.echo and asked.params.logprobs is not None else []

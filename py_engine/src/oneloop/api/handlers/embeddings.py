@@ -76,7 +76,9 @@ async def _token_ids(state: ApiState, asked: EmbeddingRequest, prompt: str | lis
     return prompt
 
 
-async def _entry(state: ApiState, asked: EmbeddingRequest, index: int, stream: RequestStream) -> dict[str, Any]:
+async def _entry(
+    state: ApiState, asked: EmbeddingRequest, index: int, stream: RequestStream
+) -> dict[str, Any]:
     """One element of `data`, once its request has ended. Others get a turn between two."""
     for delta in await stream.all_deltas():
         check_delta(state, delta)

@@ -118,9 +118,7 @@ def read_prompts(value: object, limits: Limits, field: str = "prompt") -> list[s
     if type(value[0]) is int:
         return [token_ids(field, value, limits.vocab_size, at_most=limits.max_model_len)]
     if len(value) > limits.max_sequences:
-        raise bad_request(
-            field, f"{field} may hold at most {limits.max_sequences} prompts, got {len(value)}"
-        )
+        raise bad_request(field, f"{field} may hold at most {limits.max_sequences} prompts, got {len(value)}")
     return [_prompt(f"{field}[{index}]", entry, type(value[0]), limits) for index, entry in enumerate(value)]
 
 
