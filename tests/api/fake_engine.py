@@ -65,6 +65,7 @@ class FakeDelta:
     queue_s: float | None = None
     prompt_logprobs: Any = None
     pooled: bytes | None = None
+    cumulative_logprob: float | None = None
     error: str | None = None
 
 

@@ -105,8 +105,7 @@ BOTH_ROUTES = [
     # known, not supported
     ("response_format", {"type": "json_object"}), ("response_format", {"type": "json_schema", "json_schema": {}}),
     ("structured_outputs", {"regex": "a"}), ("guided_json", {}), ("guided_regex", "a"), ("guided_choice", ["a"]),
-    ("guided_grammar", "root ::= x"), ("prompt_logprobs", -1), ("use_beam_search", True),
-    ("length_penalty", 0.5), ("allowed_token_ids", [1]), ("allowed_token_ids", []), ("bad_words", ["x"]),
+    ("guided_grammar", "root ::= x"), ("prompt_logprobs", -1), ("length_penalty", 0.5), ("allowed_token_ids", [1]), ("allowed_token_ids", []), ("bad_words", ["x"]),
     ("prompt_embeds", "AAAA"), ("truncate_prompt_tokens", 4), ("return_token_ids", True), ("vllm_xargs", {"a": 1}),
     ("logits_processors", ["x"]), ("kv_transfer_params", {"a": 1}), ("stream_interval", 2), ("watermarking", True),
 ]  # fmt: skip

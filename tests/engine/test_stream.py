@@ -17,6 +17,7 @@ def delta(index=0, text="", tokens=(), finish=None, **more):
         "queue_s": None,
         "prompt_logprobs": None,
         "pooled": None,
+        "cumulative_logprob": None,
         "num_cached_tokens": 0,
         **more,
     }

@@ -55,6 +55,7 @@ def twin(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Twin:
     model = transformers.LlamaForCausalLM(config).eval()
     for weight in model.parameters():  # peaked enough that the order of tokens is no accident
         weight.data.mul_(2.5)
+    model.generation_config.eos_token_id = None
     model.save_pretrained(folder)
     return Twin(folder, model)
 

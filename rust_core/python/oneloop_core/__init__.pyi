@@ -231,6 +231,9 @@ class Delta:
     def prompt_logprobs(self) -> PromptLogprobs | None:
         """Of the prompt's tokens, where asked for; only in the first delta of the request's sequence 0."""
     @property
+    def cumulative_logprob(self) -> float | None:
+        """Log-probability of a text that beam search found."""
+    @property
     def pooled(self) -> bytes | None:
         """The pooled hidden state, where asked for: hidden_size 32-bit floats in the machine's byte order."""
     @property
@@ -320,6 +323,7 @@ class Core:
         logprobs: int | None = None,
         prompt_logprobs: int | None = None,
         pooling: Literal["last", "mean"] | None = None,
+        beam_search: tuple[float, Literal["heuristic", "always", "never"]] | None = None,
         logit_bias: Sequence[tuple[int, float]] = (),
         stop: Sequence[str] = (),
         stop_token_ids: Sequence[int] = (),
@@ -339,7 +343,8 @@ class Core:
         max_tokens: new tokens per sequence; None fills the context. 0 only with prompt_logprobs or pooling, for n = 1: the
         sequence ends with its prompt.
         prompt_logprobs: 0 … MAX_LOGPROBS top entries per prompt token but the first. pooling: the prompt's hidden states as
-        one vector. For both (but not "last") the whole prompt is computed, whatever is cached.
+        one vector. beam_search: (length_penalty, when it ends): the n sequences are beams, and what is told are the n best
+        texts, best first, at the end; every sampling field must be neutral. For prompt_logprobs and pooling (but not "last") the whole prompt is computed, whatever is cached.
         final_only: each sequence gets one delta, at its end, with all that its deltas would have said.
         top_k: 0 = off. temperature 0 = greedy. seed: any i64. logprobs: 0 … MAX_LOGPROBS top entries per token.
         Raises RequestError naming the argument: empty prompt, id out of range, prompt + 1 > max_model_len, a

@@ -71,6 +71,7 @@ class Assembly:
             logprobs=params.logprobs,
             prompt_logprobs=params.prompt_logprobs,
             pooling=params.pooling,
+            beam_search=params.beam_search,
             logit_bias=params.logit_bias,
             stop=params.stop,
             stop_token_ids=params.stop_token_ids,

@@ -8,11 +8,12 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tqdm import tqdm
 
 from oneloop.engine.async_engine import AsyncEngine
+from oneloop.engine.beam_search import beam_search_output
 from oneloop.engine.embedding import embedding_output
 from oneloop.engine.engine_thread import EngineThread
 from oneloop.engine.params import SamplingParams
@@ -21,10 +22,12 @@ from oneloop.engine.progress import LoadBars
 from oneloop.errors import RequestError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
     from types import TracebackType
     from typing import Self
 
     from oneloop.config import EngineConfig
+    from oneloop.engine.beam_search import BeamSearchOutput, BeamSearchParams
     from oneloop.engine.embedding import EmbeddingRequestOutput
     from oneloop.engine.intake import Prompt
     from oneloop.engine.outputs import RequestOutput
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
     from oneloop.executor.base import ModelInfo
     from oneloop.tokenize.tokenizer import Tokenizer
     from oneloop_core import Stats
+
+T = TypeVar("T")
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -135,16 +140,28 @@ class LLM:
         """
         params = pooling_params(pooling)
 
-        async def all_vectors() -> list[EmbeddingRequestOutput]:
-            one = partial(self._embed_one, params=params, normalize=normalize)
-            try:
-                async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(one(prompt)) for prompt in _as_prompts(prompts)]
-            except BaseExceptionGroup as errors:
-                raise _first(errors) from None
-            return [task.result() for task in tasks]
+        one = partial(self._embed_one, params=params, normalize=normalize)
+        return self._thread.run(_all_of(one, _as_prompts(prompts)))
 
-        return self._thread.run(all_vectors())
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams
+    ) -> list[BeamSearchOutput]:
+        """The params.beam_width most likely texts behind each prompt that beam search finds, best first.
+
+        prompts: as for generate(). Raises RequestError when one is invalid, or needs more KV cache than there is.
+        """
+        sampling = params.as_sampling()
+
+        async def one(prompt: Prompt) -> BeamSearchOutput:
+            await self._room.enter(params.beam_width)
+            try:
+                stream = await self._thread.engine.submit(prompt, sampling, final_only=True)
+                async with stream:
+                    return await beam_search_output(stream, self._thread.engine.tokenizer)
+            finally:
+                self._room.leave(params.beam_width)
+
+        return self._thread.run(_all_of(one, _as_prompts(prompts)))
 
     async def _embed_one(
         self, prompt: Prompt, *, params: ResolvedParams, normalize: bool
@@ -312,6 +329,16 @@ class LLM:
     def _settle(self, stream: RequestStream, num_sequences: int, _: asyncio.Task[None]) -> None:
         stream.abort()
         self._room.leave(num_sequences)
+
+
+async def _all_of(one: Callable[[Prompt], Coroutine[Any, Any, T]], prompts: Sequence[Prompt]) -> list[T]:
+    """`one` of each prompt, in their order. The first failure cancels the rest."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(prompt)) for prompt in prompts]
+    except BaseExceptionGroup as errors:
+        raise _first(errors) from None
+    return [task.result() for task in tasks]
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -27,6 +27,7 @@ MAX_BIAS = 100.0
 MAX_PENALTY = 2.0
 MAX_TEMPERATURE = 100.0
 MAX_REPETITION_PENALTY = 100.0
+MAX_LENGTH_PENALTY = 10.0
 MAX_INT32 = 2**31 - 1
 
 
@@ -74,12 +75,17 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = field(default_factory=dict)
     """Token id → value in [-100, 100] added to its logit."""
 
+    beam_search: BeamSearch | None = None
+    """The n most likely texts instead of n samples; every field that is about sampling must be left open."""
+
     def resolve(self, defaults: SamplingDefaults, *, vocab_size: int, max_sequences: int) -> ResolvedParams:
         """Every open field filled in and every field checked.
 
         vocab_size: every token id must be below it. max_sequences: bound of n. Raises RequestError.
         """
         max_tokens = _first(self.max_tokens, defaults.max_tokens)
+        if self.beam_search is not None:
+            defaults = self._checked_for_beams()
         resolved = ResolvedParams(
             n=integer("n", self.n, 1, max_sequences),
             temperature=number(
@@ -110,6 +116,7 @@ class SamplingParams:
             logprobs=None if self.logprobs is None else integer("logprobs", self.logprobs, 0, MAX_LOGPROBS),
             prompt_logprobs=_prompt_logprobs(self.prompt_logprobs),
             logit_bias=_bias(self.logit_bias, vocab_size),
+            beam_search=None if self.beam_search is None else self.beam_search.checked(),
         )
         if resolved.max_tokens == 0 and resolved.n > 1:
             raise RequestError("n", f"n must be 1 where max_tokens is 0, got {resolved.n}")
@@ -120,6 +127,38 @@ class SamplingParams:
         if resolved.stop and not resolved.detokenize:
             raise RequestError("stop", "stop strings need detokenize=True")
         return resolved
+
+
+    def _checked_for_beams(self) -> SamplingDefaults:
+        """The defaults of beams, which sample nothing. RequestError naming a field that asks for what they do not do."""
+        neutral: Mapping[str, tuple[Any, ...]] = {
+            "temperature": (None, 0, 1), "top_p": (None, 1), "top_k": (None, 0, -1), "min_p": (None, 0),
+            "repetition_penalty": (None, 1), "presence_penalty": (0,), "frequency_penalty": (0,), "min_tokens": (0,),
+            "logprobs": (None,),
+        }  # fmt: skip
+        asked = [name for name, values in neutral.items() if getattr(self, name) not in values]
+        asked += [name for name in ("stop", "logit_bias") if getattr(self, name)]
+        if asked:
+            raise RequestError(asked[0], f"{asked[0]} has no meaning in beam search; leave it out")
+        return SamplingDefaults(temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamSearch:
+    """How texts that beam search finds are compared, and when it ends."""
+
+    length_penalty: float = 1.0
+    """Log-probabilities are divided by the length to this power, -10 … 10: above 0 longer texts are preferred."""
+    early_stopping: bool | Literal["never"] = False
+    """Once n texts are finished: True: end; False: end when the best open one, as it is, is no better; "never": end only
+    when none can become better."""
+
+    def checked(self) -> tuple[float, Literal["heuristic", "always", "never"]]:
+        """As the core takes it. RequestError naming the field."""
+        penalty = number("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+        if self.early_stopping == "never":
+            return penalty, "never"
+        return penalty, "always" if flag("early_stopping", self.early_stopping) else "heuristic"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +189,8 @@ class ResolvedParams:
     logprobs: int | None
     prompt_logprobs: int | None
     logit_bias: tuple[tuple[int, float], ...]
+    beam_search: tuple[float, Literal["heuristic", "always", "never"]] | None = None
+    """As the core takes it."""
     pooling: Literal["last", "mean"] | None = None
     """The prompt's hidden states as one vector, instead of tokens (engine/pooling.py)."""
 

@@ -47,7 +47,7 @@ class RequestStream:
 
     __slots__ = (
         "_final_only", "_is_relayed", "_last_token_at", "_metrics", "_on_end", "_on_news", "_pending", "_relay",
-        "_unsent", "_waiter", "_wakes_at_end", "finish_reason", "handle", "num_cached_tokens", "num_generated_tokens",
+        "_unsent", "_waiter", "_wakes_at_end", "cumulative_logprobs", "finish_reason", "handle", "num_cached_tokens", "num_generated_tokens",
         "num_sequences", "pooled", "prompt", "prompt_logprobs", "prompt_token_ids", "request_id", "times",
     )  # fmt: skip
 
@@ -82,6 +82,8 @@ class RequestStream:
         """Where asked for; known with the first delta."""
         self.pooled: bytes | None = None
         """The pooled hidden state in float32, where asked for; known at the end."""
+        self.cumulative_logprobs: dict[int, float] = {}
+        """Of the texts that beam search found, by index; known at the end."""
         self.num_generated_tokens = 0
         """Over all sequences."""
         self.finish_reason: FinishReason | None = None
@@ -262,6 +264,8 @@ class RequestStream:
     def _begin(self, index: int, delta: Delta, now: float) -> None:
         """A sequence without a token so far: what is told once."""
         times = self.times
+        if delta.cumulative_logprob is not None:
+            self.cumulative_logprobs[index] = delta.cumulative_logprob
         if index == 0:
             self.prompt_logprobs, self.pooled = delta.prompt_logprobs, delta.pooled
         if times.queue_s is None and delta.queue_s is not None:

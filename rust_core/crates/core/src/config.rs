@@ -145,6 +145,11 @@ impl CoreConfig {
 /// Part of `mixed_step_tokens` that prefill gets whatever the number of rows: so a burst is over after a bounded time.
 const LEAST_PREFILL_PART: u32 = 2;
 
+/// Blocks of the pool per block of the least margin that an admission leaves available.
+pub(crate) const BLOCKS_PER_MARGIN_BLOCK: u32 = 64;
+/// Largest magnitude of beam search's `length_penalty`.
+pub(crate) const MAX_LENGTH_PENALTY: f64 = 10.0;
+
 // Upper bounds that keep every count and every slab offset far inside 32 bits.
 const MAX_NUM_BLOCKS: u32 = 1 << 28;
 const MAX_BLOCK_SIZE: u32 = 1024;

@@ -64,6 +64,8 @@ pub struct Delta {
     pub error: Option<Arc<str>>,
     /// Of the prompt's tokens, where asked for; only in the first delta of the request's sequence 0.
     pub prompt_logprobs: Option<Arc<PromptLogprobs>>,
+    /// Of a text that beam search found.
+    pub cumulative_logprob: Option<f64>,
     /// The pooled hidden state, where asked for.
     pub pooled: Option<Arc<[f32]>>,
 }

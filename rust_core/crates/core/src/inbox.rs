@@ -29,6 +29,8 @@ struct InboxState {
     /// Handles that were given out and have not ended.
     live: HashSet<u64>,
     closed: Option<String>,
+    /// Whether a trace is recorded.
+    is_recorded: bool,
 }
 
 /// What was posted since the last turn.
@@ -66,6 +68,12 @@ impl Inbox {
         if let Some(reason) = &state.closed {
             return Err(Error::Poisoned(reason.clone()));
         }
+        if state.is_recorded && spec.beam_search.is_some() {
+            return Err(Error::request(
+                "beam_search",
+                "a schedule trace is recorded, which does not know what beams are chosen by; serve without it",
+            ));
+        }
         state.last_handle += 1;
         let handle = state.last_handle;
         spec.set_handle(handle, self.config.seed);
@@ -97,6 +105,11 @@ impl Inbox {
         for handle in handles {
             state.live.remove(&handle);
         }
+    }
+
+    /// Refuses what a trace cannot tell.
+    pub(crate) fn note_recording(&self) {
+        self.lock().is_recorded = true;
     }
 
     /// Refuses all further requests.

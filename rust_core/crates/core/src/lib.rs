@@ -26,7 +26,7 @@ pub use engine::{Core, Stats};
 pub use error::Error;
 pub use inbox::Inbox;
 pub use prompt::PromptLogprobs;
-pub use request::{Pooling, SubmitRequest};
+pub use request::{BeamSearch, EarlyStopping, Pooling, SubmitRequest};
 pub use sched::{RunningSequence, Snapshot, StepSummary, WaitingSequence, WaitsFor};
 pub use trace::{
     Admission, Batch, Difference, Event, Outcome, Replay, ReplaySummary, Step, Submission,

@@ -9,6 +9,27 @@ pub enum Pooling {
     Mean,
 }
 
+/// When beam search ends, once as many texts are finished as there are beams.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum EarlyStopping {
+    /// When the best beam, scored as if it ended now, is no better than the worst of them.
+    #[default]
+    Heuristic,
+    /// At once.
+    Always,
+    /// When no beam can become better, however long it gets.
+    Never,
+}
+
+/// The `n` sequences are beams.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct BeamSearch {
+    /// Exponent of the length that log-probabilities are divided by.
+    pub length_penalty: f64,
+    /// When it ends.
+    pub early_stopping: EarlyStopping,
+}
+
 /// What a client asks for. Limits and meanings are those of the stub's `Core.submit`.
 #[derive(Debug, Clone, PartialEq)]
 #[expect(
@@ -47,6 +68,8 @@ pub struct SubmitRequest {
     pub prompt_logprobs: Option<u64>,
     /// A vector of the prompt instead of an answer: no token is sampled.
     pub pooling: Option<Pooling>,
+    /// The most likely texts instead of sampled ones: of the sampling fields all must be neutral.
+    pub beam_search: Option<BeamSearch>,
     /// (token id, value added to its logit).
     pub logit_bias: Vec<(i64, f64)>,
     /// Strings that end the text.
@@ -92,6 +115,7 @@ impl SubmitRequest {
             logprobs: None,
             prompt_logprobs: None,
             pooling: None,
+            beam_search: None,
             logit_bias: Vec::new(),
             stop: Vec::new(),
             stop_token_ids: Vec::new(),

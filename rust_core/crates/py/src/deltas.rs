@@ -180,6 +180,12 @@ impl Delta {
         Some(PromptLogprobs { inner })
     }
 
+    /// Of a text that beam search found.
+    #[getter]
+    fn cumulative_logprob(&self) -> Option<f64> {
+        self.entry().cumulative_logprob
+    }
+
     /// The pooled hidden state, 32-bit floats in the machine's order, where asked for.
     #[getter]
     fn pooled<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from oneloop.api.errors import bad_request
 from oneloop.api.protocol.fields import shown
-from oneloop.engine.params import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams
+from oneloop.engine.params import (
+    MAX_LOGIT_BIAS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    BeamSearch,
+    SamplingParams,
+)
 from oneloop.errors import RequestError
 
 if TYPE_CHECKING:
@@ -77,6 +83,7 @@ def read_sampling(
         include_stop_str_in_output=fields.flag("include_stop_str_in_output", False),
         skip_special_tokens=fields.flag("skip_special_tokens", True),
         logit_bias=_logit_bias(fields),
+        beam_search=_beam_search(fields),
     )
 
 
@@ -153,6 +160,24 @@ def read_scheduling(fields: Fields, limits: Limits) -> Scheduling:
 def safe_request_id(header: str | None) -> str | None:
     """A client's X-Request-Id, if it is short and plain enough to repeat in headers, ids and logs."""
     return header if header is not None and _REQUEST_ID.fullmatch(header) else None
+
+
+def _beam_search(fields: Fields) -> BeamSearch | None:
+    """`use_beam_search`, `length_penalty`, `early_stopping`; `n` is the number of beams."""
+    length_penalty = fields.number("length_penalty")
+    early_stopping = fields.given("early_stopping")
+    if early_stopping is not None and early_stopping != "never":
+        early_stopping = fields.flag("early_stopping", False)
+    if fields.flag("use_beam_search", False):
+        return BeamSearch(
+            length_penalty=1.0 if length_penalty is None else length_penalty,
+            early_stopping=early_stopping or False,
+        )
+    if length_penalty not in (None, 1.0):
+        raise fields.refuse("length_penalty", "needs use_beam_search: true")
+    if early_stopping:
+        raise fields.refuse("early_stopping", "needs use_beam_search: true")
+    return None
 
 
 def _stop(fields: Fields) -> tuple[str, ...]:

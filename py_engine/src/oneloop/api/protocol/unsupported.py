@@ -20,8 +20,6 @@ _COMMON: Mapping[str, tuple[Any, ...]] = {
     "guided_choice": _ABSENT,
     "guided_grammar": _ABSENT,
     "logprob_token_ids": ([],),
-    "use_beam_search": (False,),
-    "length_penalty": (1.0,),
     "allowed_token_ids": _ABSENT,
     "bad_words": ([],),
     "spaces_between_special_tokens": (True,),

@@ -6,10 +6,8 @@ use super::sequence::{Sequence, copy_tokens};
 use super::share::TokenBudget;
 use super::state::{PlannedRow, Scheduler, StarvedHead};
 use crate::batch::{Admitted, StepWriter};
+use crate::config::BLOCKS_PER_MARGIN_BLOCK;
 use crate::kv::BlockKey;
-
-/// Blocks of the pool per block of the least margin that an admission leaves available.
-const BLOCKS_PER_MARGIN_BLOCK: u32 = 64;
 
 impl Scheduler {
     /// Admits waiting sequences in order, until one cannot be. Those that had better wait for a prefix under way step
@@ -150,7 +148,13 @@ impl Scheduler {
         // Each fork soon needs a block of its own.
         let num_forks = self.requests[sequence.request as usize].num_slots() - 1;
         let least = self.config.num_blocks.div_ceil(BLOCKS_PER_MARGIN_BLOCK) as usize;
-        let margin = (least.max(self.running.len()) as u64) << sequence.num_preemptions.min(32);
+        // The other beams wait for this one with all that they hold: nothing else may end before.
+        let num_doublings = if sequence.is_beam {
+            0
+        } else {
+            sequence.num_preemptions.min(32)
+        };
+        let margin = (least.max(self.running.len()) as u64) << num_doublings;
         let num_needed = u64::from(num_new) + u64::from(num_forks) + margin;
         if num_needed <= u64::from(self.pool.num_available()) {
             return true;

@@ -99,7 +99,16 @@ impl Scheduler {
                 )
             };
             self.note_outcome(Outcome::Failed);
-            self.end_with_error(id, &Arc::from(message), deltas);
+            if self.sequences[id as usize].is_beam {
+                let request = self.sequences[id as usize].request;
+                self.fail_request(request, &Arc::from(message), deltas);
+            } else {
+                self.end_with_error(id, &Arc::from(message), deltas);
+            }
+            return;
+        }
+        if sequence.is_beam {
+            self.land_beam(id, position, outputs, deltas);
             return;
         }
         sequence.outputs.push(token);
@@ -227,6 +236,7 @@ impl Scheduler {
             error: None,
             prompt_logprobs: None,
             pooled: None,
+            cumulative_logprob: None,
         };
         if sequence.prompt_results.is_some() {
             self.tell_results(id, &mut delta);

@@ -49,7 +49,7 @@ impl Scheduler {
         deltas
     }
 
-    fn fail_request(&mut self, request: u32, message: &Arc<str>, deltas: &mut Deltas) {
+    pub(super) fn fail_request(&mut self, request: u32, message: &Arc<str>, deltas: &mut Deltas) {
         for index in 0..self.requests[request as usize].members.len() {
             let member = self.requests[request as usize].members.get(index).copied();
             if let Some(id) = member.filter(|&id| id != NO_SEQUENCE) {

@@ -2,7 +2,7 @@
 
 use super::prompt_results::PromptResults;
 use super::request::{NO_SEQUENCE, Request, RequestSpec};
-use super::sequence::{NO_SLOT, Place, Rank, Sequence};
+use super::sequence::{NO_SLOT, Place, Rank, Sequence, TOLD};
 use super::state::{Running, Scheduler};
 use crate::batch::flags;
 use crate::delta::FinishReason;
@@ -69,6 +69,7 @@ impl Scheduler {
         };
         sequence.decoder = decoder;
         sequence.gathered = spec.final_only.then(Box::default);
+        sequence.is_beam = spec.beam_search.is_some();
         if index == 0 {
             sequence.prompt_results = PromptResults::new(spec);
         }
@@ -138,7 +139,10 @@ impl Scheduler {
         sequence.place = Place::Queued;
         sequence.num_preemptions += 1;
         self.queue.push(sequence.rank, id);
-        let request = sequence.request as usize;
+        let (request, index) = (sequence.request as usize, sequence.rank.index);
+        if let Some(beams) = &mut self.requests[request].beams {
+            beams.forget_candidates(index);
+        }
         let mut num_preempted = 1;
         if !self.requests[request].forked {
             for index in 1..self.requests[request].members.len() {
@@ -175,6 +179,7 @@ impl Scheduler {
         sequence.num_registered = 0;
         sequence.num_hit = 0;
         sequence.shares_tail = false;
+        sequence.first_stale = TOLD;
         sequence.admission = 0;
         // From the tail, so that it is evicted before the prefix it needs.
         while let Some(block) = sequence.table.pop() {

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::beams::Beams;
 use crate::kv::BlockKey;
-use crate::request::Pooling;
+use crate::request::{BeamSearch, Pooling};
 use crate::text::StopSet;
 
 /// Columns of the sampler, as the slab carries them.
@@ -87,6 +88,7 @@ pub(crate) struct RequestSpec {
     /// Top log-probabilities of each prompt token; -1 = none.
     pub(crate) num_prompt_logprobs: i32,
     pub(crate) pooling: Option<Pooling>,
+    pub(crate) beam_search: Option<BeamSearch>,
     pub(crate) sampling: Sampling,
     pub(crate) stopping: Stopping,
 }
@@ -113,6 +115,7 @@ impl RequestSpec {
             has_seed: true,
             num_prompt_logprobs: -1,
             pooling: None,
+            beam_search: None,
             sampling: Sampling::default(),
             stopping: Stopping::default(),
         }
@@ -130,6 +133,8 @@ pub(crate) struct Request {
     pub(crate) forked: bool,
     /// Set at the first admission.
     pub(crate) queue_s: Option<f64>,
+    /// Where its sequences are beams.
+    pub(super) beams: Option<Box<Beams>>,
 }
 
 impl Request {
@@ -138,6 +143,9 @@ impl Request {
             num_live: spec.num_sequences,
             forked: spec.num_sequences == 1,
             members: Vec::with_capacity(spec.num_sequences as usize),
+            beams: spec
+                .beam_search
+                .map(|search| Beams::new(search, spec.num_sequences)),
             spec,
             queue_s: None,
         }

@@ -1,5 +1,6 @@
 //! One step: who gets tokens, and blocks for them.
 
+use super::sequence::TOLD;
 use super::share::{Candidate, TokenBudget};
 use super::state::{PlannedRow, Scheduler};
 use crate::batch::{StepWriter, score_capacity};
@@ -29,6 +30,9 @@ impl Scheduler {
             self.emit(step, &plan, step_id);
             self.counters.num_steps = step_id;
         }
+        for source in self.scratch.copied.drain(..) {
+            self.pool.release(source);
+        }
         plan.clear();
         self.scratch.plan = plan;
         Ok(has_rows.then_some(step_id))
@@ -54,7 +58,10 @@ impl Scheduler {
             position += 1;
             let sequence = &self.sequences[running.sequence as usize];
             let num_owed = sequence.num_owed().min(budget.limit_of(sequence));
-            if num_owed == 0 || !self.secure_block(running.sequence, step) {
+            if num_owed == 0
+                || !self.tell_table(running.sequence, step)
+                || !self.secure_block(running.sequence, step)
+            {
                 continue;
             }
             is_streaming |=
@@ -89,8 +96,11 @@ impl Scheduler {
             let index = (sequence.num_computed / self.config.block_size) as usize;
             let is_shared = match sequence.table.get(index) {
                 None => false,
-                Some(_) if !sequence.shares_tail => return true,
-                Some(block) if !self.pool.is_shared(block) => {
+                Some(block) if !sequence.shares_tail || !self.pool.is_shared(block) => {
+                    if sequence.first_stale != TOLD {
+                        step.push_delta(sequence.slot, index as u32, block.id());
+                        sequence.first_stale = TOLD;
+                    }
                     sequence.shares_tail = false;
                     return true;
                 }
@@ -106,6 +116,7 @@ impl Scheduler {
                 continue;
             };
             step.push_delta(sequence.slot, index as u32, block.id());
+            sequence.first_stale = TOLD;
             if is_shared {
                 // The source stays held until the step is planned: only siblings share it, they come next to each
                 // other in order of importance, and the last of them keeps it instead of copying. So no block is
@@ -113,7 +124,12 @@ impl Scheduler {
                 sequence.shares_tail = false;
                 step.push_cow(sequence.table[index].id(), block.id());
                 let source = std::mem::replace(&mut sequence.table[index], block);
-                self.pool.release(source);
+                if sequence.is_beam {
+                    // Beams of several tails lie between one another, so it is held until the step is planned.
+                    self.scratch.copied.push(source);
+                } else {
+                    self.pool.release(source);
+                }
             } else {
                 sequence.table.push(block);
             }

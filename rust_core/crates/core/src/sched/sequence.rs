@@ -35,6 +35,9 @@ pub(crate) const NO_SLOT: u32 = u32::MAX;
 /// No front.
 pub(crate) const NO_FRONT: u32 = u32::MAX;
 
+/// The device knows the whole block table.
+pub(crate) const TOLD: u32 = u32::MAX;
+
 /// State of one sequence.
 ///
 /// ```text
@@ -54,6 +57,10 @@ pub(crate) struct Sequence {
     /// `flags` bits that its samples set in the header, without the one for `min_tokens`.
     pub(crate) flags: u32,
     pub(crate) num_logprobs: i32,
+    /// A beam: its next token is known only when those of all beams are.
+    pub(crate) is_beam: bool,
+    /// First entry of the block table that the device does not know; `TOLD` for none.
+    pub(crate) first_stale: u32,
     /// Whether the block it writes next may be held by a sibling too.
     pub(crate) shares_tail: bool,
     /// Blocks of the table that were looked at for making them findable.
@@ -96,6 +103,8 @@ impl Sequence {
             min_tokens: 0,
             flags: 0,
             num_logprobs: -1,
+            is_beam: false,
+            first_stale: TOLD,
             shares_tail: false,
             num_registered: 0,
             front: NO_FRONT,
@@ -152,6 +161,9 @@ impl Sequence {
     pub(crate) fn num_owed(&self) -> u32 {
         if self.max_tokens == 0 {
             return self.num_prompt - self.num_computed;
+        }
+        if self.is_beam && self.num_pending > 0 {
+            return 0;
         }
         if self.outputs.len() as u32 + self.num_pending >= self.max_tokens {
             return 0;

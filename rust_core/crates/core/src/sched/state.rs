@@ -13,7 +13,7 @@ use super::snapshot::RecentSteps;
 use super::waiters::Waiters;
 use crate::batch::SlabLayout;
 use crate::config::CoreConfig;
-use crate::kv::{BlockKey, BlockPool, BuildKeyBits, PrefixHasher};
+use crate::kv::{BlockKey, BlockPool, BlockRef, BuildKeyBits, PrefixHasher};
 use crate::text::Vocabulary;
 use crate::trace::Outcome;
 
@@ -88,6 +88,8 @@ pub(super) struct Scratch {
     pub(super) wanting: Vec<Candidate>,
     pub(super) hits: Vec<u32>,
     pub(super) block: Vec<i32>,
+    /// Blocks that the step being planned copies, held until it is.
+    pub(super) copied: Vec<BlockRef>,
     pub(super) spare_steps: Vec<LaunchedStep>,
 }
 
