@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 
 from oneloop import BeamSearchParams, SamplingParams
+from oneloop.engine.beam_search import beam_search_output
 from oneloop.errors import RequestError
 
 EOS = 257
@@ -98,10 +101,6 @@ def test_texts_that_end(eager_twin, make_llm, length_penalty, early_stopping):
 
 def run_with_stop(llm, prompts, params, stop):
     """LLM.beam_search with a stop id, which vLLM's parameters do not have."""
-    from dataclasses import replace
-
-    from oneloop.engine.beam_search import beam_search_output
-
     engine = llm._thread.engine
     sampling = replace(params.as_sampling(), stop_token_ids=[stop])
 
@@ -128,7 +127,12 @@ def test_a_starved_pool_and_preemptions(twin, make_llm, prefix_caching):
     """Beams that are preempted are computed again and waited for; every law holds after every call of the core."""
     params = BeamSearchParams(beam_width=4, max_tokens=60, ignore_eos=True)
     prompts = [prompt_of(30, seed) for seed in range(6)]
-    sizes = {"num_gpu_blocks_override": 34, "max_model_len": 128, "max_num_seqs": 16, "max_num_batched_tokens": 48}
+    sizes = {
+        "num_gpu_blocks_override": 34,
+        "max_model_len": 128,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 48,
+    }
     with make_llm(**sizes, enable_prefix_caching=prefix_caching) as llm:
         engine = llm._thread.engine
         core = engine._assembly.core
@@ -136,8 +140,6 @@ def test_a_starved_pool_and_preemptions(twin, make_llm, prefix_caching):
 
         async def run():
             nonlocal num_audits
-            from oneloop.engine.beam_search import beam_search_output
-
             samples = [
                 await engine.submit(
                     prompt_of(25, 50 + seed), SamplingParams(temperature=0, max_tokens=80, ignore_eos=True)
@@ -148,8 +150,6 @@ def test_a_starved_pool_and_preemptions(twin, make_llm, prefix_caching):
                 await engine.submit(prompt, params.as_sampling(), final_only=True) for prompt in prompts
             ]
             gone = await engine.submit(prompt_of(30, 77), params.as_sampling(), final_only=True)
-            import asyncio
-
             waiting = asyncio.gather(*(beam_search_output(stream, engine.tokenizer) for stream in streams))
             while not waiting.done():
                 core.audit()
@@ -206,7 +206,9 @@ async def test_over_http(server, twin):
             streamed[choice["index"]] += choice["text"]
     assert streamed == decoded
     messages = [{"role": "user", "content": "x"}]
-    status, reply = await server.post("/v1/chat/completions", messages=messages, use_beam_search=True, n=2, max_tokens=5)
+    status, reply = await server.post(
+        "/v1/chat/completions", messages=messages, use_beam_search=True, n=2, max_tokens=5
+    )
     assert status == 200, reply
     for changes, param in [
         ({"temperature": 0.5}, "temperature"), ({"logprobs": 1}, "logprobs"), ({"stop": "x"}, "stop"), ({"n": 25}, "n"),

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from oneloop import SamplingParams
+from oneloop.engine.embedding import embedding_output
+from oneloop.engine.pooling import pooling_params
 from oneloop.errors import RequestError
 
 
@@ -46,9 +48,6 @@ def test_beside_answers(twin, make_llm):
 
         async def both():
             stream = await thread_engine.submit(prompt_of(30), params)
-            from oneloop.engine.embedding import embedding_output
-            from oneloop.engine.pooling import pooling_params
-
             pooled = await thread_engine.submit(prompt_of(50, 9), pooling_params("mean"))
             vector = await embedding_output(pooled, normalize=True)
             return await stream.all_deltas(), vector

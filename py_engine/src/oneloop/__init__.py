@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from oneloop.errors import ConfigError, ModelError, RequestError
 
 __all__ = [
-    "LLM", "AsyncEngine", "BeamSearchParams", "CompletionOutput", "ConfigError", "ModelError", "RequestError", "RequestOutput",
-    "SamplingParams", "__version__",
+    "LLM", "AsyncEngine", "BeamSearchParams", "CompletionOutput", "ConfigError", "ModelError", "RequestError",
+    "RequestOutput", "SamplingParams", "__version__",
 ]  # fmt: skip
 __version__ = "0.1.0"
 

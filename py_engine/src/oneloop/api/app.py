@@ -13,8 +13,8 @@ from oneloop.api.errors import SERVER_NAME, bad_request, error_response, told
 from oneloop.api.framing import framing_fault
 from oneloop.api.handlers.chat import chat_completions
 from oneloop.api.handlers.completions import completions
-from oneloop.api.handlers.embeddings import embeddings
 from oneloop.api.handlers.debug import scheduler, stacks
+from oneloop.api.handlers.embeddings import embeddings
 from oneloop.api.handlers.health import health
 from oneloop.api.handlers.metrics import metrics
 from oneloop.api.handlers.models import list_models, show_model

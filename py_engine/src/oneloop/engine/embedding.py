@@ -34,7 +34,7 @@ class EmbeddingRequestOutput:
 
 
 def vector_of(pooled: bytes, *, normalize: bool) -> npt.NDArray[Any]:
-    """[hidden_size] float32. pooled: as the core tells it. normalize: divide by the Euclidean length, where it has one."""
+    """[hidden_size] float32. pooled: as the core tells it. normalize: divide by its Euclidean length, unless 0."""
     vector = np.frombuffer(pooled, np.float32)
     length = float(np.linalg.norm(vector.astype(np.float64))) if normalize else 0.0
     return vector if length == 0.0 else (vector / length).astype(np.float32)

@@ -128,9 +128,8 @@ class SamplingParams:
             raise RequestError("stop", "stop strings need detokenize=True")
         return resolved
 
-
     def _checked_for_beams(self) -> SamplingDefaults:
-        """The defaults of beams, which sample nothing. RequestError naming a field that asks for what they do not do."""
+        """The defaults of beams, which sample nothing. RequestError naming a field that asks for something else."""
         neutral: Mapping[str, tuple[Any, ...]] = {
             "temperature": (None, 0, 1), "top_p": (None, 1), "top_k": (None, 0, -1), "min_p": (None, 0),
             "repetition_penalty": (None, 1), "presence_penalty": (0,), "frequency_penalty": (0,), "min_tokens": (0,),
@@ -150,8 +149,8 @@ class BeamSearch:
     length_penalty: float = 1.0
     """Log-probabilities are divided by the length to this power, -10 … 10: above 0 longer texts are preferred."""
     early_stopping: bool | Literal["never"] = False
-    """Once n texts are finished: True: end; False: end when the best open one, as it is, is no better; "never": end only
-    when none can become better."""
+    """Once n texts are finished: True: end; False: end when the best open one, as it is, is no better; "never":
+    end only when none can become better."""
 
     def checked(self) -> tuple[float, Literal["heuristic", "always", "never"]]:
         """As the core takes it. RequestError naming the field."""

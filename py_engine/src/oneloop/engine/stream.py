@@ -47,8 +47,10 @@ class RequestStream:
 
     __slots__ = (
         "_final_only", "_is_relayed", "_last_token_at", "_metrics", "_on_end", "_on_news", "_pending", "_relay",
-        "_unsent", "_waiter", "_wakes_at_end", "cumulative_logprobs", "finish_reason", "handle", "num_cached_tokens", "num_generated_tokens",
-        "num_sequences", "pooled", "prompt", "prompt_logprobs", "prompt_token_ids", "request_id", "times",
+        "_unsent", "_waiter", "_wakes_at_end", "cumulative_logprobs", "finish_reason",
+        "handle", "num_cached_tokens", "num_generated_tokens",
+        "num_sequences", "pooled", "prompt", "prompt_logprobs", "prompt_token_ids",
+        "request_id", "times",
     )  # fmt: skip
 
     def __init__(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Scores(NamedTuple):
-    """Of n prompt tokens, on the device. Columns as the slab's: the token itself, then the likeliest; unused ones are 0.
+    """Of n prompt tokens, on the device. Columns as the slab's: the token, then the likeliest; unused ones are 0.
 
     ranks: [n] int32. token_ids: [n, LOGPROB_COLUMNS] int32. logprobs: the same in float32.
     """

@@ -37,15 +37,14 @@ async def embeddings(request: web.Request) -> web.StreamResponse:
     streams: list[RequestStream] = []
     try:
         for prompt in prompts:
-            streams.append(
-                await state.engine.submit(
-                    prompt,
-                    asked.params,
-                    request_id=request[REQUEST_ID],
-                    priority=asked.scheduling.priority,
-                    cache_salt=asked.scheduling.cache_salt,
-                )
+            stream = await state.engine.submit(
+                prompt,
+                asked.params,
+                request_id=request[REQUEST_ID],
+                priority=asked.scheduling.priority,
+                cache_salt=asked.scheduling.cache_salt,
             )
+            streams.append(stream)  # at once: what is queued must be ended if the next is refused
         data = [await _entry(state, asked, index, stream) for index, stream in enumerate(streams)]
     finally:
         abort_all(streams)

@@ -1,4 +1,4 @@
-"""Results of prompts on a GPU: computed from a step's hidden states, copied into the pinned slab ahead of its publishing.
+"""Results of prompts on a GPU: computed from a step's hidden states, copied into the pinned slab, then published.
 
 Few requests want any: plain torch, launched kernel by kernel. Nothing waits for the device; counts and ranges are read
 from the slab on the host, indices and ids from its copy on the device.

@@ -57,12 +57,12 @@ enum Choice {
 }
 
 impl Beams {
-    pub(super) fn new(search: BeamSearch, num_beams: u32) -> Box<Self> {
-        Box::new(Self {
+    pub(super) fn new(search: BeamSearch, num_beams: u32) -> Self {
+        Self {
             search,
             states: vec![BeamState::default(); num_beams as usize],
             finished: Vec::new(),
-        })
+        }
     }
 
     /// The beam's next tokens are unknown again.

@@ -145,7 +145,7 @@ impl Request {
             members: Vec::with_capacity(spec.num_sequences as usize),
             beams: spec
                 .beam_search
-                .map(|search| Beams::new(search, spec.num_sequences)),
+                .map(|search| Box::new(Beams::new(search, spec.num_sequences))),
             spec,
             queue_s: None,
         }
