@@ -4,8 +4,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use oneloop_core::{CoreConfig, NUM_LOGPROB_COLUMNS, SlabLayout, SubmitRequest};
+use oneloop_core::{CoreConfig, SlabLayout, SubmitRequest};
 
+use super::outputs::write_outputs;
 use super::prompt_results;
 use super::reference::{bias_columns, empty_prefix, extend_prefix, sample};
 use super::slab::Slab;
@@ -118,6 +119,12 @@ struct Row {
     is_bad: bool,
 }
 
+impl Row {
+    fn first_index(&self) -> i32 {
+        self.last_token_index + 1 - self.tokens.len() as i32
+    }
+}
+
 /// How a step goes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Fate {
@@ -216,11 +223,8 @@ impl Device {
             "admitted_banned_start",
             "admitted_history_start",
         ];
-        let num_starts = if slab.count("num_admitted") == 0 {
-            0
-        } else {
-            slab.count("num_admitted") + 1
-        };
+        let num_admitted = slab.count("num_admitted");
+        let num_starts = num_admitted + usize::from(num_admitted > 0);
         let counted = [
             ("token_ids", "num_tokens"),
             ("row_slot", "num_rows"),
@@ -478,15 +482,12 @@ impl Device {
 
     fn write_prompt_results(&self, slab: &mut Slab, rows: &[Row], oracle: &Oracle) {
         prompt_results::write(slab, |index| {
-            let row = rows.iter().find(|row| {
-                let first = row.last_token_index + 1 - row.tokens.len() as i32;
-                (first..=row.last_token_index).contains(&index)
-            });
+            let mut rows = rows.iter();
+            let row = rows.find(|row| index <= row.last_token_index && index >= row.first_index());
             let row = row.expect("a result of no row");
+            let position = row.start + (index - row.first_index()) as usize;
             let truth = &oracle.truths[&self.slots[row.slot].owner.unwrap()];
-            let position =
-                row.start as i32 + row.tokens.len() as i32 - 1 - (row.last_token_index - index);
-            (!row.is_bad).then(|| truth.prefixes[position as usize])
+            (!row.is_bad).then(|| truth.prefixes[position])
         });
     }
 
@@ -580,24 +581,4 @@ fn check_columns(slab: &Slab, entry: usize, request: &SubmitRequest) {
         float("admitted_top_p").to_bits(),
         (request.top_p as f32).to_bits()
     );
-}
-
-/// Rank and log-probabilities that the tests can recompute from the token.
-pub(crate) fn fake_logprobs(token: i32, column: usize, vocab_size: u32) -> (i32, i32, f32) {
-    let id = (token as usize + column) % vocab_size as usize;
-    (1 + token % 5, id as i32, -(column as f32) - token as f32)
-}
-
-fn write_outputs(slab: &mut Slab, tokens: &[i32], vocab_size: u32) {
-    slab.array_mut::<i32>("output_token")[..tokens.len()].copy_from_slice(tokens);
-    for (position, &token) in tokens.iter().enumerate() {
-        slab.array_mut::<i32>("output_rank")[position] = fake_logprobs(token, 0, vocab_size).0;
-        for column in 0..NUM_LOGPROB_COLUMNS {
-            let (_, id, value) = fake_logprobs(token, column, vocab_size);
-            slab.array_mut::<i32>("output_logprob_token")
-                [position * NUM_LOGPROB_COLUMNS + column] = id;
-            slab.array_mut::<f32>("output_logprob")[position * NUM_LOGPROB_COLUMNS + column] =
-                value;
-        }
-    }
 }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use oneloop_core::text::Vocabulary;
 use oneloop_core::{Core, CoreConfig, Delta, Deltas, FinishReason, StopReason, SubmitRequest};
 
-use super::device::{Device, Fate, Oracle, fake_logprobs};
+use super::device::{Device, Fate, Oracle};
+use super::outputs::fake_logprobs;
 use super::prompt_results;
 use super::reference::{bias_columns, sample};
 use super::slab::Slab;

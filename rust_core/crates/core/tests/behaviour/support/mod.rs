@@ -2,6 +2,7 @@
 
 pub(crate) mod device;
 pub(crate) mod driver;
+pub(crate) mod outputs;
 pub(crate) mod prompt_results;
 pub(crate) mod reference;
 pub(crate) mod rng;
