@@ -14,10 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from oneloop.api.replies import Choice
-    from oneloop.engine.logprobs import LogprobsEncoder
+    from oneloop.engine.logprobs import LogprobsEncoder, PromptLogprobs
     from oneloop.engine.stream import RequestStream
     from oneloop.tokenize.tokenizer import Tokenizer
-    from oneloop_core import PromptLogprobs
 
 
 @dataclass(frozen=True, slots=True)

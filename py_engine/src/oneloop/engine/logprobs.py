@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from oneloop_core import LogprobsEncoder
+from oneloop_core import LogprobsEncoder, PromptLogprobs
 
 if TYPE_CHECKING:
     from oneloop.engine.params import ResolvedParams
     from oneloop.tokenize.tokenizer import Tokenizer
 
-__all__ = ["LogprobsEncoder", "make_encoders"]
+__all__ = ["LogprobsEncoder", "PromptLogprobs", "make_encoders"]
 
 
 def make_encoders(
