@@ -111,6 +111,17 @@ def run_with_stop(llm, prompts, params, stop):
     return llm._thread.run(run())
 
 
+def test_generate_tells_their_log_probabilities(twin, make_llm):
+    params = BeamSearchParams(beam_width=3, max_tokens=6, ignore_eos=True)
+    with make_llm() as llm:
+        (found,) = llm.beam_search({"prompt_token_ids": prompt_of(9)}, params)
+        (output,) = llm.generate({"prompt_token_ids": prompt_of(9)}, params.as_sampling())
+    for ours, theirs in zip(output.outputs, found.sequences, strict=True):
+        assert ours.token_ids == theirs.tokens[9:]
+        assert ours.cumulative_logprob == theirs.cum_logprob
+        assert ours.finish_reason == theirs.finish_reason
+
+
 def test_batched_chunked_and_beside_samples(eager_twin, make_llm):
     twin, stop = eager_twin
     params = BeamSearchParams(beam_width=3, max_tokens=20)

@@ -288,8 +288,7 @@ class AsyncEngine:
             output = self.output_builder(stream)
             async for deltas in stream:
                 output.add(deltas)
-                if (logprobs := stream.take_prompt_logprobs()) is not None:
-                    output.add_prompt(logprobs)
+                output.add_told_once(stream)
                 yield output.snapshot(stream.num_cached_tokens)
 
     def output_builder(self, stream: RequestStream) -> OutputBuilder:

@@ -295,8 +295,7 @@ class LLM:
                 output = engine.output_builder(stream)
                 async for deltas in stream:
                     output.add(deltas)
-                    if (logprobs := stream.take_prompt_logprobs()) is not None:
-                        output.add_prompt(logprobs)
+                output.add_told_once(stream)
                 done.put((index, output.snapshot(stream.num_cached_tokens)))
 
         try:

@@ -10,7 +10,7 @@ from oneloop.errors import GenerationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from oneloop_core import PromptLogprobs
+    from oneloop.engine.stream import RequestStream
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -168,9 +168,13 @@ class OutputBuilder:
             if logprobs is not None:
                 self._add_logprobs(output, logprobs)
 
-    def add_prompt(self, logprobs: PromptLogprobs) -> None:
-        """Take in what is said of the prompt."""
-        self._prompt_logprobs = [None, *(self._entry(token) for token in logprobs.tokens())]
+    def add_told_once(self, stream: RequestStream) -> None:
+        """Take in what a stream tells beside its deltas: of the prompt, and of texts that beam search found."""
+        logprobs = stream.take_prompt_logprobs()
+        if logprobs is not None:
+            self._prompt_logprobs = [None, *(self._entry(token) for token in logprobs.tokens())]
+        for index, logprob in stream.cumulative_logprobs.items():
+            self._outputs[index].cumulative_logprob = logprob
 
     def snapshot(self, num_cached_tokens: int) -> RequestOutput:
         """Everything so far, independent of what is added later."""
