@@ -176,20 +176,20 @@ impl Delta {
     /// Of the prompt's tokens, where asked for; only in the first delta of the request's sequence 0.
     #[getter]
     fn prompt_logprobs(&self) -> Option<PromptLogprobs> {
-        let inner = self.entry().prompt_logprobs.clone()?;
+        let inner = self.entry().told.as_ref()?.prompt_logprobs.clone()?;
         Some(PromptLogprobs { inner })
     }
 
     /// Of a text that beam search found.
     #[getter]
     fn cumulative_logprob(&self) -> Option<f64> {
-        self.entry().cumulative_logprob
+        self.entry().told.as_ref()?.cumulative_logprob
     }
 
     /// The pooled hidden state, 32-bit floats in the machine's order, where asked for.
     #[getter]
     fn pooled<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
-        let values = self.entry().pooled.as_ref()?;
+        let values = self.entry().told.as_ref()?.pooled.as_ref()?;
         let bytes: Vec<u8> = values
             .iter()
             .flat_map(|value| value.to_ne_bytes())

@@ -136,6 +136,7 @@ impl Beams {
 
 impl Scheduler {
     /// The candidates of a beam have come. One that has lost its slot meanwhile is computed again.
+    #[cold]
     pub(super) fn land_beam(
         &mut self,
         id: u32,
@@ -268,11 +269,9 @@ impl Scheduler {
 
     /// Tells the device the blocks that a beam took over, but for the one it writes next. False where the slab has no
     /// room for them now.
+    #[cold]
     pub(super) fn tell_table(&mut self, id: u32, step: &mut StepWriter<'_>) -> bool {
         let sequence = &mut self.sequences[id as usize];
-        if sequence.first_stale == TOLD {
-            return true;
-        }
         let next = sequence.num_computed / self.config.block_size;
         let stale = sequence.first_stale..next.min(sequence.table.len() as u32);
         // What is left serves the running rows: at most two entries each.
@@ -326,7 +325,7 @@ impl Scheduler {
         deltas.token_ids.extend_from_slice(&beam.tokens);
         let mut delta = self.new_delta(id, mark, deltas);
         delta.logprobs = None;
-        delta.cumulative_logprob = Some(beam.logprob);
+        delta.told.get_or_insert_default().cumulative_logprob = Some(beam.logprob);
         delta.stop_reason = stop_reason.then_some(StopReason::Token(last));
         let reason = if is_stopped {
             FinishReason::Stop

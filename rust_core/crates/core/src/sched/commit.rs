@@ -234,9 +234,7 @@ impl Scheduler {
             num_cached_tokens: sequence.num_cached_tokens,
             queue_s,
             error: None,
-            prompt_logprobs: None,
-            pooled: None,
-            cumulative_logprob: None,
+            told: None,
         };
         if sequence.prompt_results.is_some() {
             self.tell_results(id, &mut delta);

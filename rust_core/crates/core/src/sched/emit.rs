@@ -65,7 +65,9 @@ impl Scheduler {
         if end / self.config.block_size > sequence.num_registered {
             self.register_blocks(id, end, launched.step_id);
         }
-        self.emit_results(id, (start, end), step, launched);
+        if self.sequences[id as usize].prompt_results.is_some() {
+            self.emit_results(id, (start, end), step, launched);
+        }
         if is_last {
             let sequence = &self.sequences[id as usize];
             let (request, is_first) = (sequence.request, end == sequence.num_prompt);

@@ -119,7 +119,7 @@ impl PromptResults {
         }
     }
 
-    fn vector(&self, num_prompt: u32) -> Arc<[f32]> {
+    fn vector(&self, num_prompt: u32) -> Vec<f32> {
         let num_tokens = match self.pooling {
             Some(Pooling::Mean) => f64::from(num_prompt),
             _ => 1.0,
@@ -131,6 +131,7 @@ impl PromptResults {
 
 impl Scheduler {
     /// The row that was just written computes the sequence's tokens `[start, end)`: what is wanted of them.
+    #[cold]
     pub(super) fn emit_results(
         &mut self,
         id: u32,
@@ -210,6 +211,7 @@ impl Scheduler {
     }
 
     /// Hands the complete results over to a delta.
+    #[cold]
     pub(super) fn tell_results(&mut self, id: u32, delta: &mut Delta) {
         let sequence = &mut self.sequences[id as usize];
         let num_prompt = sequence.num_prompt;
@@ -217,9 +219,10 @@ impl Scheduler {
             .prompt_results
             .take_if(|results| results.is_complete(num_prompt));
         if let Some(results) = complete {
-            delta.pooled = results.pooling.map(|_| results.vector(num_prompt));
+            let told = delta.told.get_or_insert_default();
+            told.pooled = results.pooling.map(|_| results.vector(num_prompt));
             if results.num_top >= 0 {
-                delta.prompt_logprobs = Some(Arc::new(results.logprobs));
+                told.prompt_logprobs = Some(Arc::new(results.logprobs));
             }
         }
     }

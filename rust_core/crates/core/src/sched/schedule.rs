@@ -57,16 +57,21 @@ impl Scheduler {
         while let Some(&running) = self.running.get(position) {
             position += 1;
             let sequence = &self.sequences[running.sequence as usize];
-            let num_owed = sequence.num_owed().min(budget.limit_of(sequence));
+            let (mut num_owed, is_scored) = (sequence.num_owed(), sequence.is_scored());
+            if is_scored {
+                num_owed = num_owed.min(budget.limit_of(sequence));
+            }
             if num_owed == 0
-                || !self.tell_table(running.sequence, step)
+                || sequence.first_stale != TOLD && !self.tell_table(running.sequence, step)
                 || !self.secure_block(running.sequence, step)
             {
                 continue;
             }
             is_streaming |=
                 num_owed == 1 && self.sequences[running.sequence as usize].is_streaming();
-            budget.reserve_scores(&self.sequences[running.sequence as usize], num_owed);
+            if is_scored {
+                budget.reserve_scores(&self.sequences[running.sequence as usize], num_owed);
+            }
             let num_tokens = budget.take(1);
             if num_owed > 1 {
                 budget.want(Candidate {

@@ -69,7 +69,9 @@ pub(crate) fn write(slab: &mut Slab, prefix: impl Fn(i32) -> Option<u64>) {
 pub(crate) fn check(request: &SubmitRequest, delta: &Delta, is_first: bool) {
     let prefixes = prefixes(request);
     let is_due = is_first && delta.index == 0;
-    let scored = delta.prompt_logprobs.as_ref();
+    let told = delta.told.as_ref();
+    let scored = told.and_then(|told| told.prompt_logprobs.as_ref());
+    let pooled = told.and_then(|told| told.pooled.as_ref());
     assert_eq!(
         scored.is_some(),
         is_due && request.prompt_logprobs.is_some()
@@ -88,8 +90,8 @@ pub(crate) fn check(request: &SubmitRequest, delta: &Delta, is_first: bool) {
             }
         }
     }
-    assert_eq!(delta.pooled.is_some(), is_due && request.pooling.is_some());
-    if let (Some(pooled), Some(pooling)) = (&delta.pooled, request.pooling) {
+    assert_eq!(pooled.is_some(), is_due && request.pooling.is_some());
+    if let (Some(pooled), Some(pooling)) = (pooled, request.pooling) {
         let expected = (0..HIDDEN_SIZE).map(|number| match pooling {
             Pooling::Last => hidden(*prefixes.last().unwrap(), number),
             Pooling::Mean => {
@@ -100,7 +102,7 @@ pub(crate) fn check(request: &SubmitRequest, delta: &Delta, is_first: bool) {
                 (sum / prefixes.len() as f64) as f32
             }
         });
-        assert_eq!(pooled.to_vec(), expected.collect::<Vec<_>>());
+        assert_eq!(*pooled, expected.collect::<Vec<_>>());
     }
 }
 
