@@ -323,7 +323,7 @@ impl Scheduler {
             let _ = decoder.flush(&mut deltas.text);
         }
         deltas.token_ids.extend_from_slice(&beam.tokens);
-        let mut delta = self.new_delta(id, mark, deltas);
+        let mut delta = self.last_delta(id, mark, deltas);
         delta.logprobs = None;
         delta.told.get_or_insert_default().cumulative_logprob = Some(beam.logprob);
         delta.stop_reason = stop_reason.then_some(StopReason::Token(last));

@@ -127,6 +127,9 @@ impl Scheduler {
             }
         };
         let mut delta = self.new_delta(id, mark, deltas);
+        if self.sequences[id as usize].prompt_results.is_some() {
+            self.tell_results(id, &mut delta);
+        }
         if let Some(ending) = ending {
             let reason = self.describe(id, ending, &mut delta);
             delta.finish_reason = Some(reason);
@@ -214,7 +217,8 @@ impl Scheduler {
     }
 
     /// A delta of what was appended since `mark`.
-    pub(super) fn new_delta(&mut self, id: u32, mark: Mark, deltas: &Deltas) -> Delta {
+    #[inline]
+    fn new_delta(&mut self, id: u32, mark: Mark, deltas: &Deltas) -> Delta {
         let sequence = &mut self.sequences[id as usize];
         let queue_s = if std::mem::replace(&mut sequence.has_reported, true) {
             None
@@ -223,7 +227,7 @@ impl Scheduler {
         };
         let now = deltas.mark();
         let has_logprobs = sequence.num_logprobs >= 0 && now.tokens > mark.tokens;
-        let mut delta = Delta {
+        Delta {
             request: sequence.rank.arrival,
             index: sequence.rank.index,
             text: mark.text..now.text,
@@ -235,10 +239,14 @@ impl Scheduler {
             queue_s,
             error: None,
             told: None,
-        };
-        if sequence.prompt_results.is_some() {
-            self.tell_results(id, &mut delta);
         }
+    }
+
+    /// As `new_delta`, with what is said of the prompt: for sequences that end otherwise than with a sampled token.
+    #[cold]
+    pub(super) fn last_delta(&mut self, id: u32, mark: Mark, deltas: &Deltas) -> Delta {
+        let mut delta = self.new_delta(id, mark, deltas);
+        self.tell_results(id, &mut delta);
         delta
     }
 

@@ -204,7 +204,7 @@ impl Scheduler {
             return;
         }
         let mark = deltas.mark();
-        let mut delta = self.new_delta(id, mark, deltas);
+        let mut delta = self.last_delta(id, mark, deltas);
         delta.finish_reason = Some(FinishReason::Length);
         self.end_sequence(id, FinishReason::Length);
         deltas.entries.push(delta);

@@ -159,13 +159,15 @@ impl Sequence {
     /// Tokens to compute before the next one can be sampled; 0 when every token it may get is known or on its way.
     #[inline]
     pub(crate) fn num_owed(&self) -> u32 {
-        if self.max_tokens == 0 {
-            return self.num_prompt - self.num_computed;
+        if self.outputs.len() as u32 + self.num_pending >= self.max_tokens {
+            // Without output tokens the prompt is computed all the same, for its results.
+            return if self.max_tokens == 0 {
+                self.num_prompt - self.num_computed
+            } else {
+                0
+            };
         }
         if self.is_beam && self.num_pending > 0 {
-            return 0;
-        }
-        if self.outputs.len() as u32 + self.num_pending >= self.max_tokens {
             return 0;
         }
         self.num_tokens() - self.num_computed
