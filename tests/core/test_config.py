@@ -18,6 +18,7 @@ def test_defaults_and_properties() -> None:
         "max_num_seqs": 256,
         "max_num_batched_tokens": 2048,
         "mixed_step_tokens": None,
+        "hidden_size": 0,
         "max_model_len": 2048,
         "vocab_size": 1000,
         "enable_prefix_caching": True,
@@ -63,9 +64,12 @@ def test_the_layout_is_aligned_and_dense() -> None:
         end = item.offset + item.length * sizes[item.dtype]
     assert layout.num_bytes - 64 < end <= layout.num_bytes
     outputs = [item.name for item in layout.fields if layout.input_bytes <= item.offset < layout.mask_offset]
-    assert outputs == ["output_token", "output_rank", "output_logprob_token", "output_logprob"]
+    assert outputs == [
+        "output_token", "output_rank", "output_logprob_token", "output_logprob", "score_rank", "score_logprob_token",
+        "score_logprob", "pooled",
+    ]  # fmt: skip
     masks = [(item.name, item.length) for item in layout.fields if item.offset >= layout.mask_offset]
     rows, words = GOOD.get("max_num_seqs", 256), -(-GOOD["vocab_size"] // 32)
     assert masks == [("mask_header", 8), ("sample_mask_row", rows), ("mask_word", rows * words)]
     assert layout.header["step_id"] == 0
-    assert len(set(layout.header.values())) == len(layout.header) == 23
+    assert len(set(layout.header.values())) == len(layout.header) == 26

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from oneloop.api.encoder import EventEncoder
+    from oneloop.api.prompt_logprobs import PromptScores
     from oneloop.api.protocol.sampling import Scheduling, StreamOptions
     from oneloop.api.replies import Logprobs, Told, Usage
     from oneloop.api.state import ApiState, TextState
@@ -47,6 +48,8 @@ class Job:
     """One per prompt, once they are queued."""
     told: Told | None = None
     """What the reply tells of tokens."""
+    prompt_scores: PromptScores | None = None
+    """What a whole one shows of its prompts' log-probabilities."""
 
 
 class Prepare(Protocol):

@@ -14,10 +14,12 @@ from oneloop.api.protocol.sampling import (
     StreamOptions,
     check_sampling,
     read_n,
+    read_prompt_logprobs,
     read_sampling,
     read_scheduling,
     read_stream_options,
 )
+from oneloop.api.protocol.structured import read_structured
 from oneloop.parsers.engine import PROMPT_END_CHARS
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,96}")
 _PARAMS = "sampling_params"
 PASSED_ON = (
     "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-    "allowed_token_ids", "bad_words", "prompt_logprobs", "logprob_token_ids", "thinking_token_budget",
+    "allowed_token_ids", "bad_words", "logprob_token_ids", "thinking_token_budget",
 )  # fmt: skip
 """What a request says of the generation in words that every route has: /render hands it on as it was said."""
 
@@ -70,8 +72,8 @@ def read_generate(members: Mapping[str, Any], limits: Limits, defaults: Sampling
     parts = ChatParts() if original is None else read_chat_parts(Fields(original, "chat_request."))
     if fields.given("features") is not None:
         raise fields.refuse("features", "is not supported: this model reads text")
-    params = _read_params(fields, limits, defaults)
     stream = read_stream_options(fields)
+    params = _read_params(fields, stream, limits, defaults)
     # the rest of what /render writes, for whoever sends its reply back as it is
     for name in ("prompt_text", "token_offsets", "prompt_token_ids"):
         fields.given(name)
@@ -92,14 +94,19 @@ def read_generate(members: Mapping[str, Any], limits: Limits, defaults: Sampling
     )
 
 
-def _read_params(fields: Fields, limits: Limits, defaults: SamplingDefaults) -> ResolvedParams:
+def _read_params(
+    fields: Fields, stream: StreamOptions, limits: Limits, defaults: SamplingDefaults
+) -> ResolvedParams:
     """`sampling_params`, as the other routes have them at the top; what is left open is as in chat."""
     inner = fields.inner(fields.object(_PARAMS) or {}, _PARAMS)
+    grammar, _ = read_structured(inner)
     asked = read_sampling(
         inner,
         n=read_n(inner, 1, limits),
         max_tokens=inner.integer("max_tokens"),
         logprobs=inner.integer("logprobs"),
+        prompt_logprobs=read_prompt_logprobs(inner, stream),
+        grammar=grammar,
     )
     inner.flag("detokenize", True)  # output_mode says it
     unsupported.refuse_unsupported(inner, unsupported.COMPLETION)
@@ -110,7 +117,8 @@ _NAMES = {
     name: f"{_PARAMS}.{name}"
     for name in (
         "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-        "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids", "logprobs", "logit_bias",
+        "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids", "logprobs", "prompt_logprobs", "logit_bias",
+        "length_penalty",
     )
 }  # fmt: skip
 
@@ -135,6 +143,16 @@ def sampling_wire(params: ResolvedParams) -> dict[str, Any]:
         "include_stop_str_in_output": params.include_stop_str_in_output,
         "skip_special_tokens": params.skip_special_tokens,
         "logprobs": params.logprobs,
+        "prompt_logprobs": params.prompt_logprobs,
         "logit_bias": {str(token): bias for token, bias in params.logit_bias},
+        **_beams_wire(params),
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _beams_wire(params: ResolvedParams) -> dict[str, Any]:
+    if params.beam_search is None:
+        return {}
+    length_penalty, ends = params.beam_search
+    early_stopping = "never" if ends == "never" else ends == "always"
+    return {"use_beam_search": True, "length_penalty": length_penalty, "early_stopping": early_stopping}

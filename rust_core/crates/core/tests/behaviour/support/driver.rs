@@ -8,7 +8,9 @@ use oneloop_core::{Core, CoreConfig, Delta, Deltas, FinishReason, StopReason, Su
 
 use super::constraints::{Next, Verdict, judge, next};
 use super::device::{Device, Fate, Logits, Oracle};
-use super::reference::{bias_columns, fake_logprobs, sample};
+use super::outputs::fake_logprobs;
+use super::prompt_results;
+use super::reference::{bias_columns, sample};
 use super::slab::Slab;
 
 /// Tokens of the test vocabulary: each is one letter.
@@ -99,6 +101,8 @@ pub(crate) struct Coverage {
     pub(crate) num_over: u64,
     /// Sequences whose constraints failed.
     pub(crate) num_broken: u64,
+    /// Requests that ended with what is said of their prompt.
+    pub(crate) num_without_tokens: u64,
 }
 
 impl Coverage {
@@ -124,6 +128,7 @@ impl Coverage {
         self.num_held_steps += seen.num_held_steps;
         self.num_over += seen.num_over;
         self.num_broken += seen.num_broken;
+        self.num_without_tokens += seen.num_without_tokens;
     }
 }
 
@@ -222,7 +227,7 @@ impl Bench {
         self.coverage.num_deferring_steps += u64::from(self.core.num_deferred() > 0);
         let may_be_bad = self.in_flight.iter().any(|step| step.fails);
         let fate = Fate { fails, may_be_bad };
-        let logits = self.device.forward_step(&slab, &mut self.oracle, fate);
+        let logits = self.device.forward_step(&mut slab, &mut self.oracle, fate);
         let waits = slab.header("masks_wait") == 1;
         assert!(!waits || slab.header("num_masked") > 0);
         let mut step = InFlight {
@@ -446,6 +451,15 @@ impl Bench {
         }
         assert!(!failed, "a failed step brought a token");
         assert_eq!(delta.queue_s.is_some(), reported.tokens.is_empty());
+        prompt_results::check(request, delta, reported.tokens.is_empty());
+        if prompt_results::is_whole_answer(request, delta) {
+            assert!(deltas.token_ids(delta).is_empty() && deltas.text(delta).is_empty());
+            reported.finish = delta.finish_reason;
+            self.num_ended[1] += 1;
+            self.coverage.num_without_tokens += 1;
+            self.oracle.forget(id);
+            return;
+        }
         let &[token] = deltas.token_ids(delta) else {
             panic!("a delta without its token")
         };

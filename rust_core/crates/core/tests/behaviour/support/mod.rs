@@ -3,6 +3,8 @@
 pub(crate) mod constraints;
 pub(crate) mod device;
 pub(crate) mod driver;
+pub(crate) mod outputs;
+pub(crate) mod prompt_results;
 pub(crate) mod reference;
 pub(crate) mod rng;
 pub(crate) mod slab;
