@@ -54,6 +54,9 @@ def test_cases_of_a_kernel_stand_side_by_side():
                 row(decode, "qwen06b 32x1k", 38.5, 0.9, target=share, reached=True),
                 row("prefill attention", "llama8b 1x8k", 1234.5, 0.66, ceiling="bf16"),
                 row("prefill attention", "llama8b 1x8k", 1300.0, 0.62, way="torch flash", ceiling="bf16"),
+                row("sampling", "penalties drawn flat", 101.0, 0.19),
+                row("sampling", "penalties flat", 70.0, 0.27),
+                row("sampling", "penalties drawn steep", 102.0, 0.19),
                 row("sampling", "top_p flat", 130.0, 0.2, target={"us": 100.0}, reached=False),
                 row("sampling", "top_p steep", 65.0, 0.3, target={"us": 100.0}, reached=True),
             ]
@@ -68,6 +71,8 @@ def test_cases_of_a_kernel_stand_side_by_side():
     ) in text
     assert "| prefill attention, llama8b, torch flash | 1x8k | 1,300 | 62% of bf16 | – | – |" in text
     assert "| sampling, top_p | flat / steep | 130 / 65.0 | 20% / 30% of read | ≤ 100 µs | +30% / ✓ |" in text
+    assert "| sampling, penalties drawn | flat / steep | 101 / 102 | 19% / 19% of read | – | – |" in text
+    assert "| sampling, penalties | flat | 70.0 | 27% of read | – | – |" in text
 
 
 def test_linear_maps_stand_beside_cublas():

@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_shown_as_far_as_it_is_known(llama8b, capsys):
 @pytest.mark.parametrize(
     ("options", "context", "batches"),
     [
-        (["--max-model-len", "auto"], 1024, ["1", "8", "32", "34"]),
+        (["--max-model-len", "auto"], 1024, ["1", "8", "32", "33"]),
         (["--max-model-len", "512"], 512, ["1", "8", "32", "68"]),
         (["--max-model-len", "512", "--max-num-seqs", "8"], 512, ["1", "8"]),
     ],

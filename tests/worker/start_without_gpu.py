@@ -32,24 +32,31 @@ SPEC = ModelSpec(
 )  # fmt: skip
 
 
-def make_runner(vocab_size: int, max_num_seqs: int, step_tokens: int) -> gpu_runner.GpuModelRunner:
-    spec = replace(SPEC, vocab_size=vocab_size)
+def make_runner(
+    vocab_size: int,
+    max_num_seqs: int,
+    step_tokens: int,
+    *,
+    spec: ModelSpec = SPEC,
+    block_size: int = BLOCK_SIZE,
+) -> gpu_runner.GpuModelRunner:
+    spec = replace(spec, vocab_size=vocab_size)
     settings = {
-        "num_gpu_blocks_override": NUM_BLOCKS, "block_size": BLOCK_SIZE, "max_model_len": MAX_MODEL_LEN,
+        "num_gpu_blocks_override": NUM_BLOCKS, "block_size": block_size, "max_model_len": MAX_MODEL_LEN,
         "device": "cpu",
         "max_num_seqs": max_num_seqs, "max_num_batched_tokens": step_tokens,
     }  # fmt: skip
     memory = DeviceMemory(total=1 << 36, free=1 << 36)
     core = Core(
         CoreConfig(
-            num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_num_seqs=max_num_seqs, vocab_size=vocab_size,
+            num_blocks=NUM_BLOCKS, block_size=block_size, max_num_seqs=max_num_seqs, vocab_size=vocab_size,
             max_num_batched_tokens=step_tokens, max_model_len=MAX_MODEL_LEN,
         ),
         Vocabulary([b""] * vocab_size),
     )  # fmt: skip
     return gpu_runner.GpuModelRunner(
-        build_model(spec, torch.bfloat16, torch.device("cpu")),
-        plan_memory(spec, "bfloat16", EngineConfig.from_flat(settings), memory),
+        build_model(spec, getattr(torch, spec.dtype), torch.device("cpu")),
+        plan_memory(spec, spec.dtype, EngineConfig.from_flat(settings), memory),
         core.layout,
         [HostSlab(core.layout, pinned=False) for _ in range(NUM_SLABS)],
         max_num_seqs=max_num_seqs,

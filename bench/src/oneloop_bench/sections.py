@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ GAP_US: Final = 10.0
 MIB: Final = 1 << 20
 _GEMM: Final = "GEMM"
 _OURS: Final = "oneloop"
+_SIZE: Final = re.compile(r" (\d.*|\S+)$")
+"""Of a case's name, what those of one line differ in: from its first number on, or else its last word."""
 
 
 def rows_of(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -39,11 +42,11 @@ def kernels(results: Results) -> str:
 
 
 def _families(rows: Sequence[Results]) -> str:
-    """A line per family, first word of the case and way; the rest of the cases' names side by side."""
+    """A line per family, beginning of the case's name and way; the ends of the names side by side."""
     lines: dict[tuple[str, str, str], list[Results]] = {}
     for row in rows:
         if row["family"] != _GEMM:
-            lines.setdefault((row["family"], row["case"].split(" ")[0], row["way"]), []).append(row)
+            lines.setdefault((row["family"], _SIZE.sub("", row["case"]), row["way"]), []).append(row)
     head = ("kernel", "cases", "µs", "share of the ceiling", "to reach", "reached")
     return rows_of(head, [_family(key, found) for key, found in lines.items()]) if lines else ""
 

@@ -9,7 +9,7 @@ import os
 from contextlib import contextmanager
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import torch
 
@@ -25,30 +25,44 @@ INTERPRETED: Final[bool] = os.environ.get("TRITON_INTERPRET") == "1"
 
 _PDL_CAPABILITY: Final = 9
 """Compute capability (major) from which a kernel may begin while the one before it ends."""
-_STAND_IN_SMS: Final = 6
-"""Multiprocessors assumed where there is no GPU: few, since the interpreter runs programs one after another."""
+
+
+class Card(NamedTuple):
+    """What kernels are chosen by. generation: compute capability (major); num_sms: multiprocessors."""
+
+    name: str
+    generation: int
+    num_sms: int
+
+
+_STAND_IN: Final = Card("", 0, 6)
+"""Where there is no GPU: few multiprocessors, since the interpreter runs programs one after another."""
 
 
 @cache
 def pdl_supported(device: torch.device) -> bool:
     """Whether kernels on the device are launched with programmatic dependent launch (PDL)."""
-    if INTERPRETED or device.type != "cuda":
-        return False
-    return torch.cuda.get_device_capability(device)[0] >= _PDL_CAPABILITY
+    return not INTERPRETED and generation(device) >= _PDL_CAPABILITY
+
+
+@cache
+def generation(device: torch.device) -> int:
+    """Compute capability (major) of the device: 9 is Hopper. On a CPU 0."""
+    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else _STAND_IN.generation
 
 
 @cache
 def num_sms(device: torch.device) -> int:
     """Multiprocessors of the device; on a CPU a stand-in."""
     if device.type != "cuda":
-        return _STAND_IN_SMS
+        return _STAND_IN.num_sms
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 @cache
 def card_name(device: torch.device) -> str:
     """The GPU's name as torch gives it; on a CPU nothing."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else _STAND_IN.name
 
 
 def of_card(name: str, tuned: Mapping[str, T]) -> T | None:

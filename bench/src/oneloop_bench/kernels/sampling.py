@@ -54,7 +54,7 @@ CASES: Final[dict[str, tuple[dict[str, float], ...]]] = {
     "mixture": ({}, {"top_k": 50}, {"top_p": 0.9}, {"top_k": 40, "top_p": 0.95}, {"min_p": 0.05}),
     "logprobs": ({"temperature": 0.0, "num_logprobs": 20},),
     "penalties": ({"temperature": 0.0, "presence_penalty": 0.5, "penalized": 1},),
-    "penalties, drawn": ({"presence_penalty": 0.5, "penalized": 1},),
+    "penalties drawn": ({"presence_penalty": 0.5, "penalized": 1},),
 }
 """Parameters of the rows, taken in turn."""
 STEEP_TOO: Final = ("temperature", "top_p", "mixture", "min_p")

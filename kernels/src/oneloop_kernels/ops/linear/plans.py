@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from oneloop_kernels.launch import card_name, num_sms, of_card
+from oneloop_kernels.launch import card_name, generation, num_sms, of_card
 from oneloop_kernels.ops.linear import NUM_TICKETS
 
 if TYPE_CHECKING:
@@ -309,4 +309,4 @@ def _out_size(shape: Shape) -> int:
 @cache
 def can_stream(device: torch.device) -> bool:
     """Whether the device runs `triton.stream`: other generations have other tensor core instructions."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == _HOPPER
+    return generation(device) == _HOPPER

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 import triton
 
-from oneloop_kernels.launch import INTERPRETED, num_sms, pdl_options
+from oneloop_kernels.launch import INTERPRETED, card_name, num_sms, pdl_options
 from oneloop_kernels.ops.paged_attention.triton import hopper
 from oneloop_kernels.ops.paged_attention.triton.configs import config_for
 from oneloop_kernels.ops.paged_attention.triton.decode import decode_kernel
@@ -57,8 +57,7 @@ class TritonAttention:
         self._pdl = dict(pdl_options(device))
         dim = triton.next_power_of_2(max(16, shape.head_dim))
         if config is None:
-            name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-            config = config_for(name, dtype.itemsize, dim, shape.num_heads // shape.num_kv_heads)
+            config = config_for(card_name(device), dtype.itemsize, dim, shape.num_heads // shape.num_kv_heads)
         self.config = config
         self._group = shape.num_heads // shape.num_kv_heads
         self._group_rows = triton.next_power_of_2(self._group)

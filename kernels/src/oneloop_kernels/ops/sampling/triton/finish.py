@@ -150,6 +150,8 @@ def finish_kernel(
     if not is_bad:
         kinds = kinds_of_row(row_edited_ptr, mask_row_ptr, row, EDITS, MASKS)
         if kinds != 0:
+            # Smaller tiles: no registers for whole ones.
+            HALF: tl.constexpr = (PASS_GROUPS + 1) // 2
             with_edits = edited_row(logits[0], edited_ptr, marks_ptr, row, slot, vocab_size)
             if MASKS:
                 with_edits = masked_row(with_edits, masks_ptr, mask_row_ptr, row, kinds, vocab_size)
@@ -157,7 +159,7 @@ def finish_kernel(
                 is_random, row, slot, output_index_ptr, floats, ints, seeds_ptr, groups_row, group_max_row,
                 group_sum_row, num_groups, candidate_logit, candidate_token,
                 with_edits, vocab_size,
-                TILE_GROUPS, PASS_GROUPS, PADDED_GROUPS,
+                TILE_GROUPS, HALF, PADDED_GROUPS,
             )  # fmt: skip
         else:
             token = _choose(

@@ -1,0 +1,156 @@
+"""Run as a program by test_kernels_on_hopper.py: everything that an H200 may be asked to launch, with nothing launched.
+
+Steps of models that differ in what kernels are chosen by; then what a step launches for other models only. Prints what
+the launches would compile: a JSON list of lines of oneloop_kernels.compiling.jobs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from contextlib import nullcontext
+from dataclasses import replace
+
+# The program beside this one: its folder is on the path.
+import start_without_gpu as start
+import torch
+
+from oneloop_kernels.ops.linear import NUM_TICKETS, LinearCall, Norm
+from oneloop_kernels.ops.linear.plans import FewRowsPlan, StreamPlan
+from oneloop_kernels.ops.paged_attention import DEVICE_ATTENTION, AttentionShape, AttentionStep
+from oneloop_kernels.ops.rope import ROPE, HeadNorms
+from oneloop_kernels.registry import TRITON, prefer
+from oneloop_kernels.testing.recorded import H200, record_compilations
+
+LLAMA = {"architecture": "LlamaForCausalLM", "qk_norm": False}
+BIASES = {"qkv_bias": True, "output_bias": True, "mlp_bias": True}
+MODELS = (
+    ("bfloat16", 16, {"hidden_size": 1024, "intermediate_size": 3072, "num_layers": 1}),  # tuned: Qwen 3 0.6B
+    ("bfloat16", 16, LLAMA | {"num_heads": 6, "num_kv_heads": 2, "head_dim": 80}),
+    (
+        "bfloat16",
+        16,
+        LLAMA | BIASES | {"hidden_size": 60, "intermediate_size": 100},
+    ),  # not for the copy engine
+    ("float16", 64, LLAMA | BIASES | {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64}),
+    ("float16", 8, {"num_heads": 4, "num_kv_heads": 4, "head_dim": 256}),
+    ("float32", 16, LLAMA | BIASES | {"num_heads": 8, "num_kv_heads": 1, "head_dim": 64}),
+)
+"""Type, block size, and in what the model differs from the program's."""
+CPU = torch.device("cpu")
+VOCAB_SIZE, MAX_NUM_SEQS, STEP_TOKENS = 256, 32, 1024
+
+
+def tensor(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """It has a shape and no memory."""
+    return torch.empty(sizes, dtype=dtype, device="meta")
+
+
+def launch_models() -> None:
+    for dtype, block_size, changes in MODELS:
+        spec = replace(start.SPEC, dtype=dtype, **changes)
+        runner = start.make_runner(VOCAB_SIZE, MAX_NUM_SEQS, STEP_TOKENS, spec=spec, block_size=block_size)
+        runner.warm_up()
+        start.launch_everything(runner)
+
+
+def launch_linear_maps() -> None:
+    """Every tuned plan, and those that no tuned shape has; with what may stand around the product."""
+    from oneloop_kernels.ops.linear.launches import planned
+    from oneloop_kernels.ops.linear.plans import TUNED
+
+    plans = {
+        (shape, most, plan)
+        for shape, choices in TUNED[H200.name].items()
+        for most, plan in choices
+        if plan is not None
+    }
+    for gated in (False, True):
+        plans.add(((512, 1024, gated), 16, StreamPlan(64, 128, 4)))
+        for use_dot, split in itertools.product((False, True), (1, 4)):
+            plans.add(((512, 4096, gated), 4, FewRowsPlan(use_dot, 64, 128, split, prefetch=512 * use_dot)))
+    for ((out_size, in_size, gated), num_tokens, plan), bias, norm in itertools.product(
+        sorted(plans, key=str), (False, True), (False, True)
+    ):
+        planned(
+            plan,
+            LinearCall(
+                tensor(num_tokens, in_size),
+                tensor(out_size, in_size),
+                tensor(out_size) if bias else None,
+                norm=Norm(tensor(in_size), 1e-6) if norm else None,
+                gated=gated,
+                residual=None if gated or norm else tensor(num_tokens, out_size),
+                tickets=tensor(NUM_TICKETS, dtype=torch.int32),
+            ),
+        ).run()
+
+
+def launch_heads() -> None:
+    """Every tuned plan of queries, keys and values by one kernel, with and without biases."""
+    from oneloop_kernels.ops.linear.heads import TUNED
+
+    ops = ROPE.resolve(CPU, torch.bfloat16)
+    angles = ops.angles(tensor(64, dtype=torch.float32), 1.0, torch.bfloat16)
+    for ((num_heads, num_kv_heads, in_size, norms), choices), bias in itertools.product(
+        TUNED[H200.name].items(), (False, True)
+    ):
+        for num_tokens, plan in choices:
+            out_size = (num_heads + 2 * num_kv_heads) * 128
+            done = ops.project_and_store(
+                LinearCall(
+                    tensor(num_tokens, in_size), tensor(out_size, in_size), tensor(out_size) if bias else None
+                ),
+                angles(tensor(num_tokens, dtype=torch.int64)),
+                HeadNorms(tensor(2, 128), 1e-6) if norms else None,
+                tensor(9, 2 * num_kv_heads, 16, 128).transpose(1, 2),
+                tensor(num_tokens, dtype=torch.int64),
+            )
+            assert (done is None) == (plan is None)
+
+
+def launch_attention() -> None:
+    """Windows, caps and sinks, which no model has yet."""
+    device, num_rows, num_tokens = torch.device("meta"), 16, 64
+    shapes = (
+        AttentionShape(8, 2, 128, 64, 0.1),
+        AttentionShape(8, 2, 128, 64, 0.1, sliding_window=128),
+        AttentionShape(8, 2, 128, 16, 0.1, sliding_window=128, soft_cap=30.0),
+    )
+    rows = tensor(num_rows + 1, dtype=torch.int32)
+    step = AttentionStep(rows, rows, rows, rows, rows, tensor(num_rows, 512, dtype=torch.int32))
+    for shape, has_sinks in itertools.product(shapes, (False, True)):
+        attention = DEVICE_ATTENTION.resolve(CPU, torch.bfloat16)(
+            shape, max_rows=num_rows, max_tokens=num_tokens, max_blocks_per_row=512, dtype=torch.bfloat16, device=device
+        )  # fmt: skip
+        for has_multi, may_share in itertools.product((False, True), (False, True)):
+            attention.plan(step, num_rows, num_tokens, has_multi, may_share=may_share).run(
+                tensor(num_tokens, shape.num_heads + 2 * shape.num_kv_heads, 128),
+                tensor(9, 2 * shape.num_kv_heads, shape.block_size, 128).transpose(1, 2),
+                tensor(num_tokens, shape.num_heads * 128),
+                tensor(shape.num_heads, dtype=torch.float32) if has_sinks else None,
+            )
+
+
+def launch_norms() -> None:
+    """With the residual, which a step on a GPU leaves to the linear map before it."""
+    from oneloop_kernels.ops.rms_norm.triton import rms_norm
+
+    for num_tokens, size in itertools.product((1, 8192), (1024, 4096)):
+        rms_norm(tensor(num_tokens, size), tensor(size), 1e-6, residual=tensor(num_tokens, size))
+
+
+def main() -> None:
+    recorded = record_compilations()
+    start.gpu_runner.compiling_ahead = lambda *_arguments: nullcontext()
+    with prefer(TRITON):
+        launch_models()
+        launch_linear_maps()
+        launch_heads()
+        launch_attention()
+        launch_norms()
+    print(json.dumps(sorted(set(recorded))))
+
+
+if __name__ == "__main__":
+    main()
