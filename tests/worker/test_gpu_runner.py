@@ -294,13 +294,14 @@ def test_masks(run):
 def test_results_of_prompts(run, models):
     """Log-probabilities and pooled states of prompts in chunks, beside requests that want none."""
     rng = random.Random(2)
-    prompts = [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for length in (1, 30, 17, 40, 9)]
+    prompts = [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for length in (1, 30, 17, 40, 9, 12)]
     options = [
         {"max_tokens": 0, "prompt_logprobs": 3},
         {"max_tokens": 3, "prompt_logprobs": 0, "ignore_eos": True, **GREEDY},
         {"max_tokens": 0, "pooling": "mean"},
         {"max_tokens": 4, "logprobs": 2, "ignore_eos": True, **GREEDY},
         {"max_tokens": 0, "pooling": "last"},
+        {"max_tokens": 3, "prompt_logprobs": 1, "ignore_eos": True, "allowed_token_ids": [1, 2, 3], **GREEDY},
     ]
     hidden_size = models[0].spec.hidden_size
     requests = list(zip(prompts, options, strict=True))
@@ -308,7 +309,7 @@ def test_results_of_prompts(run, models):
     assert gpu.texts == cpu.texts
     assert gpu.of_prompts.keys() == cpu.of_prompts.keys()
     assert gpu.pooled.keys() == cpu.pooled.keys()
-    assert [len(gpu.of_prompts), len(gpu.pooled)] == [2, 2]
+    assert [len(gpu.of_prompts), len(gpu.pooled)] == [3, 2]
     for handle, ours in gpu.of_prompts.items():
         theirs = cpu.of_prompts[handle]
         assert [rank for rank, _ in ours] == [rank for rank, _ in theirs]

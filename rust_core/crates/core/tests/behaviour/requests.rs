@@ -181,8 +181,8 @@ fn with_beams(request: &mut SubmitRequest) {
 
 #[test]
 fn what_binds_tokens_binds_no_beams() {
-    accepted(with_beams);
     type Change = fn(&mut SubmitRequest);
+    accepted(with_beams);
     let bindings: [(&str, Change); 4] = [
         ("grammar", |r| r.grammar = Some(Maze::shared(1))),
         ("allowed_token_ids", |r| {
