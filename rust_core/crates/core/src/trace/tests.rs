@@ -256,6 +256,7 @@ fn encoded(events: &[Event]) -> Vec<u8> {
 
 #[test]
 fn veiled_runs_are_replayed_exactly_and_hold_no_token() {
+    let (mut num_tokens, mut num_equal) = (0, 0);
     for seed in 1..20 {
         let events = recorded_run(seed);
         let bytes = encoded(&events);
@@ -269,7 +270,6 @@ fn veiled_runs_are_replayed_exactly_and_hold_no_token() {
         while let Some(event) = replay.advance().unwrap() {
             veiled.push(event);
         }
-        let (mut num_tokens, mut num_equal) = (0, 0);
         let mut compare = |ours: i32, theirs: i32| {
             num_tokens += 1;
             num_equal += usize::from(ours == theirs);
@@ -292,11 +292,12 @@ fn veiled_runs_are_replayed_exactly_and_hold_no_token() {
                 (a, b) => assert_eq!(a, b, "all but tokens is as it was"),
             }
         }
-        assert!(
-            num_tokens > 1000 && num_equal < num_tokens / 50,
-            "{num_equal} of {num_tokens}"
-        );
     }
+    // By chance one in as many as the vocabulary has; all runs together, as one alone may draw more than that.
+    assert!(
+        num_tokens > 19_000 && num_equal < num_tokens / 50,
+        "{num_equal} of {num_tokens}"
+    );
 }
 
 #[test]
