@@ -6,6 +6,7 @@ use std::collections::{HashMap, HashSet};
 
 use oneloop_core::{CoreConfig, SlabLayout, SubmitRequest};
 
+use super::columns::{check_columns, flags_of};
 use super::outputs::write_outputs;
 use super::prompt_results;
 use super::reference::{bias_columns, empty_prefix, extend_prefix, sample};
@@ -576,35 +577,4 @@ impl Device {
         assert!(has_dead || slab.header("flags") == expected_flags);
         write_outputs(slab, &tokens, vocab_size);
     }
-}
-
-fn flags_of(request: &SubmitRequest) -> i64 {
-    let penalties = (request.repetition_penalty - 1.0).abs() > 0.0;
-    i64::from(request.temperature > 0.0)
-        | i64::from(penalties) << 1
-        | i64::from(!request.logit_bias.is_empty()) << 2
-        | i64::from(request.logprobs.is_some()) << 4
-}
-
-fn check_columns(slab: &Slab, entry: usize, request: &SubmitRequest) {
-    let int = |name: &str| i64::from(slab.ints(name, entry + 1)[entry]);
-    let float = |name: &str| slab.array::<f32>(name, entry + 1)[entry];
-    assert_eq!(int("admitted_adapter"), i64::from(request.adapter));
-    assert_eq!(
-        int("admitted_num_prompt_tokens"),
-        request.prompt.len() as i64
-    );
-    assert_eq!(int("admitted_min_tokens"), request.min_tokens as i64);
-    assert_eq!(
-        int("admitted_num_logprobs"),
-        request.logprobs.map_or(-1, |logprobs| logprobs as i64)
-    );
-    assert_eq!(
-        float("admitted_temperature").to_bits(),
-        (request.temperature as f32).to_bits()
-    );
-    assert_eq!(
-        float("admitted_top_p").to_bits(),
-        (request.top_p as f32).to_bits()
-    );
 }
