@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from oneloop.engine.constraints import TokenConstraints
+from oneloop.engine.params import BeamSearch, SamplingParams
+from oneloop.errors import RequestError
+from oneloop_core import Grammar
+
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 GENERATE = "/inference/v1/generate"
@@ -40,6 +45,25 @@ async def test_what_binds_tokens_binds_no_beams(server, binding, param):
         status, reply = await server.post(path, **body, **BEAMS, **binding)
         assert (status, reply["error"]["param"]) == (400, param), reply
         assert "beam" in reply["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "constraints",
+    [
+        TokenConstraints(grammar=Grammar.from_automaton([{1: 0}])),
+        TokenConstraints(thinking_budget=3, thinking_end=(5,)),
+    ],
+    ids=["grammar", "thinking"],
+)
+async def test_what_a_format_binds_binds_no_beams(server, constraints):
+    """As a call that must come does, whatever route asked for it."""
+    params = SamplingParams(n=2, max_tokens=4, beam_search=BeamSearch())
+    with pytest.raises(RequestError, match="use_beam_search"):
+        await server.engine.submit(PROMPT, params, constraints=constraints)
+    stream = await server.engine.submit(PROMPT, params)
+    with pytest.raises(RequestError, match="beams"):
+        server.engine.end_thinking(stream.request_id, [5])
+    assert {delta.index for delta in await stream.all_deltas()} == {0, 1}
 
 
 async def test_scores_of_prompts_whose_answers_are_bound(server, twin):

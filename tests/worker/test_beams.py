@@ -1,4 +1,4 @@
-"""Beams, samples (many bound by constraints) and scored prompts together in a pool that is too small for them: what each gets does not change.
+"""Beams, samples (many of them bound) and scored prompts in a pool that is too small: what each gets does not change.
 
 Every call of the core is followed by its audit, and a step's block copies and table entries must not collide.
 """

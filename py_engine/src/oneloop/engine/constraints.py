@@ -25,5 +25,10 @@ class TokenConstraints:
     thinking_end: tuple[int, ...] = ()
     """What ends the thinking."""
 
+    @property
+    def binds(self) -> bool:
+        """Whether any token may be refused."""
+        return self.grammar is not None or self.thinking_budget is not None
+
 
 NO_CONSTRAINTS = TokenConstraints()
