@@ -158,6 +158,12 @@ def null_engine_type() -> Any:
     return null.NullEngine
 
 
+@pytest.fixture(scope="session")
+def byte_tokenizer() -> Any:
+    """Makes NullEngine's tokenizer; outside of event loops."""
+    return null.byte_tokenizer
+
+
 @pytest.fixture
 def rules() -> Any:
     """Module `event_rules`."""

@@ -28,6 +28,8 @@ from oneloop_core import StreamDecoder, Vocabulary
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from oneloop.engine.constraints import TokenConstraints
+
 BEGIN, END = 256, 257
 VOCAB_SIZE = 264
 MAX_MODEL_LEN = 256
@@ -62,7 +64,7 @@ class FakeTokenizer:
     def token_str(self, token_id: int) -> str:
         return self._pieces[token_id].decode(errors="replace")
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """A byte a token, but for the marks."""
         if not self.marks:
             return list(text.encode())
@@ -187,6 +189,7 @@ class FakeEngine:
         self.live: dict[int, RequestStream] = {}
         self.prompts: list[list[int]] = []
         """What it was asked."""
+        self.constraints: list[TokenConstraints | None] = []
         self.num_steps = 0
         self.generated = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -245,6 +248,7 @@ class FakeEngine:
         priority: int = 0,
         cache_salt: str = "",
         add_special_tokens: bool = True,
+        constraints: TokenConstraints | None = None,
     ) -> RequestStream:
         self.check_accepting()
         resolved = (params or SamplingParams()).resolve(
@@ -259,6 +263,7 @@ class FakeEngine:
             on_end=self._ended,
         )  # fmt: skip
         self.prompts.append(prompt)
+        self.constraints.append(constraints)
         self.metrics.submitted(stream, resolved)
         self.live[handle] = stream
         limit = room if resolved.max_tokens is None else resolved.max_tokens

@@ -42,9 +42,9 @@ _TEMPLATE = (
 )
 
 
-def byte_tokenizer() -> Tokenizer:
-    """Bytes as tokens. A plain prompt gets a begin token, a chat's does not."""
-    names = ["<|begin|>", "<|end|>"]
+def byte_tokenizer(template: str = _TEMPLATE, marks: Sequence[str] = ()) -> Tokenizer:
+    """Bytes as tokens. A plain prompt gets a begin token, a chat's does not. marks: at most six more tokens."""
+    names = ["<|begin|>", "<|end|>", *marks]
     backend = Backend(models.BPE(byte_letters(), []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -58,7 +58,7 @@ def byte_tokenizer() -> Tokenizer:
         special_ids=frozenset({BEGIN, END}),
         bos_token_id=BEGIN,
         eos_token_ids=(END,),
-        chat_template=ChatTemplate(_TEMPLATE, file="test", special_tokens={}),
+        chat_template=ChatTemplate(template, file="test", special_tokens={}),
     )
     return Tokenizer(backend, info)
 
@@ -113,7 +113,7 @@ class HeldExecutor(NullExecutor):
 class NullEngine(AsyncEngine):
     """The real engine. `paused` holds all steps while it is cleared; `submitted`: what it was asked.
 
-    tokens: what is "sampled", over and over.
+    tokens: what is "sampled", over and over, as far as masks allow it.
     """
 
     def __init__(
@@ -123,6 +123,7 @@ class NullEngine(AsyncEngine):
         tokens: Sequence[int] = (*TEXT.encode(), END),
         max_model_len: int = MAX_MODEL_LEN,
         num_blocks: int = 4096,
+        tokenizer: Tokenizer | None = None,
         **settings: Any,
     ) -> None:
         settings = {"executor": "null", "served_model_name": ("fake", "alias"), **settings}
@@ -136,7 +137,7 @@ class NullEngine(AsyncEngine):
             draw=tokens_of_text(tokens),
             pace=self.pace,
         )
-        super().__init__(config, executor=executor, tokenizer=TOKENIZER)
+        super().__init__(config, executor=executor, tokenizer=tokenizer or TOKENIZER)
         self.submitted: list[tuple[list[int], SamplingParams, int, str]] = []
 
     @property

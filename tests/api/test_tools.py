@@ -233,8 +233,8 @@ async def test_what_the_model_is_told(serve: Any, fake_engine_type: Any) -> None
 
 
 BAD = [
-    ({"tool_choice": "required"}, "tool_choice"),
-    ({"tool_choice": {"type": "function", "function": {"name": "get_time"}}}, "tool_choice"),
+    ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format"),
+    ({"thinking_token_budget": "long"}, "thinking_token_budget"),
     ({"tool_choice": {"type": "function", "function": {"name": "nope"}}}, "tool_choice"),
     ({"tool_choice": "maybe"}, "tool_choice"),
     ({"tool_choice": {"type": "function"}}, "tool_choice"),

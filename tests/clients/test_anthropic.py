@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import anthropic
@@ -70,6 +71,32 @@ def test_prefill(claude: anthropic.Anthropic) -> None:
     messages = [*FRANCE, {"role": "assistant", "content": "The capital of France is"}]
     reply: Any = claude.messages.create(**ask(messages=messages))
     assert "Paris" in reply.content[0].text
+
+
+KINDS = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["red", "green"]}},
+    "required": ["kind"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "paint"}])
+def test_calls_that_must_come(claude: anthropic.Anthropic, choice: Any) -> None:
+    tools: Any = [{"name": "paint", "input_schema": KINDS}]
+    choice = {**choice, "disable_parallel_tool_use": True}
+    with claude.messages.stream(**ask(max_tokens=100, tools=tools, tool_choice=choice)) as stream:
+        reply = stream.get_final_message()
+    (block,) = reply.content
+    assert (reply.stop_reason, block.type, block.name) == ("tool_use", "tool_use", "paint")
+    assert block.input["kind"] in ("red", "green")
+
+
+def test_a_form(claude: anthropic.Anthropic) -> None:
+    config = {"format": {"type": "json_schema", "schema": KINDS}}
+    extra = {"temperature": 1, "output_config": config}
+    reply: Any = claude.messages.create(**{**ask(max_tokens=100), "extra_body": extra})
+    assert json.loads(reply.content[0].text)["kind"] in ("red", "green")
 
 
 def test_errors(claude: anthropic.Anthropic, live: Any) -> None:

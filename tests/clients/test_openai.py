@@ -275,6 +275,25 @@ def test_structured_output(client: openai.OpenAI, stream: bool) -> None:
                 text_of(response_format=form)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "person"}}])
+def test_calls_that_must_come(client: openai.OpenAI, stream: bool, choice: Any) -> None:
+    """Whatever the model knows of tools."""
+    tools = [{"type": "function", "function": {"name": "person", "parameters": PERSON}}]
+    fields = ask(max_tokens=200, temperature=1.2, tools=tools, tool_choice=choice, parallel_tool_calls=False)
+    if stream:
+        with client.chat.completions.stream(**fields) as events:
+            made = events.get_final_completion().choices[0]
+    else:
+        made = client.chat.completions.create(**fields).choices[0]
+    (call,) = made.message.tool_calls or []
+    assert made.finish_reason == ("tool_calls" if choice == "required" else "stop")
+    assert call.function.name == "person"
+    person = json.loads(call.function.arguments)
+    assert list(person) == ["name", "age"]
+    assert 0 <= person["age"] <= 130
+
+
 def test_leaving_a_stream(client: openai.OpenAI, live: Any) -> None:
     stream = client.chat.completions.create(
         **ask(max_tokens=900, stream=True, extra_body={"ignore_eos": True})

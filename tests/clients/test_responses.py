@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -41,6 +42,27 @@ def test_streamed(client: openai.OpenAI) -> None:
     assert text == last.response.output_text == whole.output_text
     with client.responses.stream(**ask()) as stream:
         assert stream.get_final_response().output_text == text if last.type == "response.completed" else True
+
+
+KINDS = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["red", "green"]}},
+    "required": ["kind"],
+    "additionalProperties": False,
+}
+
+
+def test_forms_and_calls_that_must_come(client: openai.OpenAI) -> None:
+    form = {"type": "json_schema", "name": "kinds", "schema": KINDS, "strict": True}
+    reply = client.responses.create(**ask(max_output_tokens=100, text={"format": form}))
+    assert json.loads(reply.output_text)["kind"] in ("red", "green")
+    tools = [{"type": "function", "name": "paint", "parameters": KINDS, "strict": True}]
+    for choice in ("required", {"type": "function", "name": "paint"}):
+        fields = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
+        called: Any = client.responses.create(**ask(max_output_tokens=100, **fields))
+        (item,) = called.output
+        assert (called.status, item.type, item.name) == ("completed", "function_call", "paint")
+        assert json.loads(item.arguments)["kind"] in ("red", "green")
 
 
 def test_a_conversation(client: openai.OpenAI) -> None:

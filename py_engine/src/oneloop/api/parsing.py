@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from oneloop.api.errors import bad_request
+from oneloop.engine.constraints import MAX_MARKER_TOKENS, NO_CONSTRAINTS, UNLIMITED_THINKING, TokenConstraints
+from oneloop.engine.structured import GrammarSpec, json_text
+from oneloop.errors import RequestError
 from oneloop.parsers.engine import PROMPT_END_CHARS, make_parser
 from oneloop.parsers.events import (
     Content,
@@ -17,7 +20,7 @@ from oneloop.parsers.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from oneloop.parsers.forced import forced_format, forced_schema
+from oneloop.parsers.forced import NoObjectError, forced_format, forced_schema
 from oneloop.parsers.registry import reasoning_format, tool_format
 
 if TYPE_CHECKING:
@@ -45,6 +48,12 @@ class OutputFormats:
     tokenizer: Tokenizer
     shown_special_ids: tuple[int, ...]
     """Special tokens that are marks of these formats."""
+    thinking_start: tuple[int, ...]
+    """Tokens that open the thinking; empty where there is no such mark."""
+    thinking_end: tuple[int, ...]
+    """Tokens that end it; empty where there are none, or the end is more than a mark (gpt-oss)."""
+    ends_surely: bool
+    """Whether thinking_end is the only way in which thinking can end: one token, and no other markup does it."""
 
     @classmethod
     def choose(cls, config: ServerConfig, tokenizer: Tokenizer) -> OutputFormats:
@@ -57,12 +66,33 @@ class OutputFormats:
         shown = tuple(
             sorted(token for token in found if token is not None and token in tokenizer.special_ids)
         )
-        return cls(tools=tools, reasoning=reasoning, tokenizer=tokenizer, shown_special_ids=shown)
+        start: tuple[int, ...] = ()
+        end: tuple[int, ...] = ()
+        if reasoning is not None and reasoning.read_all is None:
+            start, end = (_marker(tokenizer, mark) for mark in (reasoning.start, reasoning.end))
+        return cls(
+            tools=tools,
+            reasoning=reasoning,
+            tokenizer=tokenizer,
+            shown_special_ids=shown,
+            thinking_start=start,
+            thinking_end=end,
+            ends_surely=len(end) == 1 and reasoning is not None and not reasoning.also_ends,
+        )
+
+
+def _marker(tokenizer: Tokenizer, mark: str) -> tuple[int, ...]:
+    """Its tokens; empty where they are too many."""
+    token = tokenizer.token_id(mark)
+    if token is not None:
+        return (token,)
+    ids = tuple(tokenizer.encode(mark, add_special_tokens=False)) if mark else ()
+    return ids if len(ids) <= MAX_MARKER_TOKENS else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parsing:
-    """How one request's replies are taken apart."""
+    """How one request's replies are held to their form, and taken apart."""
 
     formats: OutputFormats
     tools: ToolUse
@@ -70,46 +100,88 @@ class Parsing:
     is_thinking_on: bool | None
     prompt_end: str
     skip_special_tokens: bool
+    grammar: GrammarSpec | None
+    """What the text must be, behind the thinking."""
+    budget: int | None
+    """Tokens that the thinking may have."""
+    may_open: bool
+    """Whether the prompt may get a mark."""
+
+    def prompt(self, token_ids: list[int]) -> list[int]:
+        """The prompt; where the model is to think and its template leaves that to it, with the thinking opened."""
+        return [*token_ids, *self.formats.thinking_start] if self.opens_thinking else token_ids
 
     def shown(self, params: ResolvedParams) -> ResolvedParams:
-        """The same, with the marks left in the text that the parser must see."""
-        marks = self.formats.shown_special_ids
-        return replace(params, shown_special_ids=marks) if marks else params
+        """The same, held to the form, and with the marks left in the text that the parser must see."""
+        return replace(params, shown_special_ids=self.formats.shown_special_ids, grammar=self.grammar)
+
+    @property
+    def constraints(self) -> TokenConstraints:
+        """How long the model may think, and from where on the grammar holds: behind the thinking that is open, else
+        from the first token. Where the thinking could end unseen, it ends before it begins.
+        """
+        end = self.formats.thinking_end
+        if not self._is_open or not end:
+            return NO_CONSTRAINTS
+        budget = UNLIMITED_THINKING if self.budget is None else self.budget
+        if self.grammar is not None and not self.formats.ends_surely:
+            budget = 0
+        after = end if self.grammar is not None else ()
+        return TokenConstraints(grammar_after=after, thinking_budget=budget, thinking_end=end)
 
     def parser(self, usage: Usage) -> ReplyParser:
         """For one sequence. usage: is told of its tokens of thinking."""
         calls = self._calls()
+        formats = self.formats
+        reasoning = formats.reasoning if self._may_think else None
+        end: EndToken | None = None
+        if self.constraints.grammar_after and formats.ends_surely:
+            end = EndToken(formats.tokenizer, formats.thinking_end[0])
         parser = make_parser(
-            self.formats.reasoning,
+            reasoning,
             calls,
             self.tools.schemas if calls is not None else {},
-            prompt_end=self.prompt_end,
+            prompt_end=reasoning.start if reasoning is not None and self.opens_thinking else self.prompt_end,
             is_thinking_on=self.is_thinking_on,
+            is_end=None if end is None else end.is_end,
         )
-        return ReplyParser(self, parser, usage)
+        return ReplyParser(self, parser, usage, end)
 
     @property
-    def schema(self) -> Mapping[str, Any] | None:
-        """What the text must be held to, behind the thinking, so that the calls which are asked for come."""
-        tools = self.tools
-        if tools.choice not in ("required", "named"):
-            return None
-        return forced_schema(tools.schemas, tools.name, parallel=tools.parallel)
+    def opens_thinking(self) -> bool:
+        """Whether the prompt gets the mark that opens the thinking: it is wanted, and must be bounded on both sides."""
+        reasoning, is_on = self.formats.reasoning, self.is_thinking_on
+        if reasoning is None or not self.formats.thinking_start or is_on is False or not self.may_open:
+            return False
+        if reasoning.is_over(self.prompt_end) or reasoning.is_open(self.prompt_end, is_on):
+            return False
+        return self.budget is not None or (is_on is True and self.grammar is not None)
 
     @property
-    def thinking_end(self) -> str:
-        """The text that ends the thinking; "" where there is none in this reply."""
+    def _is_open(self) -> bool:
         reasoning = self.formats.reasoning
-        return "" if reasoning is None or reasoning.is_over(self.prompt_end) else reasoning.end
+        return self.opens_thinking or (
+            reasoning is not None and reasoning.is_open(self.prompt_end, self.is_thinking_on)
+        )
+
+    @property
+    def _may_think(self) -> bool:
+        """What is held to a form from its first token on is no thinking, whatever it looks like."""
+        return bool(self.constraints.thinking_end) or not _holds_all(self.grammar)
 
     def _calls(self) -> ToolFormat | None:
         match self.tools.choice:
             case "none":
                 return None
             case "auto":
-                return self.formats.tools
+                return None if _holds_all(self.grammar) else self.formats.tools
             case "required" | "named":
                 return forced_format(self.tools.name)
+
+
+def _holds_all(grammar: GrammarSpec | None) -> bool:
+    """Whether all of the answer is held to it; a structural tag leaves free text."""
+    return grammar is not None and grammar.kind != "structural_tag"
 
 
 def parsing_of(
@@ -121,10 +193,14 @@ def parsing_of(
     template_arguments: Mapping[str, Any],
     include_reasoning: bool = True,
     skip_special_tokens: bool = True,
+    grammar: GrammarSpec | None = None,
+    budget: int | None = None,
+    may_open: bool = True,
 ) -> Parsing | None:
     """None where a reply is plain text: the model has no known way of thinking, and no tools are offered.
 
     prompt: as rendered, its end says whether the thinking is open. continued: the turn that is to go on instead.
+    grammar: the form of the answer. budget: tokens that the thinking may have. may_open: whether `prompt()` is asked.
     ApiError (400) where the model cannot call, or cannot be made to.
     """
     if tools.choice != "none":
@@ -139,7 +215,23 @@ def parsing_of(
         is_thinking_on=bool(switches[0]) if switches else None,
         prompt_end=prompt[-PROMPT_END_CHARS:] if continued is None else _last_mark(formats, continued),
         skip_special_tokens=skip_special_tokens,
+        grammar=_form(tools) or grammar,
+        budget=budget,
+        may_open=may_open,
     )
+
+
+def _form(tools: ToolUse) -> GrammarSpec | None:
+    """What the text must be held to, so that the calls which are asked for come."""
+    if tools.choice not in ("required", "named"):
+        return None
+    try:
+        schema = forced_schema(tools.schemas, tools.name, parallel=tools.parallel)
+        return GrammarSpec(kind="json_schema", source=json_text("tools", schema), field="tools")
+    except NoObjectError as error:
+        raise bad_request("tools", f"tools: the parameters of {error.name} are no object.") from None
+    except RequestError as error:
+        raise bad_request("tools", error.message) from None
 
 
 def _last_mark(formats: OutputFormats, turn: str) -> str:
@@ -152,16 +244,17 @@ def _last_mark(formats: OutputFormats, turn: str) -> str:
 
 
 def _check_tools(formats: OutputFormats, tools: ToolUse) -> None:
-    if tools.choice in ("required", "named"):
-        # The one place that refuses what needs a grammar (Parsing.schema, behind Parsing.thinking_end).
-        raise bad_request(
-            "tool_choice", 'tool_choice can be "auto" or "none"; that a tool is called is not supported yet.'
-        )
-    if formats.tools is None:
+    if formats.tools is None and tools.choice == "auto":
         raise bad_request(
             "tools",
             "tools: this server knows no format of this model's tool calls; start it with --tool-call-parser (and "
             'without --no-enable-auto-tool-choice), or send tool_choice "none".',
+        )
+    reasoning = formats.reasoning
+    if tools.choice in ("required", "named") and reasoning is not None and reasoning.read_all is not None:
+        raise bad_request(
+            "tool_choice",
+            f'tool_choice can be "auto" or "none" with this model: calls of {reasoning.name} cannot be forced.',
         )
 
 
@@ -169,11 +262,15 @@ class ReplyParser:
     """One sequence: its events as the request wants them, its finish reason, its tokens of thinking."""
 
     __slots__ = (
-        "_counter", "_has_call", "_include_reasoning", "_is_named", "_parser", "_single", "_usage", "call_id",
+        "_counter", "_end", "_has_call", "_include_reasoning", "_is_named", "_parser", "_single", "_usage", "call_id",
     )  # fmt: skip
 
-    def __init__(self, parsing: Parsing, parser: StreamParser, usage: Usage) -> None:
+    def __init__(
+        self, parsing: Parsing, parser: StreamParser, usage: Usage, end: EndToken | None = None
+    ) -> None:
+        """end: what the parser asks, where the thinking ends with a token and not with whatever looks like it."""
         self._parser = parser
+        self._end = end
         self._usage = usage
         self._include_reasoning = parsing.include_reasoning
         self._single = not parsing.tools.parallel
@@ -194,6 +291,8 @@ class ReplyParser:
 
     def add(self, text: str, token_ids: Sequence[int], finish_reason: FinishReason | None) -> list[Event]:
         """What is certain with this text of these tokens; with a finish reason, all."""
+        if self._end is not None:
+            self._end.add(token_ids)
         events = self._parser.push(text) if text else []
         if finish_reason is not None:
             events += self._parser.finish()
@@ -234,6 +333,43 @@ class _CallIds:
             return start.id
         number = f"{random.getrandbits(128):032x}"
         return f"call_{number}" if self._format is None else self._format.call_id(number)
+
+
+class EndToken:
+    """Tells the token that ends the thinking from other tokens with the same text.
+
+    A grammar holds from that token on, and so must the answer begin there. Text comes with its tokens or after them.
+    """
+
+    __slots__ = ("_has_come", "_mark", "_num_asked", "_num_marks", "_tail", "_token", "_tokenizer")
+
+    def __init__(self, tokenizer: Tokenizer, token: int) -> None:
+        self._tokenizer = tokenizer
+        self._token = token
+        self._mark = tokenizer.token_bytes(token)
+        self._has_come = False
+        self._num_marks = 0
+        """Of the text up to the token, with its own."""
+        self._num_asked = 0
+        self._tail = b""
+
+    def add(self, token_ids: Sequence[int]) -> None:
+        """More tokens have come."""
+        for token in token_ids:
+            if self._has_come:
+                return
+            if token == self._token:
+                self._has_come = True
+                self._num_marks += 1
+            elif token < self._tokenizer.vocab_size:
+                data = self._tail + self._tokenizer.token_bytes(token)
+                self._num_marks += data.count(self._mark)
+                self._tail = data[1 - len(self._mark) :]
+
+    def is_end(self) -> bool:
+        """Whether the next mark in the text is the token."""
+        self._num_asked += 1
+        return self._has_come and self._num_asked == self._num_marks
 
 
 class ThinkingTokens:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from oneloop.api.errors import bad_request
 from oneloop.parsers.events import Content
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from oneloop.api.parsing import Parsing
     from oneloop.api.replies import Usage
@@ -54,11 +54,16 @@ def block_source(parsing: Parsing | None, usage: Usage) -> BlockSource:
 
 
 def end_thinking(state: ApiState, request_id: str) -> None:
-    """Let the live requests with this id go on as if their thinking were over. ApiError (400) where there is none."""
-    raise bad_request("action", "end_thinking: the output of this model has no thinking that could be ended.")
+    """Let the live requests with this id go on as if their thinking were over; nothing happens where it is.
 
-
-def check_format(wanted: Mapping[str, Any], param: str) -> None:
-    """Refuse a form of answers that cannot be held. ApiError (400). wanted: {"type": …}. param: the client's word."""
-    if wanted.get("type") != "text":
-        raise bad_request(param, f'{param} can be {{"type": "text"}}; another form is not supported yet.')
+    ApiError (400) where the model has no mark for it, or the prompt of none of them has opened the thinking.
+    """
+    end = state.formats.thinking_end
+    if not end:
+        raise bad_request(
+            "action", "end_thinking: the output of this model has no thinking that could be ended."
+        )
+    if not state.engine.end_thinking(request_id, end):
+        raise bad_request(
+            "action", "end_thinking: the prompt of this request has opened no thinking that could be ended."
+        )

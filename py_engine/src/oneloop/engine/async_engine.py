@@ -341,14 +341,15 @@ class AsyncEngine:
     def end_thinking(self, request_id: str, token_ids: Sequence[int]) -> bool:
         """Let the live requests with this id go on with these tokens, which end their thinking.
 
-        Tokens that are being sampled come before them. Nothing happens where the thinking has ended, as far as the
-        request's constraints tell.
+        Tokens that are being sampled come before them. Nothing happens where the thinking has ended.
 
-        False when there is no such request. RequestError for ids that are none.
+        False when there is no such request whose constraints say what ends its thinking. RequestError for ids that are
+        none.
         """
         assembly = self._loaded()
         check_token_ids("token_ids", token_ids, assembly.info.vocab_size)
-        handles = [stream.handle for stream in self._streams.values() if stream.request_id == request_id]
+        streams = [stream for stream in self._streams.values() if stream.request_id == request_id]
+        handles = [stream.handle for stream in streams if stream.ends_thinking]
         try:
             ended = [assembly.core.end_thinking(handle, token_ids) for handle in handles]
         except CoreRequestError as error:
@@ -437,6 +438,7 @@ class AsyncEngine:
             on_end=self._stream_ended,
             final_only=final_only,
             relay=self._relay,
+            ends_thinking=accepted.constraints.knows_thinking,
         )
         self._streams[handle] = stream
         self._without_streams.clear()

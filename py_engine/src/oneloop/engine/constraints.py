@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 MAX_MARKER_TOKENS = 64
 """Most tokens of a marker (the core's bound)."""
 
+UNLIMITED_THINKING = 2**31 - 1
+"""A budget that is never used up: the end of the thinking is looked for all the same, so that it can be told."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenConstraints:
@@ -29,6 +32,11 @@ class TokenConstraints:
     def binds(self) -> bool:
         """Whether any token may be refused."""
         return self.grammar is not None or self.thinking_budget is not None
+
+    @property
+    def knows_thinking(self) -> bool:
+        """Whether they say what ends the thinking, so that it can be ended from outside."""
+        return bool(self.thinking_end or self.grammar_after)
 
 
 NO_CONSTRAINTS = TokenConstraints()

@@ -23,10 +23,12 @@ class StreamParser:
 
     __slots__ = ("_out", "_scanner", "_steps")
 
-    def __init__(self, read: Callable[[Scanner], Steps[None]]) -> None:
-        """read: takes all of the text. Once it returns, what follows is content."""
+    def __init__(
+        self, read: Callable[[Scanner], Steps[None]], is_end: Callable[[], bool] | None = None
+    ) -> None:
+        """read: takes all of the text. Once it returns, what follows is content. is_end: as Scanner.is_end."""
         self._out = Output()
-        self._scanner = Scanner(self._out)
+        self._scanner = Scanner(self._out, is_end)
         self._steps: Steps[None] | None = read(self._scanner)
 
     def push(self, text: str) -> list[Event]:
@@ -80,11 +82,13 @@ def make_parser(
     *,
     prompt_end: str = "",
     is_thinking_on: bool | None = None,
+    is_end: Callable[[], bool] | None = None,
 ) -> StreamParser:
     """The parser of one sequence.
 
     calls: None where no calls are wanted. tools: the request's functions. prompt_end: the last characters of the prompt
     (PROMPT_END_CHARS are enough). is_thinking_on: what the client said, None for nothing.
+    is_end: as Scanner.is_end, for formats that have no other way to end it than one mark.
     """
     if reasoning is None:
         return StreamParser(lambda scanner: _read(scanner, None, calls, tools, False))
@@ -93,7 +97,7 @@ def make_parser(
         return StreamParser(lambda scanner: read_all(scanner, tools))
     thinking = None if reasoning.is_over(prompt_end) else reasoning
     is_open = reasoning.is_open(prompt_end, is_thinking_on)
-    return StreamParser(lambda scanner: _read(scanner, thinking, calls, tools, is_open))
+    return StreamParser(lambda scanner: _read(scanner, thinking, calls, tools, is_open), is_end)
 
 
 def _read(

@@ -21,19 +21,31 @@ _OF_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definition
 """Members that are objects of schemas, with names that mean nothing."""
 
 
+class NoObjectError(Exception):
+    """The schema of a function's parameters allows no object."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+        """Of the function."""
+
+
 def forced_schema(tools: Tools, name: str | None, *, parallel: bool) -> Mapping[str, Any]:
     """The schema of the whole text. name: of the function that is to be called; None: any of them.
 
-    References within a function's schema are led to its new place.
+    References within a function's schema are led to its new place. Parameters are objects, also where the schema does
+    not say so; NoObjectError where it says otherwise.
     """
     if name is not None:
-        return tools[name]
+        return _of_objects(name, tools[name])
     calls = [
         {
             "type": "object",
             "properties": {
                 "name": {"type": "string", "enum": [each]},
-                "parameters": _moved(schema, f"#/items/anyOf/{index}/properties/parameters"),
+                "parameters": _moved(
+                    _of_objects(each, schema), f"#/items/anyOf/{index}/properties/parameters"
+                ),
             },
             "required": ["name", "parameters"],
             "additionalProperties": False,
@@ -42,6 +54,15 @@ def forced_schema(tools: Tools, name: str | None, *, parallel: bool) -> Mapping[
     ]
     bound = {} if parallel else {"maxItems": 1}
     return {"type": "array", "minItems": 1, **bound, "items": {"anyOf": calls}}
+
+
+def _of_objects(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    kind = schema.get("type")
+    if kind == "object":
+        return schema
+    if kind is not None and not (type(kind) is list and "object" in kind):
+        raise NoObjectError(name)
+    return {**schema, "type": "object"}
 
 
 def forced_format(name: str | None) -> ToolFormat:

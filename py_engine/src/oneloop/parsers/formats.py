@@ -48,6 +48,8 @@ class ReasoningFormat(Format):
     """What ends the thinking: in a prompt, it is over; to end a running one, these are the tokens to go on with."""
     starts_open: bool = False
     """The model thinks at once, without a mark of its own, unless the prompt or the client says no."""
+    also_ends: bool = False
+    """Markup other than `end` ends the thinking as well."""
     read_all: Callable[[Scanner, Tools], Steps[None]] | None = None
     """For a format whose thinking and calls are of one piece: it reads all of the text, whatever the tool format."""
 

@@ -115,10 +115,12 @@ def _chain(atoms: Sequence[Atom], last: str, *, first: bool = True) -> str:
 class Scanner:
     """The text of one sequence, read from left to right, and the events made of it."""
 
-    __slots__ = ("_bytes_before", "_held", "at", "ended", "out", "text")
+    __slots__ = ("_bytes_before", "_held", "at", "ended", "is_end", "out", "text")
 
-    def __init__(self, out: Output) -> None:
+    def __init__(self, out: Output, is_end: Callable[[], bool] | None = None) -> None:
         self.out = out
+        self.is_end = is_end
+        """Asked at each mark that would end the thinking, in their order: whether it does. None: the first one does."""
         self.text = ""
         """What has come and was not read before the last piece came."""
         self.at = 0

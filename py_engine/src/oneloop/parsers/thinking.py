@@ -29,10 +29,14 @@ def thinking_reader(
         if found is None and not is_open:
             return
         scanner.out.begin_reasoning(scanner.offset() - len((found or "").lstrip().encode()))
-        mark = yield from scanner.seek(closing, scanner.out.reasoning)
-        if mark is None:
-            return
-        scanner.commit()
+        while True:
+            mark = yield from scanner.seek(closing, scanner.out.reasoning)
+            if mark is None:
+                return
+            scanner.commit()
+            if scanner.is_end is None or scanner.is_end():
+                break
+            scanner.out.reasoning(mark)
         if mark == until:
             scanner.at -= len(mark)
         scanner.out.end_reasoning(scanner.offset())

@@ -17,6 +17,7 @@ from oneloop.api.parsing import parsing_of
 from oneloop.api.replies import ReplyHead, Usage
 from oneloop.api.reply_format import block_source
 from oneloop.api.state import STATE
+from oneloop.engine.constraints import NO_CONSTRAINTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,14 +54,18 @@ async def prepare_message(
         keep_billing_line=state.config.keep_billing_header,
     )
     model = state.check_model(asked.prompt.model)
-    headers = state.note_ignored(asked.ignored)
+    is_vain = asked.prompt.thinking_budget is not None and not state.formats.thinking_end
+    headers = state.note_ignored([*(["thinking.budget_tokens"] if is_vain else []), *asked.ignored])
     if asked.scheduling.request_id is not None:
         request_id = asked.scheduling.request_id
         rename(request_id)
     state.engine.check_accepting()
     text, token_ids = await _rendered(state, asked.prompt)
     parsing = _parsing(state, asked, text)
-    params = asked.params if parsing is None else parsing.shown(asked.params)
+    params, constraints = asked.params, NO_CONSTRAINTS
+    if parsing is not None:
+        params, constraints = parsing.shown(params), parsing.constraints
+        token_ids = parsing.prompt(token_ids)
     check_context(
         params, len(token_ids), state.limits, prompt_field="messages", max_tokens_field="max_tokens"
     )
@@ -79,6 +84,7 @@ async def prepare_message(
         logprobs=None,
         make_encoder=lambda: MessageEncoder(head, usage, source(), request_id=request_id, is_full=is_full),
         make_reply=lambda choices, _: whole_message(head, choices[0], usage, source(), is_full=is_full),
+        constraints=constraints,
     )
 
 
@@ -92,6 +98,8 @@ def _parsing(state: ApiState, asked: AnthropicRequest, text: str) -> Parsing | N
         continued=prompt.messages[-1]["content"] if prompt.form.continue_final_message else None,
         template_arguments=prompt.form.template_arguments,
         skip_special_tokens=asked.params.skip_special_tokens,
+        grammar=asked.params.grammar,
+        budget=prompt.thinking_budget,
     )
 
 

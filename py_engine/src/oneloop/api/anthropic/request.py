@@ -13,7 +13,9 @@ from oneloop.api.protocol.chat import ChatForm
 from oneloop.api.protocol.fields import Fields, shown
 from oneloop.api.protocol.messages import read_template_arguments
 from oneloop.api.protocol.sampling import StreamOptions, check_sampling, read_sampling, read_scheduling
-from oneloop.api.protocol.tools import ToolChoice, ToolUse, read_function, tool_use
+from oneloop.api.protocol.structured import read_flat_format, read_structured
+from oneloop.api.protocol.tools import ToolChoice, ToolUse, check_one_form, read_function, tool_use
+from oneloop.engine.constraints import UNLIMITED_THINKING
 from oneloop.engine.params import MAX_STOP_STRINGS
 
 if TYPE_CHECKING:
@@ -22,16 +24,17 @@ if TYPE_CHECKING:
     from oneloop.api.limits import Limits
     from oneloop.api.protocol.sampling import Scheduling
     from oneloop.engine.params import ResolvedParams, SamplingDefaults
+    from oneloop.engine.structured import GrammarSpec
 
 _WITHOUT_EFFECT = ("metadata", "service_tier", "container", "context_management", "betas", "inference_geo")
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     **{name: harmless for name, harmless in unsupported.CHAT.items() if name != "tool_choice"},
     "mcp_servers": ([],),
-    "output_format": (),
     "n": (1,),
     "logprobs": (False,),
     "top_logprobs": (0,),
 }
+_FORMATS = ("json_schema",)
 _TYPES_OF_TOOLS = (None, "custom")
 _CHOICES: Mapping[str, ToolChoice] = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 
@@ -44,6 +47,8 @@ class AnthropicPrompt:
     messages: list[dict[str, Any]]
     tools: ToolUse
     form: ChatForm
+    thinking_budget: int | None
+    """Tokens that the thinking may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +72,17 @@ def read_message_request(
     max_tokens = fields.integer("max_tokens")
     if max_tokens is None:
         raise fields.refuse("max_tokens", "is missing")
+    grammar, without_effect = _read_form(fields)
+    ignored += without_effect
+    check_one_form(prompt.tools, grammar)
     asked = replace(
-        read_sampling(fields, n=1, max_tokens=max_tokens, logprobs=None), stop=_stop_sequences(fields)
+        read_sampling(fields, n=1, max_tokens=max_tokens, logprobs=None, grammar=grammar),
+        stop=_stop_sequences(fields),
     )
     params = check_sampling(asked, defaults, limits, {"stop": "stop_sequences"})
     scheduling = read_scheduling(fields, limits)
     stream = StreamOptions(stream=fields.flag("stream", False), include_usage=False, continuous_usage=False)
     ignored += [name for name in _WITHOUT_EFFECT if fields.given(name) is not None]
-    _refuse_output_config(fields)
     unsupported.refuse_unsupported(fields, _UNSUPPORTED)
     return AnthropicRequest(
         prompt=prompt,
@@ -97,7 +105,7 @@ def _read_prompt(fields: Fields, keep_billing_line: bool) -> tuple[AnthropicProm
     system = read_system(fields, keep_billing_line=keep_billing_line)
     messages = read_history(fields, system)
     tools = _read_tools(fields)
-    arguments, ignored = _read_thinking(fields)
+    arguments, budget = _read_thinking(fields)
     goes_on = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
     form = ChatForm(
         add_generation_prompt=not goes_on,
@@ -105,20 +113,21 @@ def _read_prompt(fields: Fields, keep_billing_line: bool) -> tuple[AnthropicProm
         add_special_tokens=False,
         template_arguments={**arguments, **read_template_arguments(fields)},
     )
-    return AnthropicPrompt(model=model, messages=messages, tools=tools, form=form), ignored
+    prompt = AnthropicPrompt(model=model, messages=messages, tools=tools, form=form, thinking_budget=budget)
+    return prompt, []
 
 
-def _read_thinking(fields: Fields) -> tuple[dict[str, Any], list[str]]:
-    """`thinking` → what templates are told of it, and what of it has no effect."""
+def _read_thinking(fields: Fields) -> tuple[dict[str, Any], int | None]:
+    """`thinking` → what templates are told of it, and the tokens that it may have."""
     thinking = Fields(fields.object("thinking") or {}, "thinking.")
     kind = thinking.choice("type", ("enabled", "disabled", "adaptive"))
     budget = thinking.integer("budget_tokens")
     if budget is not None and budget < 1:
         raise thinking.refuse("budget_tokens", f"must be at least 1, got {budget}")
-    ignored = [] if budget is None else ["thinking.budget_tokens"]
+    budget = None if budget is None else min(budget, UNLIMITED_THINKING)
     if kind is None or kind == "adaptive":
-        return {}, ignored
-    return {"enable_thinking": kind == "enabled", "thinking": kind == "enabled"}, ignored
+        return {}, budget
+    return {"enable_thinking": kind == "enabled", "thinking": kind == "enabled"}, budget
 
 
 def _read_tools(fields: Fields) -> ToolUse:
@@ -153,8 +162,15 @@ def _stop_sequences(fields: Fields) -> tuple[str, ...]:
     return tuple(sequences)
 
 
-def _refuse_output_config(fields: Fields) -> None:
-    """`output_config.format` asks for JSON by a schema; its effort is a wish."""
+def _read_form(fields: Fields) -> tuple[GrammarSpec | None, list[str]]:
+    """`output_config.format` (before: `output_format`) asks for JSON by a schema; other members have no effect."""
     config = Fields(fields.object("output_config") or {}, "output_config.")
-    if config.given("format") is not None:
-        raise config.refuse("format", "is not supported yet; leave it out")
+    has_new = config.has("format")
+    if has_new and fields.has("output_format"):
+        raise fields.refuse("output_format", "is the older name of output_config.format; send one of them")
+    outer, key = (config, "format") if has_new else (fields, "output_format")
+    grammar, without_effect = read_structured(
+        fields, name=outer.name(key), read=lambda: read_flat_format(outer, key, _FORMATS)
+    )
+    config.given("format")
+    return grammar, without_effect + [config.name(name) for name in config.unread()]

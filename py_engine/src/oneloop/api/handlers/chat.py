@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from oneloop.api.prompt_logprobs import PromptScores
 from oneloop.api.protocol.chat import read_chat
 from oneloop.api.protocol.messages import read_messages
 from oneloop.api.replies import ReplyHead, Told, Usage
+from oneloop.engine.constraints import NO_CONSTRAINTS
 from oneloop.engine.logprobs import make_encoders
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ async def prepare_chat(
     )
     state.engine.metrics.loop.parts["parse"] += perf_counter() - began
     model = state.check_model(chat.model)
-    headers = state.note_ignored(chat.ignored + ignored)
+    headers = state.note_ignored(chat.ignored + ignored + _budget_without_effect(state, chat))
     if chat.scheduling.request_id is not None:
         request_id = chat.scheduling.request_id
         rename(request_id)
@@ -53,8 +55,10 @@ async def prepare_chat(
     params, told_back = chat.params, chat.told_back
     prompt = await conversation_prompt(state, messages, chat)
     parsing = _parsing(state, chat, prompt, messages)
+    constraints = NO_CONSTRAINTS
     if parsing is not None:
-        params = parsing.shown(params)
+        params, constraints = parsing.shown(params), parsing.constraints
+        prompt = replace(prompt, token_ids=parsing.prompt(prompt.token_ids))
     check_context(
         params,
         len(prompt.token_ids),
@@ -87,7 +91,13 @@ async def prepare_chat(
         prompt_scores=None
         if params.prompt_logprobs is None
         else PromptScores(echoed=(), num_top=params.prompt_logprobs),
+        constraints=constraints,
     )
+
+
+def _budget_without_effect(state: TextState, chat: ChatRequest) -> list[str]:
+    is_vain = chat.thinking_budget is not None and not state.formats.thinking_end
+    return ["thinking_token_budget"] if is_vain else []
 
 
 async def conversation_prompt(state: TextState, messages: list[dict[str, Any]], chat: ChatRequest) -> Prompt:
@@ -116,6 +126,8 @@ def _parsing(
         template_arguments=chat.form.template_arguments,
         include_reasoning=chat.include_reasoning,
         skip_special_tokens=chat.params.skip_special_tokens,
+        grammar=chat.params.grammar,
+        budget=chat.thinking_budget,
     )
 
 

@@ -85,6 +85,7 @@ async def prepare_completion(
         ),
         told=told,
         prompt_scores=scores,
+        checked_form=asked.params.grammar if asked.score_only else None,
     )
 
 

@@ -63,8 +63,10 @@ async def _answer(request: web.Request, members: dict[str, object], api: Api) ->
     return json_reply(await _whole_reply(state, asked, api, model, parsing), headers)
 
 
-def derender_parsing(state: ServerTextState, parts: ChatParts, form: TextForm) -> Parsing | None:
-    """How chat replies are taken apart. None: all of the text is content."""
+def derender_parsing(
+    state: ServerTextState, parts: ChatParts, form: TextForm, budget: int | None = None
+) -> Parsing | None:
+    """How chat replies are taken apart. None: all of the text is content. budget: tokens that the thinking may have."""
     vocabulary, end = state.engine.tokenizer.vocabulary, list(parts.prompt_end)
     known = [token for token in end if token < len(vocabulary)]
     return parsing_of(
@@ -75,6 +77,9 @@ def derender_parsing(state: ServerTextState, parts: ChatParts, form: TextForm) -
         template_arguments=parts.template_arguments,
         include_reasoning=parts.include_reasoning,
         skip_special_tokens=form.skip_special_tokens,
+        grammar=parts.grammar,
+        budget=budget,
+        may_open=False,
     )
 
 

@@ -15,6 +15,7 @@ from oneloop.api.prompt_logprobs import PromptScores
 from oneloop.api.protocol.generate import read_generate
 from oneloop.api.replies import ReplyHead, Usage
 from oneloop.api.token_chunks import TokenChunks, generate_reply
+from oneloop.engine.constraints import NO_CONSTRAINTS
 from oneloop.engine.logprobs import make_encoders
 from oneloop.tokenize.output_text import TextForm
 
@@ -52,12 +53,13 @@ async def prepare_generate(
         max_tokens_field="sampling_params.max_tokens",
     )
     params = asked.params if asked.output_mode != "tokens" else _without_text(asked.params)
-    parsing = None
-    if asked.output_mode == "derender":
-        form = TextForm(skip_special_tokens=params.skip_special_tokens)
-        parsing = derender_parsing(state, asked.parts, form)
+    form = TextForm(skip_special_tokens=params.skip_special_tokens)
+    parsing = derender_parsing(state, asked.parts, form, asked.thinking_budget)
+    constraints = NO_CONSTRAINTS
     if parsing is not None:
-        params = replace(params, shown_special_ids=state.formats.shown_special_ids)
+        constraints = parsing.constraints
+        shown = parsing.shown(params)
+        params = shown if asked.output_mode == "derender" else replace(params, grammar=shown.grammar)
     head = ReplyHead.named(request_id, model)
     usage = Usage(prompt_tokens=len(asked.token_ids))
     named_by_text = asked.output_mode == "derender"
@@ -86,6 +88,7 @@ async def prepare_generate(
         prompt_scores=None
         if params.prompt_logprobs is None
         else PromptScores(echoed=(), num_top=params.prompt_logprobs),
+        constraints=constraints,
     )
     return _as_chat(job, head, asked, parsing) if named_by_text else job
 

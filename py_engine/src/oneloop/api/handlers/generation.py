@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from oneloop.api.errors import GENERATION_FAILED, ApiError, ErrorKind, shutting_down
 from oneloop.api.replies import Choice
+from oneloop.engine.constraints import NO_CONSTRAINTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +18,12 @@ if TYPE_CHECKING:
     from oneloop.api.protocol.sampling import Scheduling, StreamOptions
     from oneloop.api.replies import Logprobs, Told, Usage
     from oneloop.api.state import ApiState, TextState
+    from oneloop.engine.constraints import TokenConstraints
     from oneloop.engine.logprobs import LogprobsEncoder
     from oneloop.engine.outputs import Added
     from oneloop.engine.params import ResolvedParams
     from oneloop.engine.stream import RequestStream
+    from oneloop.engine.structured import GrammarSpec
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +53,10 @@ class Job:
     """What the reply tells of tokens."""
     prompt_scores: PromptScores | None = None
     """What a whole one shows of its prompts' log-probabilities."""
+    constraints: TokenConstraints = NO_CONSTRAINTS
+    """What else binds the tokens."""
+    checked_form: GrammarSpec | None = None
+    """A form that nothing will have, as no tokens are asked for; it must be one all the same."""
 
 
 class Prepare(Protocol):
@@ -79,6 +86,8 @@ async def submit_all(state: ApiState, streams: list[RequestStream], job: Job, re
     request_id: by which the live view names them.
     """
     scheduling = job.scheduling
+    if job.checked_form is not None:
+        await state.engine.grammars.get(job.checked_form)
     for token_ids, params in job.prompts:
         stream = await state.engine.submit(
             token_ids,
@@ -86,6 +95,7 @@ async def submit_all(state: ApiState, streams: list[RequestStream], job: Job, re
             request_id=request_id,
             priority=scheduling.priority,
             cache_salt=scheduling.cache_salt,
+            constraints=job.constraints,
         )
         streams.append(stream)
 

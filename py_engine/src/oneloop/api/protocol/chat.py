@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from oneloop.api.limits import MAX_TEMPLATE_CHARS
 from oneloop.api.protocol import unsupported
-from oneloop.api.protocol.fields import Fields
+from oneloop.api.protocol.fields import Fields, shown
 from oneloop.api.protocol.messages import read_template_arguments
 from oneloop.api.protocol.prompt_fields import (
     AskedTruncation,
@@ -27,7 +27,8 @@ from oneloop.api.protocol.sampling import (
     read_stream_options,
 )
 from oneloop.api.protocol.structured import read_structured
-from oneloop.api.protocol.tools import ToolUse, read_tools
+from oneloop.api.protocol.tools import ToolUse, check_one_form, read_tools
+from oneloop.engine.constraints import UNLIMITED_THINKING
 from oneloop.tokenize.conversation import ChatForm
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class ChatRequest:
     tools: ToolUse
     include_reasoning: bool
     """Whether the thinking is shown."""
+    thinking_budget: int | None
+    """Tokens that the thinking may have."""
     ignored: list[str]
     """Fields that had no effect."""
 
@@ -80,6 +83,8 @@ def read_chat(members: Mapping[str, Any], limits: Limits, defaults: SamplingDefa
     max_tokens, max_tokens_field = _max_tokens(fields)
     names = {"max_tokens": max_tokens_field, "logprobs": "top_logprobs"}
     grammar, without_effect = read_structured(fields)
+    check_one_form(tools, grammar)
+    budget = read_thinking_budget(fields)
     asked = read_sampling(
         fields,
         n=read_n(fields, 1, limits),
@@ -104,6 +109,7 @@ def read_chat(members: Mapping[str, Any], limits: Limits, defaults: SamplingDefa
         stream=stream,
         scheduling=scheduling,
         include_reasoning=include_reasoning,
+        thinking_budget=budget,
         ignored=without_effect + fields.unread(),
     )
 
@@ -115,7 +121,10 @@ def read_chat_form(fields: Fields, limits: Limits) -> ChatForm:
         continue_final_message=continue_final_message,
         add_generation_prompt=fields.flag("add_generation_prompt", not continue_final_message),
         add_special_tokens=fields.flag("add_special_tokens", False),
-        template_arguments={**_effort(fields), **read_template_arguments(fields)},
+        template_arguments={
+            **effort_arguments(read_effort(fields, "reasoning_effort")),
+            **read_template_arguments(fields),
+        },
         chat_template=_chat_template(fields, limits),
     )
     if form.continue_final_message and form.add_generation_prompt:
@@ -123,12 +132,24 @@ def read_chat_form(fields: Fields, limits: Limits) -> ChatForm:
     return form
 
 
-def _effort(fields: Fields) -> dict[str, Any]:
-    """`reasoning_effort`, as templates read it; "none": no thinking at all."""
-    effort = fields.choice("reasoning_effort", EFFORTS)
+def read_effort(fields: Fields, key: str) -> str | None:
+    """How much the model is to think."""
+    return fields.choice(key, EFFORTS)
+
+
+def effort_arguments(effort: str | None) -> dict[str, Any]:
+    """The same as templates read it; "none": no thinking at all."""
     if effort is None:
         return {}
-    return {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
+    return {"enable_thinking": False, "thinking": False} if effort == "none" else {"reasoning_effort": effort}
+
+
+def read_thinking_budget(fields: Fields) -> int | None:
+    """`thinking_token_budget`: after so many tokens the thinking is ended. None: without a bound."""
+    budget = fields.integer("thinking_token_budget")
+    if budget is not None and budget < 0:
+        raise fields.refuse("thinking_token_budget", f"must be at least 0, got {shown(budget)}")
+    return None if budget is None else min(budget, UNLIMITED_THINKING)
 
 
 def _chat_template(fields: Fields, limits: Limits) -> str | None:

@@ -14,6 +14,7 @@ from oneloop.api.errors import bad_request
 from oneloop.api.protocol.fields import Fields, shown, token_ids
 from oneloop.api.protocol.messages import read_template_arguments
 from oneloop.api.protocol.sampling import read_text_form
+from oneloop.api.protocol.structured import read_structured
 from oneloop.api.protocol.tools import ToolUse, read_tools
 from oneloop.parsers.engine import PROMPT_END_CHARS
 from oneloop.tokenize.output_text import MAX_TAIL, TextForm, TextState
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from oneloop.api.limits import Limits
     from oneloop.engine.outputs import FinishReason, TokenLogprobs
+    from oneloop.engine.structured import GrammarSpec
 
 Api = Literal["chat", "completion"]
 STATE_VERSION = 1
@@ -69,6 +71,8 @@ class ChatParts:
     """Text of the turn that is to go on."""
     prompt_end: Sequence[int] = ()
     """The last tokens of the prompt."""
+    grammar: GrammarSpec | None = None
+    """The form of the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +162,7 @@ def read_chat_parts(fields: Fields) -> ChatParts:
         include_reasoning=fields.flag("include_reasoning", True),
         template_arguments=read_template_arguments(fields),
         continued=continued,
+        grammar=read_structured(fields)[0],
     )
 
 

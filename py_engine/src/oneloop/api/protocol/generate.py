@@ -6,7 +6,9 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from oneloop.api.errors import ApiError, bad_request
 from oneloop.api.protocol import unsupported
+from oneloop.api.protocol.chat import read_thinking_budget
 from oneloop.api.protocol.derender import ChatParts, read_chat_parts
 from oneloop.api.protocol.fields import Fields, token_ids
 from oneloop.api.protocol.sampling import (
@@ -19,7 +21,7 @@ from oneloop.api.protocol.sampling import (
     read_scheduling,
     read_stream_options,
 )
-from oneloop.api.protocol.structured import read_structured
+from oneloop.api.protocol.structured import read_structured, structured_wire
 from oneloop.parsers.engine import PROMPT_END_CHARS
 
 if TYPE_CHECKING:
@@ -34,7 +36,6 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,96}")
 """As replies have them: "chatcmpl-" and what a client may choose."""
 _PARAMS = "sampling_params"
 PASSED_ON = (
-    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
     "allowed_token_ids", "bad_words", "logprob_token_ids", "thinking_token_budget",
 )  # fmt: skip
 """What a request says of the generation in words that every route has: /render hands it on as it was said."""
@@ -51,6 +52,8 @@ class GenerateRequest:
     output_mode: OutputMode
     parts: ChatParts
     """Of the chat request behind it, for output_mode derender."""
+    thinking_budget: int | None
+    """Tokens that the thinking may have."""
     stream: StreamOptions
     scheduling: Scheduling
     ignored: list[str]
@@ -73,7 +76,9 @@ def read_generate(members: Mapping[str, Any], limits: Limits, defaults: Sampling
     if fields.given("features") is not None:
         raise fields.refuse("features", "is not supported: this model reads text")
     stream = read_stream_options(fields)
-    params = _read_params(fields, stream, limits, defaults)
+    params, budget, without_effect = _read_params(fields, stream, limits, defaults)
+    if params.grammar is not None:
+        parts = replace(parts, grammar=params.grammar)
     # the rest of what /render writes, for whoever sends its reply back as it is
     for name in ("prompt_text", "token_offsets", "prompt_token_ids"):
         fields.given(name)
@@ -86,20 +91,27 @@ def read_generate(members: Mapping[str, Any], limits: Limits, defaults: Sampling
         request_id=request_id,
         token_ids=ids,
         params=params,
+        thinking_budget=budget,
         output_mode=cast("OutputMode", mode),
         parts=replace(parts, prompt_end=ids[-PROMPT_END_CHARS:]),
         stream=stream,
         scheduling=scheduling,
-        ignored=fields.unread(),
+        ignored=without_effect + fields.unread(),
     )
 
 
 def _read_params(
     fields: Fields, stream: StreamOptions, limits: Limits, defaults: SamplingDefaults
-) -> ResolvedParams:
-    """`sampling_params`, as the other routes have them at the top; what is left open is as in chat."""
+) -> tuple[ResolvedParams, int | None, list[str]]:
+    """`sampling_params`, as the other routes have them at the top; what is left open is as in chat.
+
+    And how many tokens the thinking may have, and fields that have no effect.
+    """
     inner = fields.inner(fields.object(_PARAMS) or {}, _PARAMS)
-    grammar, _ = read_structured(inner)
+    try:
+        grammar, without_effect = read_structured(inner)
+    except ApiError as error:
+        raise bad_request(f"{_PARAMS}.{error.param}", f"{_PARAMS}.{error.message}") from None
     asked = read_sampling(
         inner,
         n=read_n(inner, 1, limits),
@@ -108,9 +120,13 @@ def _read_params(
         prompt_logprobs=read_prompt_logprobs(inner, stream),
         grammar=grammar,
     )
+    budget = read_thinking_budget(inner)
     inner.flag("detokenize", True)  # output_mode says it
     unsupported.refuse_unsupported(inner, unsupported.COMPLETION)
-    return check_sampling(asked, defaults, limits, _NAMES)
+    if grammar is not None:
+        grammar = replace(grammar, field=f"{_PARAMS}.{grammar.field}")
+    params = check_sampling(replace(asked, structured_outputs=grammar), defaults, limits, _NAMES)
+    return params, budget, [f"{_PARAMS}.{name}" for name in without_effect]
 
 
 _NAMES = {
@@ -146,6 +162,7 @@ def sampling_wire(params: ResolvedParams) -> dict[str, Any]:
         "prompt_logprobs": params.prompt_logprobs,
         "logit_bias": {str(token): bias for token, bias in params.logit_bias},
         **_beams_wire(params),
+        "structured_outputs": None if params.grammar is None else structured_wire(params.grammar),
     }
     return {name: value for name, value in found.items() if value is not None}
 

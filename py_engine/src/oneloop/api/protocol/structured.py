@@ -10,7 +10,7 @@ from oneloop.engine.structured import FIELDS, GrammarSpec, StructuredOutputsPara
 from oneloop.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 _GUIDED: Mapping[str, str] = {
     "guided_json": "json",
@@ -24,11 +24,16 @@ GUIDED_BACKEND = "guided_decoding_backend"
 FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 
 
-def read_structured(fields: Fields) -> tuple[GrammarSpec | None, list[str]]:
-    """The grammar that a request asks for, if any, and the fields that had no effect. ApiError (400)."""
+def read_structured(
+    fields: Fields, *, name: str = "response_format", read: Callable[[], GrammarSpec | None] | None = None
+) -> tuple[GrammarSpec | None, list[str]]:
+    """The grammar that a request asks for, if any, and the fields that had no effect. ApiError (400).
+
+    name, read: of the API's own field, where that is another one than chat's `response_format`.
+    """
     try:
         given = {
-            "response_format": _response_format(fields),
+            name: _response_format(fields) if read is None else read(),
             "structured_outputs": _structured_outputs(fields),
             "guided_*": _guided(fields),
         }
@@ -62,11 +67,35 @@ def _response_format(fields: Fields) -> GrammarSpec | None:
     return spec
 
 
+def read_flat_format(outer: Fields, key: str, kinds: Sequence[str]) -> GrammarSpec | None:
+    """`text.format` of Responses, `output_config.format` of Messages: with the schema beside its type.
+
+    outer: the object that it is in. kinds: the types that there are. Raises ApiError and RequestError.
+    """
+    members = outer.object(key)
+    if members is None:
+        return None
+    nested = Fields(members, outer.name(key) + ".")
+    kind = nested.choice("type", kinds)
+    if kind is None:
+        raise nested.refuse("type", f"must be one of {', '.join(kinds)}")
+    if kind == "json_schema":
+        return _schema(nested)
+    _refuse_unread(nested)
+    return (
+        GrammarSpec(kind="json_object", source="", field=outer.name(key)) if kind == "json_object" else None
+    )
+
+
 def _json_schema(nested: Fields) -> GrammarSpec:
     members = nested.object("json_schema")
     if members is None:
         raise nested.refuse("json_schema", 'is needed with type "json_schema"')
-    inner = Fields(members, "response_format.json_schema.")
+    return _schema(Fields(members, "response_format.json_schema."))
+
+
+def _schema(inner: Fields) -> GrammarSpec:
+    """Of an object that has it as `schema`."""
     inner.text("name")
     inner.text("description")
     # Without it other servers may keep to the schema by and large; here answers always do.
@@ -77,6 +106,24 @@ def _json_schema(nested: Fields) -> GrammarSpec:
     _refuse_unread(inner)
     name = inner.name("schema")
     return GrammarSpec(kind="json_schema", source=json_text(name, schema), field=name)
+
+
+def structured_wire(spec: GrammarSpec) -> dict[str, Any]:
+    """`structured_outputs` that means this."""
+    source: Any = list(spec.source) if isinstance(spec.source, tuple) else spec.source
+    found = {
+        _NAMES[spec.kind]: source if spec.kind != "json_object" else True,
+        "disable_any_whitespace": spec.compact or None,
+        "disable_additional_properties": spec.closed_objects or None,
+        "whitespace_pattern": spec.whitespace_pattern,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+_NAMES: Mapping[str, str] = {
+    "json_schema": "json", "json_object": "json_object", "regex": "regex", "choice": "choice", "grammar": "grammar",
+    "structural_tag": "structural_tag",
+}  # fmt: skip
 
 
 def _structured_outputs(fields: Fields) -> GrammarSpec | None:

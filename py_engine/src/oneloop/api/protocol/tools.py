@@ -15,6 +15,8 @@ from oneloop.api.protocol.fields import Fields, shown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from oneloop.engine.structured import GrammarSpec
+
 _NAME = re.compile(rf"[A-Za-z0-9_.:/-]{{1,{MAX_TOOL_NAME_LEN}}}")
 ToolChoice: TypeAlias = Literal["none", "auto", "required", "named"]
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
@@ -78,6 +80,15 @@ def tool_use(
     if name is not None and name not in schemas:
         raise fields.refuse("tool_choice", f"names {shown(name)}, which is not among the tools")
     return ToolUse(tools=tuple(tools), choice=choice or "auto", name=name, parallel=parallel, schemas=schemas)
+
+
+def check_one_form(tools: ToolUse, grammar: GrammarSpec | None) -> None:
+    """ApiError (400) for a call that must come and a text that must have another form."""
+    if grammar is not None and tools.choice in ("required", "named"):
+        raise bad_request(
+            grammar.field,
+            f"{grammar.field} and a tool_choice that asks for a call exclude each other: the reply would be the call",
+        )
 
 
 def read_function(function: Fields, schema_key: str) -> dict[str, Any]:

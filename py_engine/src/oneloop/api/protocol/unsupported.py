@@ -32,7 +32,6 @@ CHAT: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "audio": _ABSENT,
     "web_search_options": _ABSENT,
-    "thinking_token_budget": _ABSENT,
     "mm_processor_kwargs": ({},),
     "media_io_kwargs": ({},),
     "return_mm_kwargs": (False,),

@@ -16,6 +16,7 @@ from oneloop.api.reply_format import block_source
 from oneloop.api.responses.events import ResponseEncoder
 from oneloop.api.responses.history import add_output, read_input
 from oneloop.api.responses.reply import ResponseObject, new_response_id
+from oneloop.engine.constraints import NO_CONSTRAINTS
 from oneloop.engine.logprobs import make_encoders
 
 if TYPE_CHECKING:
@@ -80,7 +81,8 @@ async def prepare_response(
 ) -> Prepared:
     """Look up what it goes on from, render and tokenise. Raises as Prepare does. fields: of the body."""
     model = state.check_model(asked.model)
-    headers = state.note_ignored(asked.ignored)
+    is_vain = asked.thinking_budget is not None and not state.formats.thinking_end
+    headers = state.note_ignored([*asked.ignored, *(["thinking_token_budget"] if is_vain else [])])
     if asked.background and not state.responses.is_on:
         raise bad_request("background", "background needs a server that stores responses")
     messages = read_input(fields, _before(state, asked, owner))
@@ -92,8 +94,13 @@ async def prepare_response(
         prompt=text,
         template_arguments=asked.form.template_arguments,
         skip_special_tokens=asked.params.skip_special_tokens,
+        grammar=asked.params.grammar,
+        budget=asked.thinking_budget,
     )
-    params = asked.params if parsing is None else parsing.shown(asked.params)
+    params, constraints = asked.params, NO_CONSTRAINTS
+    if parsing is not None:
+        params, constraints = parsing.shown(params), parsing.constraints
+        token_ids = parsing.prompt(token_ids)
     check_context(
         params, len(token_ids), state.limits, prompt_field="input", max_tokens_field="max_output_tokens"
     )
@@ -118,6 +125,7 @@ async def prepare_response(
         logprobs=logprobs,
         make_encoder=make_encoder,
         make_reply=None,
+        constraints=constraints,
     )
     prepared = Prepared(
         state=state, owner=owner, is_stored=is_stored, response=response, messages=messages, job=job

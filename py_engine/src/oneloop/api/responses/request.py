@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from oneloop.api.errors import bad_request
 from oneloop.api.limits import MAX_METADATA_ENTRIES, MAX_METADATA_KEY_LEN, MAX_METADATA_VALUE_LEN, MAX_TOOLS
 from oneloop.api.protocol import unsupported
-from oneloop.api.protocol.chat import ChatForm
+from oneloop.api.protocol.chat import ChatForm, effort_arguments, read_effort, read_thinking_budget
 from oneloop.api.protocol.fields import Fields, shown
 from oneloop.api.protocol.messages import read_template_arguments
 from oneloop.api.protocol.sampling import StreamOptions, check_sampling, read_sampling, read_scheduling
-from oneloop.api.protocol.tools import read_function, tool_use
-from oneloop.api.reply_format import check_format
+from oneloop.api.protocol.structured import read_flat_format, read_structured
+from oneloop.api.protocol.tools import check_one_form, read_function, tool_use
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from oneloop.api.protocol.sampling import Scheduling
     from oneloop.api.protocol.tools import ToolChoice, ToolUse
     from oneloop.engine.params import ResolvedParams, SamplingDefaults
+    from oneloop.engine.structured import GrammarSpec
 
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_FORMATS = ("text", "json_object", "json_schema")
 LOGPROBS = "message.output_text.logprobs"
 _WITHOUT_EFFECT = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier")
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
@@ -49,6 +50,8 @@ class ResponsesRequest:
     scheduling: Scheduling
     store: bool
     background: bool
+    thinking_budget: int | None
+    """Tokens that the thinking may have."""
     truncates: bool
     """Whether the oldest messages give way where the context is too small."""
     echoed: dict[str, Any]
@@ -66,15 +69,13 @@ def read_response_request(fields: Fields, limits: Limits, defaults: SamplingDefa
     tools, echoed_tools = _read_tools(fields, ignored)
     effort, arguments = _read_reasoning(fields, ignored)
     max_tokens = fields.integer("max_output_tokens")
-    asked = read_sampling(fields, n=1, max_tokens=max_tokens, logprobs=_read_logprobs(fields, ignored))
+    logprobs = _read_logprobs(fields, ignored)
+    text, grammar = _read_text(fields, ignored)
+    check_one_form(tools, grammar)
+    asked = read_sampling(fields, n=1, max_tokens=max_tokens, logprobs=logprobs, grammar=grammar)
     names = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
     params = check_sampling(asked, defaults, limits, names)
-    stream = fields.flag("stream", False)
-    store, background = fields.flag("store", True), fields.flag("background", False)
-    if background and not store:
-        raise fields.refuse("background", "needs store: true, for the reply to be found again")
-    if background and stream:
-        raise fields.refuse("background", "and stream exclude each other; ask for the reply with GET")
+    stream, store, background = _read_ways(fields)
     truncation = fields.choice("truncation", ("auto", "disabled")) or "disabled"
     echoed = {
         "instructions": instructions,
@@ -84,7 +85,7 @@ def read_response_request(fields: Fields, limits: Limits, defaults: SamplingDefa
         "parallel_tool_calls": tools.parallel,
         "previous_response_id": previous,
         "reasoning": {"effort": effort, "summary": None},
-        "text": _read_text(fields, ignored),
+        "text": text,
         "tool_choice": fields.given("tool_choice") or "auto",
         "tools": echoed_tools,
         "top_logprobs": params.logprobs or 0,
@@ -96,6 +97,7 @@ def read_response_request(fields: Fields, limits: Limits, defaults: SamplingDefa
         "service_tier": "default",
     }
     ignored += [name for name in _WITHOUT_EFFECT if fields.given(name) is not None]
+    budget = read_thinking_budget(fields)
     fields.object("stream_options")
     fields.given("input")
     scheduling = read_scheduling(fields, limits)
@@ -117,10 +119,22 @@ def read_response_request(fields: Fields, limits: Limits, defaults: SamplingDefa
         scheduling=scheduling,
         store=store,
         background=background,
+        thinking_budget=budget,
         truncates=truncation == "auto",
         echoed=echoed,
         ignored=ignored + fields.unread(),
     )
+
+
+def _read_ways(fields: Fields) -> tuple[bool, bool, bool]:
+    """`stream`, `store`, `background`."""
+    stream = fields.flag("stream", False)
+    store, background = fields.flag("store", True), fields.flag("background", False)
+    if background and not store:
+        raise fields.refuse("background", "needs store: true, for the reply to be found again")
+    if background and stream:
+        raise fields.refuse("background", "and stream exclude each other; ask for the reply with GET")
+    return stream, store, background
 
 
 def _read_tools(fields: Fields, ignored: list[str]) -> tuple[ToolUse, list[dict[str, Any]]]:
@@ -164,12 +178,9 @@ def _read_tool_choice(fields: Fields) -> tuple[ToolChoice, str | None]:
 def _read_reasoning(fields: Fields, ignored: list[str]) -> tuple[str | None, dict[str, Any]]:
     """`reasoning` → the effort, and what templates are told of it."""
     reasoning = Fields(fields.object("reasoning") or {}, "reasoning.")
-    effort = reasoning.choice("effort", EFFORTS)
+    effort = read_effort(reasoning, "effort")
     ignored += [f"reasoning.{name}" for name in ("summary", "generate_summary") if reasoning.given(name)]
-    if effort is None:
-        return None, {}
-    thinks = effort != "none"
-    return effort, {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
+    return effort, effort_arguments(effort)
 
 
 def _read_logprobs(fields: Fields, ignored: list[str]) -> int | None:
@@ -202,11 +213,14 @@ def _read_metadata(fields: Fields) -> dict[str, str]:
     return metadata
 
 
-def _read_text(fields: Fields, ignored: list[str]) -> dict[str, Any]:
-    """`text`: what the answer has to look like, as the reply repeats it."""
+def _read_text(fields: Fields, ignored: list[str]) -> tuple[dict[str, Any], GrammarSpec | None]:
+    """`text`: what the answer has to look like, as the reply repeats it, and what it is held to."""
     text = Fields(fields.object("text") or {}, "text.")
     wanted = text.shallow_object("format") or {"type": "text"}
-    check_format(wanted, text.name("format"))
+    grammar, without_effect = read_structured(
+        fields, name="text.format", read=lambda: read_flat_format(text, "format", _FORMATS)
+    )
+    ignored += without_effect
     if text.given("verbosity") is not None:
         ignored.append("text.verbosity")
-    return {"format": wanted}
+    return {"format": wanted}, grammar

@@ -48,4 +48,5 @@ FORMAT = ReasoningFormat(
     read=_read,
     start=_START,
     end=_END,
+    also_ends=True,
 )

@@ -49,4 +49,5 @@ KIMI_K2 = ReasoningFormat(
     read=thinking_reader([_START], [_END], until="<|tool_calls_section_begin|>"),
     start=_START,
     end=_END,
+    also_ends=True,
 )
