@@ -103,8 +103,8 @@ bench-memory: install model ## Memory of a server with a 512 MB KV cache, all of
 bench-start: install model ## Seconds from the command to a ready server and the first answer, by part
 	@$(BIN)/oneloop bench startup
 .PHONY: bench-structured
-bench-structured: install model ## Grammars: ms to compile, µs per row for a mask
-	@$(PY) -m oneloop_bench.micro.grammars
+bench-structured: install model ## Grammars: ms to compile, µs per mask; 64 requests with JSON schemas beside free text
+	@$(PY) -m oneloop_bench.structured $(ARGS)
 .PHONY: bench-live-view
 bench-live-view: install ## What an open /debug/scheduler does to the gaps between tokens of 256 streams
 	@$(PY) -m oneloop_bench.live_view $(ARGS)

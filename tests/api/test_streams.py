@@ -232,7 +232,7 @@ async def test_stop_string_never_leaks(server: Any) -> None:
         assert (parts[-1]["finish_reason"], parts[-1]["stop_reason"]) == ("stop", stop)
 
 
-@pytest.mark.parametrize("top", [None, 0, 1, 5])
+@pytest.mark.parametrize("top", [None, 0, 1, 5, 20])
 async def test_chat_logprobs(server: Any, top: int | None) -> None:
     """H04: one entry per token, its top list as long as asked, the bytes joining up to the text."""
     body: dict[str, Any] = {"messages": HELLO, "max_tokens": 20, "seed": 2, "logprobs": True}

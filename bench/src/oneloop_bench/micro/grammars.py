@@ -15,6 +15,7 @@ from oneloop.formats.gguf import read_gguf
 from oneloop.loader.embedded import fetch_embedded
 from oneloop.tokenize.gguf import gguf_tokenizer
 from oneloop_bench.report import print_result
+from oneloop_bench.schemas import PERSON_SCHEMA, TREE_SCHEMA, WIDE_NAMES, WIDE_SCHEMA
 from oneloop_core import BUILD_PROFILE, GrammarCompiler
 
 if TYPE_CHECKING:
@@ -23,44 +24,15 @@ if TYPE_CHECKING:
 
 NUM_WALKS = 20
 PERSON = {"name": "Ada Lovelace", "age": 36, "email": "ada@example.org", "tags": ["poet", "engineer"]}
-PERSON_SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 40},
-        "age": {"type": "integer", "minimum": 0, "maximum": 150},
-        "email": {"type": "string", "format": "email"},
-        "tags": {"type": "array", "items": {"enum": ["poet", "engineer", "painter"]}, "maxItems": 4},
-    },
-    "required": ["name", "age", "email", "tags"],
-    "additionalProperties": False,
-}
 TREE = {
     "value": 1,
     "children": [{"value": 2.5, "children": []}, {"value": -3, "children": [{"value": 4, "children": []}]}],
-}
-TREE_SCHEMA = {
-    "$ref": "#/$defs/node",
-    "$defs": {
-        "node": {
-            "type": "object",
-            "properties": {
-                "value": {"type": "number"},
-                "children": {"type": "array", "items": {"$ref": "#/$defs/node"}},
-            },
-            "required": ["value", "children"],
-        }
-    },
 }
 FREE = {
     "title": "On the analytical engine, and what it weaves",
     "notes": [{"id": 1, "text": "algebraical patterns\n"}] * 4,
 }
-WIDE = {f"field_{index}": f"value {index}" for index in range(60)}
-WIDE_SCHEMA = {
-    "type": "object",
-    "properties": {name: {"type": ["string", "null"]} for name in WIDE},
-    "additionalProperties": False,
-}
+WIDE = {name: f"value {index}" for index, name in enumerate(WIDE_NAMES)}
 CALL = '<tool_call>{"city": "Paris", "days": 3}</tool_call>'
 TAG = {
     "type": "structural_tag",
@@ -125,8 +97,8 @@ def measure(tokenizer: Tokenizer, compiler: GrammarCompiler, form: str) -> dict[
     }
 
 
-def main() -> None:
-    """Measure and print."""
+def measure_all() -> dict[str, Any]:
+    """All figures, each form's printed as a line."""
     assert BUILD_PROFILE == "release", "the core is a debug build; run `make core`"
     tokenizer = gguf_tokenizer(read_gguf(fetch_embedded()).metadata)
     began = time.perf_counter()
@@ -136,8 +108,8 @@ def main() -> None:
     print(f"vocabulary: {tokenizer.vocab_size} tokens; compiler made in {made:.0f} ms")
     for form, figures in results.items():
         print(f"{form:16s}" + "  ".join(f"{name} {value:8.1f}" for name, value in figures.items()))
-    print_result({"compiler_ms": round(made, 1), "vocab_size": tokenizer.vocab_size, "forms": results})
+    return {"compiler_ms": round(made, 1), "vocab_size": tokenizer.vocab_size, "forms": results}
 
 
 if __name__ == "__main__":
-    main()
+    print_result(measure_all())

@@ -32,6 +32,8 @@ _MIX_1 = _signed(0xBF58476D1CE4E5B9, 64)
 _MIX_2 = _signed(0x94D049BB133111EB, 64)
 _LOWBIAS_1 = _signed(0x7FEB352D, 32)
 _LOWBIAS_2 = _signed(0x846CA68B, 32)
+_MASKED_AT_ONCE = 8
+"""Rows: what their masks are made into stays in the processor's cache."""
 _GROUP_BITS = NOISE_GROUP.bit_length() - 1
 LARGEST_UNIFORM = 1.0 - 2.0**-24
 
@@ -55,9 +57,15 @@ class ReferenceSamplingOps:
 
     def mask(self, logits: torch.Tensor, masks: torch.Tensor) -> None:
         """See the contract."""
-        eight = masks.contiguous().view(torch.uint8)[:, :, None] >> torch.arange(8, device=masks.device)
-        may_come = (eight & 1).flatten(1)[:, : logits.shape[1]]
-        logits.masked_fill_(may_come == 0, -torch.inf)
+        bits = torch.arange(256, device=masks.device)[:, None] >> torch.arange(8, device=masks.device)
+        # Of each byte's value the eight booleans in one number: a look-up is many times as fast as shifting.
+        bans = (bits & 1 == 0).view(torch.int64).flatten()
+        values = masks.contiguous().view(torch.uint8).to(torch.int32)
+        for first in range(0, len(masks), _MASKED_AT_ONCE):
+            part = slice(first, first + _MASKED_AT_ONCE)
+            banned = bans.index_select(0, values[part].flatten()).view(torch.bool)
+            rows = logits[part]
+            rows.masked_fill_(banned.view(len(rows), -1)[:, : rows.shape[1]], -torch.inf)
 
     def draw(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
         """See the contract."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -46,7 +46,13 @@ class Prepared:
         """
         if self.is_stored:
             body, streams = orjson.dumps(self.response.wire()), self.job.streams
-            self.state.responses.begin(self.response.id, self.owner, body, lambda: abort_all(streams))
+            self.state.responses.begin(
+                self.response.id,
+                self.owner,
+                body,
+                lambda: abort_all(streams),
+                self.job.scheduling.cache_salt,
+            )
         self.state.running_responses[self.response.id] = request_id
 
     def end(self) -> None:
@@ -85,7 +91,8 @@ async def prepare_response(
     headers = state.note_ignored([*asked.ignored, *(["thinking_token_budget"] if is_vain else [])])
     if asked.background and not state.responses.is_on:
         raise bad_request("background", "background needs a server that stores responses")
-    messages = read_input(fields, _before(state, asked, owner))
+    before, salt = _before(state, asked, owner)
+    messages = read_input(fields, before)
     state.engine.check_accepting()
     text, token_ids = await _fit(state, asked, messages)
     parsing = parsing_of(
@@ -117,7 +124,7 @@ async def prepare_response(
 
     job = Job(
         prompts=[(token_ids, params)],
-        scheduling=asked.scheduling,
+        scheduling=replace(asked.scheduling, cache_salt=asked.scheduling.cache_salt or salt),
         stream=asked.stream,
         usage=usage,
         headers=headers,
@@ -133,17 +140,17 @@ async def prepare_response(
     return prepared
 
 
-def _before(state: ApiState, asked: ResponsesRequest, owner: bytes) -> list[dict[str, Any]]:
-    """The conversation that the request goes on from. ApiError (404, 400)."""
+def _before(state: ApiState, asked: ResponsesRequest, owner: bytes) -> tuple[list[dict[str, Any]], str]:
+    """The conversation that the request goes on from, and its salt. ApiError (404, 400)."""
     name = asked.previous_response_id
     if name is None:
-        return []
+        return [], ""
     entry = state.responses.find(name, owner, "previous_response_id")
     if entry.conversation is None:
         how = "is not complete yet" if entry.cancel is not None else "was cancelled or has failed"
         raise bad_request("previous_response_id", f"the previous response {how}; it cannot be gone on from")
     messages: list[dict[str, Any]] = orjson.loads(entry.conversation)
-    return messages
+    return messages, entry.cache_salt
 
 
 async def _fit(

@@ -31,6 +31,8 @@ class StoredResponse:
     """On the store's clock; while it runs it is kept beyond that."""
     cancel: Callable[[], None] | None
     """Ends what still runs; None once it has ended."""
+    cache_salt: str
+    """What goes on from it has this one, if none of its own: its tokens are found under no other."""
 
     @property
     def num_bytes(self) -> int:
@@ -63,9 +65,13 @@ class ResponseStore:
         """Whether anything is kept at all."""
         return self._max_entries > 0
 
-    def begin(self, response_id: str, owner: bytes, body: bytes, cancel: Callable[[], None]) -> None:
+    def begin(
+        self, response_id: str, owner: bytes, body: bytes, cancel: Callable[[], None], cache_salt: str = ""
+    ) -> None:
         """Keep one that runs now. ApiError (503) where those that run leave no room."""
-        entry = StoredResponse(response_id, owner, body, None, self._clock() + self._ttl_s, cancel)
+        entry = StoredResponse(
+            response_id, owner, body, None, self._clock() + self._ttl_s, cancel, cache_salt
+        )
         self._make_room(entry.num_bytes)
         if len(self._entries) >= self._max_entries or self.num_bytes + entry.num_bytes > self._max_bytes:
             raise ApiError(

@@ -84,9 +84,13 @@ class Sampler:
         samples = np.flatnonzero(rows >= 0)
         if not len(samples):
             return
+        masks = self._upload(slab.mask_word[rows[samples]].view(np.int32))
+        if len(samples) == num_samples:
+            self._ops.mask(logits, masks)
+            return
         index = self._upload(samples)
         masked = logits.index_select(0, index)
-        self._ops.mask(masked, self._upload(slab.mask_word[rows[samples]].view(np.int32)))
+        self._ops.mask(masked, masks)
         logits.index_copy_(0, index, masked)
 
     def _penalize(
