@@ -92,6 +92,9 @@ class FakeDelta:
     logprobs: Any = None
     num_cached_tokens: int = 0
     queue_s: float | None = None
+    prompt_logprobs: Any = None
+    pooled: bytes | None = None
+    cumulative_logprob: float | None = None
     error: str | None = None
 
 

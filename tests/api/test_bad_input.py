@@ -96,6 +96,8 @@ BOTH_ROUTES = [
     ("logit_bias", {"abc": 1}), ("logit_bias", {"1": 101}), ("logit_bias", {"1": -101}), ("logit_bias", {"1": "5"}),
     ("logit_bias", {"1": True}), ("logit_bias", {"1.0": 1}), ("logit_bias", {"99999999999999": 1}),
     ("logit_bias", {"٣": 1}),
+    ("prompt_logprobs", -2), ("prompt_logprobs", 21), ("prompt_logprobs", VOCAB), ("prompt_logprobs", 2**63),
+    ("prompt_logprobs", "1"), ("prompt_logprobs", True),
     ("stop_token_ids", [VOCAB]), ("stop_token_ids", [-1]), ("stop_token_ids", [2**40]), ("stop_token_ids", ["1"]),
     ("allowed_token_ids", [VOCAB]), ("allowed_token_ids", [-1]), ("allowed_token_ids", [2**40]),
     ("allowed_token_ids", ["1"]), ("allowed_token_ids", []),
@@ -107,8 +109,7 @@ BOTH_ROUTES = [
     ("truncate_prompt_tokens", "all"), ("truncation_side", "middle"), ("return_token_ids", "yes"),
     ("return_tokens_as_token_ids", 1), ("return_token_offsets", 0), ("return_prompt_text", [True]),
     # known, not supported
-    ("prompt_logprobs", -1), ("prompt_logprobs", 0), ("use_beam_search", True), ("length_penalty", 0.5),
-    ("prompt_embeds", "AAAA"), ("vllm_xargs", {"a": 1}),
+    ("prompt_embeds", "AAAA"), ("vllm_xargs", {"a": 1}), ("prompt_logprobs", -1), ("length_penalty", 0.5),
     ("logits_processors", ["x"]), ("kv_transfer_params", {"a": 1}), ("stream_interval", 2), ("watermarking", True),
 ]  # fmt: skip
 
@@ -137,7 +138,7 @@ CHAT_ONLY = [
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function.name"),
     ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1"}}]}]},
      "messages[0].tool_calls[0].function.arguments"),
-    ({"messages": HELLO * 5000}, "messages"),
+    ({"messages": HELLO * 5000}, "messages"), ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     # T6
     ({"chat_template": "{{ messages }}"}, "chat_template"),
     *[({"chat_template_kwargs": {name: True}}, "chat_template_kwargs")
@@ -163,7 +164,9 @@ CHAT_ONLY = [
 
 COMPLETIONS_ONLY = [
     ({"logprobs": 21}, "logprobs"), ({"logprobs": -1}, "logprobs"), ({"logprobs": 10**9}, "logprobs"),
-    ({"logprobs": True}, "logprobs"), ({"echo": True, "logprobs": 1}, "logprobs"), ({"echo": "yes"}, "echo"),
+    ({"logprobs": True}, "logprobs"), ({"echo": True, "logprobs": 21}, "logprobs"),
+    ({"echo": True, "logprobs": 1, "stream": True}, "logprobs"), ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+    ({"prompt_logprobs": 1, "max_tokens": 0, "n": 2}, "n"), ({"echo": "yes"}, "echo"),
     ({"best_of": 10**9}, "best_of"), ({"best_of": 2}, "best_of"), ({"best_of": 1, "n": 2}, "best_of"),
     ({"best_of": 0}, "best_of"), ({"suffix": "x"}, "suffix"),
     # T9

@@ -32,7 +32,7 @@ def delta(text: str, token_ids: list[int], finish_reason: str | None = None) -> 
     """As oneloop_core.Delta."""
     return SimpleNamespace(
         index=0, text=text, token_ids=token_ids, finish_reason=finish_reason, stop_reason=None, error=None,
-        logprobs=None, queue_s=None, num_cached_tokens=0,
+        logprobs=None, queue_s=None, num_cached_tokens=0, prompt_logprobs=None, pooled=None, cumulative_logprob=None,
     )  # fmt: skip
 
 

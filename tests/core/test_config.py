@@ -18,6 +18,7 @@ def test_defaults_and_properties() -> None:
         "max_num_seqs": 256,
         "max_num_batched_tokens": 2048,
         "mixed_step_tokens": None,
+        "hidden_size": 0,
         "max_model_len": 2048,
         "vocab_size": 1000,
         "enable_prefix_caching": True,
@@ -62,10 +63,16 @@ def test_the_layout_is_aligned_and_dense() -> None:
         assert end <= item.offset < end + 64
         end = item.offset + item.length * sizes[item.dtype]
     assert layout.num_bytes - 64 < end <= layout.num_bytes
-    outputs = [item.name for item in layout.fields if layout.input_bytes <= item.offset < layout.mask_offset]
-    assert outputs == ["output_token", "output_rank", "output_logprob_token", "output_logprob"]
-    masks = [(item.name, item.length) for item in layout.fields if item.offset >= layout.mask_offset]
+    names = [item.name for item in layout.fields]
+    first_output, first_mask = names.index("output_token"), names.index("mask_header")
+    assert layout.fields[first_output].offset == layout.input_bytes
+    assert layout.fields[first_mask].offset == layout.mask_offset
+    assert names[first_output:first_mask] == [
+        "output_token", "output_rank", "output_logprob_token", "output_logprob", "score_rank", "score_logprob_token",
+        "score_logprob", "pooled",
+    ]  # fmt: skip
+    masks = [(item.name, item.length) for item in layout.fields[first_mask:]]
     rows, words = GOOD.get("max_num_seqs", 256), -(-GOOD["vocab_size"] // 32)
     assert masks == [("mask_header", 8), ("sample_mask_row", rows), ("mask_word", rows * words)]
     assert layout.header["step_id"] == 0
-    assert len(set(layout.header.values())) == len(layout.header) == 23
+    assert len(set(layout.header.values())) == len(layout.header) == 26

@@ -15,6 +15,9 @@ def delta(index=0, text="", tokens=(), finish=None, **more):
         "stop_reason": None,
         "error": None,
         "queue_s": None,
+        "prompt_logprobs": None,
+        "pooled": None,
+        "cumulative_logprob": None,
         "num_cached_tokens": 0,
         **more,
     }

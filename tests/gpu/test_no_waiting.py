@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from oneloop import AsyncEngine, SamplingParams
+from oneloop.engine.params import BeamSearch
+from oneloop.engine.pooling import pooling_params
 
 pytestmark = pytest.mark.gpu
 
@@ -20,6 +22,10 @@ KINDS = (
         temperature=0.8, repetition_penalty=1.2, presence_penalty=0.1, max_tokens=40, ignore_eos=True
     ),
     SamplingParams(temperature=0.0, logprobs=5, logit_bias={7: 2.0}, min_tokens=3, max_tokens=40),
+    SamplingParams(temperature=0.0, prompt_logprobs=5, max_tokens=8),
+    SamplingParams(n=3, max_tokens=8, beam_search=BeamSearch()),
+    pooling_params("mean"),
+    pooling_params("last"),
 )
 CALLS = (
     (torch.Tensor, ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__")),
@@ -53,7 +59,8 @@ async def complete(engine: AsyncEngine, number: int) -> int:
     prompt = {"prompt_token_ids": [(number * 7 + i) % 250 for i in range(3 + number % 90)]}
     stream = await engine.submit(prompt, KINDS[number % len(KINDS)])
     async with stream:
-        return sum([len(delta.token_ids) async for deltas in stream for delta in deltas])
+        ends = [delta.finish_reason async for deltas in stream for delta in deltas]
+        return len([reason for reason in ends if reason in ("stop", "length")])
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")

@@ -130,7 +130,7 @@ def drive(side, core, requests, *, lookahead):
     """Run all requests with up to two steps in flight; per request and sequence its tokens (and log-probabilities)."""
     handles = [core.submit(prompt, **options) for prompt, options in requests]
     texts = {(h, n): [] for h, (_, o) in zip(handles, requests, strict=True) for n in range(o.get("n", 1))}
-    logprobs = []
+    logprobs, of_prompts, pooled = [], {}, {}
     in_flight, turn, held, num_held = [], 0, None, 0
     while core.has_work():
         if len(in_flight) < (2 if lookahead else 1):
@@ -156,10 +156,19 @@ def drive(side, core, requests, *, lookahead):
         for delta in deltas:
             texts[delta.request, delta.index] += delta.token_ids
             logprobs += delta.logprobs or []
+            if delta.prompt_logprobs is not None:
+                of_prompts[delta.request] = delta.prompt_logprobs.tokens()
+            if delta.pooled is not None:
+                pooled[delta.request] = np.frombuffer(delta.pooled, np.float32)
             assert delta.finish_reason != "error"
         core.audit()
     return SimpleNamespace(
-        texts=list(texts.values()), logprobs=logprobs, stats=core.stats(), num_held=num_held
+        texts=list(texts.values()),
+        logprobs=logprobs,
+        of_prompts=of_prompts,
+        pooled=pooled,
+        stats=core.stats(),
+        num_held=num_held,
     )
 
 
@@ -280,6 +289,35 @@ def test_masks(run):
     assert [[token for token, _ in entries] for _, entries in gpu.logprobs] == [
         [token for token, _ in entries] for _, entries in cpu.logprobs
     ]
+
+
+def test_results_of_prompts(run, models):
+    """Log-probabilities and pooled states of prompts in chunks, beside requests that want none."""
+    rng = random.Random(2)
+    prompts = [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for length in (1, 30, 17, 40, 9, 12)]
+    options = [
+        {"max_tokens": 0, "prompt_logprobs": 3},
+        {"max_tokens": 3, "prompt_logprobs": 0, "ignore_eos": True, **GREEDY},
+        {"max_tokens": 0, "pooling": "mean"},
+        {"max_tokens": 4, "logprobs": 2, "ignore_eos": True, **GREEDY},
+        {"max_tokens": 0, "pooling": "last"},
+        {"max_tokens": 3, "prompt_logprobs": 1, "ignore_eos": True, "allowed_token_ids": [1, 2, 3], **GREEDY},
+    ]
+    hidden_size = models[0].spec.hidden_size
+    requests = list(zip(prompts, options, strict=True))
+    cpu, gpu = run(requests, max_num_batched_tokens=24, hidden_size=hidden_size)
+    assert gpu.texts == cpu.texts
+    assert gpu.of_prompts.keys() == cpu.of_prompts.keys()
+    assert gpu.pooled.keys() == cpu.pooled.keys()
+    assert [len(gpu.of_prompts), len(gpu.pooled)] == [3, 2]
+    for handle, ours in gpu.of_prompts.items():
+        theirs = cpu.of_prompts[handle]
+        assert [rank for rank, _ in ours] == [rank for rank, _ in theirs]
+        for (_, mine), (_, reference) in zip(ours, theirs, strict=True):
+            assert [token for token, _ in mine] == [token for token, _ in reference]
+            assert [value for _, value in mine] == pytest.approx([value for _, value in reference], abs=1e-3)
+    for handle, vector in gpu.pooled.items():
+        assert vector == pytest.approx(cpu.pooled[handle], abs=1e-3)
 
 
 def test_logprobs(run):

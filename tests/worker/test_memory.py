@@ -235,6 +235,7 @@ def test_step_buffers_hold_the_slab(num_seqs, num_tokens, context):
     core = CoreConfig(
         num_blocks=64,
         vocab_size=LLAMA_8B.vocab_size,
+        hidden_size=LLAMA_8B.hidden_size,
         max_model_len=context,
         max_num_seqs=num_seqs,
         max_num_batched_tokens=num_tokens,

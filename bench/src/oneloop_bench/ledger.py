@@ -64,11 +64,12 @@ class Measured(GpuModelRunner):
         """Bytes taken that are not the allocator's: context, code, graphs."""
         return self.free_at_start - nvml_free() - torch.cuda.memory_reserved()
 
-    def _launch_forward(self, num_tokens: int, has_multi: bool, may_share: bool) -> None:
+    def _launch_forward(self, num_tokens: int, has_multi: bool, may_share: bool) -> torch.Tensor:
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        super()._launch_forward(num_tokens, has_multi, may_share)
+        hidden = super()._launch_forward(num_tokens, has_multi, may_share)
         self.forward_peak = max(self.forward_peak, peak_above(before))
+        return hidden
 
     def _launch_sample(self, num_samples: int, variant: SampleVariant) -> None:
         before = torch.cuda.memory_allocated()

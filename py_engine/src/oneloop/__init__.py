@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from oneloop.engine.async_engine import AsyncEngine
+    from oneloop.engine.beam_search import BeamSearchParams
     from oneloop.engine.offline import LLM
     from oneloop.engine.outputs import CompletionOutput, RequestOutput
     from oneloop.engine.params import SamplingParams
@@ -17,13 +18,14 @@ if TYPE_CHECKING:
     from oneloop.errors import ConfigError, ModelError, RequestError
 
 __all__ = [
-    "LLM", "AsyncEngine", "CompletionOutput", "ConfigError", "ModelError", "RequestError", "RequestOutput",
-    "SamplingParams", "StructuredOutputsParams", "__version__",
+    "LLM", "AsyncEngine", "BeamSearchParams", "CompletionOutput", "ConfigError", "ModelError", "RequestError",
+    "RequestOutput", "SamplingParams", "StructuredOutputsParams", "__version__",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
 _HOMES = {
     "LLM": "oneloop.engine.offline",
+    "BeamSearchParams": "oneloop.engine.beam_search",
     "AsyncEngine": "oneloop.engine.async_engine",
     "RequestOutput": "oneloop.engine.outputs",
     "CompletionOutput": "oneloop.engine.outputs",

@@ -28,6 +28,7 @@ __all__ = [
     "GrammarError",
     "GrammarMatcher",
     "LogprobsEncoder",
+    "PromptLogprobs",
     "RequestError",
     "SlabError",
     "SlabLayout",
@@ -150,6 +151,7 @@ class CoreConfig:
         mixed_step_tokens: int | None = None,
         max_model_len: int = 2048,
         vocab_size: int,
+        hidden_size: int = 0,
         enable_prefix_caching: bool = True,
         policy: Literal["fcfs", "priority"] = "fcfs",
         max_steps_in_flight: int = 2,
@@ -158,8 +160,8 @@ class CoreConfig:
     ) -> CoreConfig:
         """mixed_step_tokens: tokens of a step in which streams decode; prefill gets at least half of it.
 
-        None: max_num_batched_tokens. seed: source of the seeds of requests that bring none. hash_key: 16 bytes; None
-        draws them at random.
+        None: max_num_batched_tokens. hidden_size: numbers of a pooled hidden state; 0: pooling is refused.
+        seed: source of the seeds of requests that bring none. hash_key: 16 bytes; None draws them at random.
         """
     @property
     def num_blocks(self) -> int: ...
@@ -175,6 +177,8 @@ class CoreConfig:
     def max_model_len(self) -> int: ...
     @property
     def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
     @property
     def enable_prefix_caching(self) -> bool: ...
     @property
@@ -232,6 +236,15 @@ class Delta:
     def logprobs(self) -> list[tuple[int, list[tuple[int, float]]]] | None:
         """Per token: (rank of the sampled token, [(sampled id, logprob), (top id, logprob)…]); None when not asked."""
     @property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """Of the prompt's tokens, where asked for; only in the first delta of the request's sequence 0."""
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Log-probability of a text that beam search found."""
+    @property
+    def pooled(self) -> bytes | None:
+        """The pooled hidden state, where asked for: hidden_size 32-bit floats in the machine's byte order."""
+    @property
     def num_cached_tokens(self) -> int:
         """Prompt tokens taken from the prefix cache at the first admission."""
     @property
@@ -240,6 +253,16 @@ class Delta:
     @property
     def error(self) -> str | None:
         """Message, when finish_reason is "error"."""
+
+@final
+class PromptLogprobs:
+    """Log-probabilities of each prompt token but the first, in order."""
+
+    def __len__(self) -> int: ...
+    def tokens(self, start: int = 0, stop: int = ...) -> list[tuple[int, list[tuple[int, float]]]]:
+        """Of the prompt's tokens start + 1 to stop, as Delta.logprobs has them: (rank, [(id, logprob), top…])."""
+    def json(self, vocabulary: Vocabulary, num_top: int) -> bytes:
+        """The value of a reply's field ``prompt_logprobs``. Without the GIL; takes as long as it is."""
 
 @final
 class Deltas:
@@ -320,6 +343,9 @@ class Core:
         frequency_penalty: float = 0.0,
         seed: int | None = None,
         logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+        pooling: Literal["last", "mean"] | None = None,
+        beam_search: tuple[float, Literal["heuristic", "always", "never"]] | None = None,
         logit_bias: Sequence[tuple[int, float]] = (),
         stop: Sequence[str] = (),
         stop_token_ids: Sequence[int] = (),
@@ -343,7 +369,12 @@ class Core:
         """Queue a request; returns its handle (never reused, > 0).
 
         prompt_token_ids: 4-byte signed buffer (array("i"), int32 numpy) or a sequence of ints, each in [0, vocab_size).
-        max_tokens: new tokens per sequence; None fills the context.
+        max_tokens: new tokens per sequence; None fills the context. 0 only with prompt_logprobs or pooling, for
+        n = 1: the sequence ends with its prompt.
+        prompt_logprobs: 0 … MAX_LOGPROBS top entries per prompt token but the first. pooling: the prompt's hidden
+        states as one vector. For both (but not "last") the whole prompt is computed, whatever is cached.
+        beam_search: (length_penalty, when it ends): the n sequences are beams, and what is told are the n best texts,
+        best first, at the end; every sampling field must be neutral, and nothing may bind the tokens.
         final_only: each sequence gets one delta, at its end, with all that its deltas would have said.
         shown_special_ids: special tokens whose text is shown though skip_special_tokens hides the others.
         grammar: what the tokens must be; from the first one on, or once grammar_after (at most 64
@@ -364,7 +395,7 @@ class Core:
 
         Tokens that are being sampled come first. Nothing happens where the thinking has ended, as far as
         `grammar_after` or `thinking_end` tell. False when the handle is unknown or has ended. Any thread, at any
-        moment. RequestError (token_ids) for none, too many, or an id out of range.
+        moment. RequestError (token_ids) for none, too many, an id out of range, or a request for beams.
         """
     def drain(self) -> None:
         """Apply what submit() and abort() queued without scheduling a step (abort while no step is due)."""
@@ -528,6 +559,11 @@ class LogprobsEncoder:
     ) -> LogprobsEncoder: ...
     def add(self, tokens: Sequence[tuple[int, Sequence[tuple[int, float]]]]) -> None:
         """Encode the next tokens, as `Delta.logprobs` has them. ValueError for one without the sampled token."""
+    def add_prompt(self, prompt_token_ids: Sequence[int], logprobs: PromptLogprobs, num_hidden: int) -> None:
+        """Encode an echoed prompt, before anything else; its first token has no log-probability. Not for chat.
+
+        num_hidden: tokens at its start that are no part of the echoed text. Without the GIL; takes as long as it is.
+        """
     def take(self) -> bytes:
         """JSON of all tokens since the last take."""
 

@@ -19,6 +19,7 @@ from oneloop.api.handlers.completions import completions
 from oneloop.api.handlers.control import control
 from oneloop.api.handlers.debug import scheduler, stacks
 from oneloop.api.handlers.derender import derender, derender_chat, derender_completion
+from oneloop.api.handlers.embeddings import embeddings
 from oneloop.api.handlers.generate import generate
 from oneloop.api.handlers.health import health
 from oneloop.api.handlers.metrics import metrics
@@ -79,6 +80,7 @@ ROUTES: Routes = (
     *TEXT_ROUTES,
     ("POST", "/v1/chat/completions", chat_completions),
     ("POST", "/v1/completions", completions),
+    ("POST", "/v1/embeddings", embeddings),
     ("POST", "/inference/v1/generate", generate),
     ("POST", "/v1/messages", messages),
     ("POST", "/v1/messages/count_tokens", count_tokens),

@@ -89,6 +89,8 @@ class Choice:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    prompt_logprobs: orjson.Fragment | None = None
+    """The field of that name, encoded."""
 
     def add(self, delta: Added) -> None:
         """Append what a delta brings."""
@@ -139,7 +141,7 @@ def chat_reply(
         "service_tier": None,
         "system_fingerprint": SYSTEM_FINGERPRINT,
         "usage": usage.wire(),
-        "prompt_logprobs": None,
+        "prompt_logprobs": choices[0].prompt_logprobs,
         "kv_transfer_params": None,
         **({} if told is None else told.prompts[0]),
     }
@@ -207,5 +209,5 @@ def _completion_choice(index: int, choice: Choice, echo: str, logprobs: Logprobs
         "logprobs": logprobs,
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
-        "prompt_logprobs": None,
+        "prompt_logprobs": choice.prompt_logprobs,
     }

@@ -43,7 +43,7 @@ def generate_reply(
             for index, choice in enumerate(choices)
         ],
         "usage": usage.wire(),
-        "prompt_logprobs": None,
+        "prompt_logprobs": choices[0].prompt_logprobs,
         "kv_transfer_params": None,
     }
 

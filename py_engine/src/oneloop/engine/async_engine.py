@@ -8,7 +8,7 @@ import logging
 from dataclasses import dataclass
 from itertools import count
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from oneloop.config import EngineConfig
 from oneloop.engine.assembly import Assembly, assemble
@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     from oneloop_core import Deltas, Stats, Vocabulary
 
 log = logging.getLogger(__name__)
+
+_CLIENTS_NAMES: Final = {"prompt_token_ids": "prompt", "beam_search": "use_beam_search"}
+"""Of the core's arguments."""
 
 State = Literal["loading", "ready", "draining", "dead", "stopped"]
 
@@ -298,6 +301,7 @@ class AsyncEngine:
             output = self.output_builder(stream)
             async for deltas in stream:
                 output.add(deltas)
+                output.add_told_once(stream)
                 yield output.snapshot(stream.num_cached_tokens)
 
     def output_builder(self, stream: RequestStream) -> OutputBuilder:
@@ -421,7 +425,7 @@ class AsyncEngine:
         try:
             handle = assembly.submit(accepted, final_only=final_only)
         except CoreRequestError as error:
-            field = "prompt" if error.field == "prompt_token_ids" else error.field
+            field = _CLIENTS_NAMES.get(error.field, error.field)
             raise RequestError(field, error.message) from None
         stream = RequestStream(
             handle=handle,

@@ -29,6 +29,11 @@ class TokenConstraints:
     """What ends the thinking."""
 
     @property
+    def binds(self) -> bool:
+        """Whether any token may be refused."""
+        return self.grammar is not None or self.thinking_budget is not None
+
+    @property
     def knows_thinking(self) -> bool:
         """Whether they say what ends the thinking, so that it can be ended from outside."""
         return bool(self.thinking_end or self.grammar_after)

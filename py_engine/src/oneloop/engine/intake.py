@@ -74,6 +74,12 @@ class Intake:
         defaults. Raises RequestError, and OverloadedError where too many grammars are being compiled.
         """
         resolved = self._resolve(params)
+        if resolved.beam_search is not None and constraints.binds:
+            raise RequestError(
+                "use_beam_search",
+                "use_beam_search goes not with what binds the answer's tokens, as a tool call that must come or a "
+                "bounded thinking does; leave it out",
+            )
         salt = self._checked_salt(cache_salt)
         self._check_priority(priority)
         text, token_ids = _parts(prompt)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from oneloop_core import LogprobsEncoder, Vocabulary
+from oneloop_core import LogprobsEncoder, PromptLogprobs, Vocabulary
 
 if TYPE_CHECKING:
     from oneloop.engine.params import ResolvedParams
     from oneloop.tokenize.tokenizer import Tokenizer
 
-__all__ = ["LogprobsEncoder", "Vocabulary", "make_encoder", "make_encoders"]
+__all__ = ["LogprobsEncoder", "PromptLogprobs", "Vocabulary", "make_encoder", "make_encoders"]
 
 
 def make_encoders(

@@ -8,29 +8,39 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tqdm import tqdm
 
 from oneloop.engine.async_engine import AsyncEngine
+from oneloop.engine.beam_search import beam_search_output
+from oneloop.engine.embedding import embedding_output
 from oneloop.engine.engine_thread import EngineThread
 from oneloop.engine.params import SamplingParams
+from oneloop.engine.pooling import pooling_params
 from oneloop.engine.progress import LoadBars
 from oneloop.errors import RequestError
 from oneloop.tokenize.conversation import ChatForm
 from oneloop.tokenize.messages import read_conversation
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
     from types import TracebackType
     from typing import Self
 
     from oneloop.config import EngineConfig
+    from oneloop.engine.beam_search import BeamSearchOutput, BeamSearchParams
+    from oneloop.engine.embedding import EmbeddingRequestOutput
     from oneloop.engine.intake import Prompt
     from oneloop.engine.outputs import RequestOutput
+    from oneloop.engine.params import ResolvedParams
+    from oneloop.engine.pooling import Pooling
     from oneloop.engine.stream import RequestStream
     from oneloop.executor.base import ModelInfo
     from oneloop.tokenize.tokenizer import Tokenizer
     from oneloop_core import Stats
+
+T = TypeVar("T")
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -117,6 +127,54 @@ class LLM:
             [_Job(p, s) for p, s in zip(several, _spread(sampling_params, len(several)), strict=True)],
             use_tqdm,
         )
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Pooling = "last",
+        normalize: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector for each prompt, in their order: the hidden state behind the final norm of its last token, or the
+        mean of all tokens'. prompts: as for generate().
+
+        normalize: divide by its Euclidean length. Raises RequestError when a prompt is invalid (none is answered then).
+        """
+        params = pooling_params(pooling)
+
+        one = partial(self._embed_one, params=params, normalize=normalize)
+        return self._thread.run(_all_of(one, _as_prompts(prompts)))
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams
+    ) -> list[BeamSearchOutput]:
+        """The params.beam_width most likely texts behind each prompt that beam search finds, best first.
+
+        prompts: as for generate(). Raises RequestError when one is invalid, or needs more KV cache than there is.
+        """
+        sampling = params.as_sampling()
+
+        async def one(prompt: Prompt) -> BeamSearchOutput:
+            await self._room.enter(params.beam_width)
+            try:
+                stream = await self._thread.engine.submit(prompt, sampling, final_only=True)
+                async with stream:
+                    return await beam_search_output(stream, self._thread.engine.tokenizer)
+            finally:
+                self._room.leave(params.beam_width)
+
+        return self._thread.run(_all_of(one, _as_prompts(prompts)))
+
+    async def _embed_one(
+        self, prompt: Prompt, *, params: ResolvedParams, normalize: bool
+    ) -> EmbeddingRequestOutput:
+        await self._room.enter(1)
+        try:
+            stream = await self._thread.engine.submit(prompt, params, final_only=True)
+            async with stream:
+                return await embedding_output(stream, normalize=normalize)
+        finally:
+            self._room.leave(1)
 
     def chat(
         self,
@@ -239,6 +297,7 @@ class LLM:
                 output = engine.output_builder(stream)
                 async for deltas in stream:
                     output.add(deltas)
+                output.add_told_once(stream)
                 done.put((index, output.snapshot(stream.num_cached_tokens)))
 
         try:
@@ -271,6 +330,16 @@ class LLM:
     def _settle(self, stream: RequestStream, num_sequences: int, _: asyncio.Task[None]) -> None:
         stream.abort()
         self._room.leave(num_sequences)
+
+
+async def _all_of(one: Callable[[Prompt], Coroutine[Any, Any, T]], prompts: Sequence[Prompt]) -> list[T]:
+    """`one` of each prompt, in their order. The first failure cancels the rest."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(prompt)) for prompt in prompts]
+    except BaseExceptionGroup as errors:
+        raise _first(errors) from None
+    return [task.result() for task in tasks]
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

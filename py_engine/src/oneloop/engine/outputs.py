@@ -10,6 +10,8 @@ from oneloop.errors import GenerationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from oneloop.engine.stream import RequestStream
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 TokenLogprobs: TypeAlias = "tuple[int, list[tuple[int, float]]]"
@@ -129,6 +131,8 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     num_cached_tokens: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """Per prompt token, None for the first; where asked for."""
 
 
 class OutputBuilder:
@@ -148,6 +152,7 @@ class OutputBuilder:
         self._prompt_token_ids = prompt_token_ids
         self._token_text = token_text
         self._outputs = [CompletionOutput(index) for index in range(num_sequences)]
+        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     def add(self, deltas: Iterable[Added]) -> None:
         """Take in what was added. GenerationError when a sequence failed."""
@@ -162,6 +167,14 @@ class OutputBuilder:
             logprobs = delta.logprobs
             if logprobs is not None:
                 self._add_logprobs(output, logprobs)
+
+    def add_told_once(self, stream: RequestStream) -> None:
+        """Take in what a stream tells beside its deltas: of the prompt, and of texts that beam search found."""
+        logprobs = stream.take_prompt_logprobs()
+        if logprobs is not None:
+            self._prompt_logprobs = [None, *(self._entry(token) for token in logprobs.tokens())]
+        for index, logprob in stream.cumulative_logprobs.items():
+            self._outputs[index].cumulative_logprob = logprob
 
     def snapshot(self, num_cached_tokens: int) -> RequestOutput:
         """Everything so far, independent of what is added later."""
@@ -180,18 +193,23 @@ class OutputBuilder:
             outputs,
             all(output.finished() for output in outputs),
             num_cached_tokens,
+            self._prompt_logprobs,
         )
 
     def _add_logprobs(self, output: CompletionOutput, logprobs: list[TokenLogprobs]) -> None:
         if output.logprobs is None:
             output.logprobs, output.cumulative_logprob = [], 0.0
         assert output.cumulative_logprob is not None
-        for rank, entries in logprobs:
-            sampled_id, sampled = entries[0]
-            tops = {
-                token_id: Logprob(value, place, self._token_text(token_id))
-                for place, (token_id, value) in enumerate(entries[1:], start=1)
-            }
-            tops[sampled_id] = Logprob(sampled, rank, self._token_text(sampled_id))
-            output.logprobs.append(tops)
-            output.cumulative_logprob += sampled
+        for token in logprobs:
+            output.logprobs.append(self._entry(token))
+            output.cumulative_logprob += token[1][0][1]
+
+    def _entry(self, token: TokenLogprobs) -> dict[int, Logprob]:
+        rank, entries = token
+        own_id, own = entries[0]
+        tops = {
+            token_id: Logprob(value, place, self._token_text(token_id))
+            for place, (token_id, value) in enumerate(entries[1:], start=1)
+        }
+        tops[own_id] = Logprob(own, rank, self._token_text(own_id))
+        return tops

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from oneloop.engine.structured import read_spec
 from oneloop.errors import ConfigError, RequestError
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 DEFAULT_MAX_TOKENS = 16
 """New tokens of a request whose maker said nothing of their number, as vLLM has it."""
 MAX_LOGPROBS = 20
+MAX_PROMPT_ENTRIES = 1 << 21
+"""Log-probabilities of one prompt: its tokens times (1 + prompt_logprobs). They are held until they are sent."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 1024
 """Length of one stop string in UTF-8; text is held back by up to this much."""
@@ -32,6 +34,7 @@ MAX_BIAS = 100.0
 MAX_PENALTY = 2.0
 MAX_TEMPERATURE = 100.0
 MAX_REPETITION_PENALTY = 100.0
+MAX_LENGTH_PENALTY = 10.0
 MAX_INT32 = 2**31 - 1
 
 
@@ -76,6 +79,8 @@ class SamplingParams:
     detokenize: bool = True
     logprobs: int | None = None
     """Top log-probabilities per output token (0 … 20); None = none."""
+    prompt_logprobs: int | None = None
+    """The same per prompt token but the first. Then max_tokens may be 0: nothing is generated."""
     logit_bias: Mapping[int, float] | None = field(default_factory=dict)
     """Token id → value in [-100, 100] added to its logit."""
     allowed_token_ids: tuple[int, ...] | list[int] | None = None
@@ -85,6 +90,8 @@ class SamplingParams:
     the others stand before it. What comes as other tokens than the tokenizer makes of the word is not banned."""
     structured_outputs: StructuredOutputsParams | GrammarSpec | None = None
     """The form that the answer is to have."""
+    beam_search: BeamSearch | None = None
+    """The n most likely texts instead of n samples; every field that is about sampling must be left open."""
 
     def resolve(self, defaults: SamplingDefaults, *, vocab_size: int, max_sequences: int) -> ResolvedParams:
         """Every open field filled in and every field checked.
@@ -92,6 +99,8 @@ class SamplingParams:
         vocab_size: every token id must be below it. max_sequences: bound of n. Raises RequestError.
         """
         max_tokens = _first(self.max_tokens, defaults.max_tokens)
+        if self.beam_search is not None:
+            defaults = self._checked_for_beams()
         resolved = ResolvedParams(
             n=integer("n", self.n, 1, max_sequences),
             temperature=number(
@@ -108,7 +117,9 @@ class SamplingParams:
             presence_penalty=number("presence_penalty", self.presence_penalty, -MAX_PENALTY, MAX_PENALTY),
             frequency_penalty=number("frequency_penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY),
             seed=None if self.seed is None else integer("seed", self.seed, -(2**63), 2**63 - 1),
-            max_tokens=None if max_tokens is None else integer("max_tokens", max_tokens, 1, MAX_INT32),
+            max_tokens=None
+            if max_tokens is None
+            else integer("max_tokens", max_tokens, 1 if self.prompt_logprobs is None else 0, MAX_INT32),
             max_tokens_is_default=self.max_tokens is None,
             min_tokens=integer("min_tokens", self.min_tokens, 0, MAX_INT32),
             stop=_stop_strings(self.stop),
@@ -119,11 +130,15 @@ class SamplingParams:
             shown_special_ids=_token_ids("shown_special_ids", self.shown_special_ids, vocab_size),
             detokenize=flag("detokenize", self.detokenize),
             logprobs=None if self.logprobs is None else integer("logprobs", self.logprobs, 0, MAX_LOGPROBS),
+            prompt_logprobs=_prompt_logprobs(self.prompt_logprobs),
             logit_bias=_bias(self.logit_bias, vocab_size),
             grammar=read_spec(self.structured_outputs),
             allowed_token_ids=_allowed_token_ids(self.allowed_token_ids, vocab_size),
             bad_words=_bad_words(self.bad_words),
+            beam_search=None if self.beam_search is None else self.beam_search.checked(),
         )
+        if resolved.max_tokens == 0 and resolved.n > 1:
+            raise RequestError("n", f"n must be 1 where max_tokens is 0, got {resolved.n}")
         if resolved.max_tokens is not None and resolved.min_tokens > resolved.max_tokens:
             raise RequestError(
                 "min_tokens", f"min_tokens ({self.min_tokens}) is above max_tokens ({resolved.max_tokens})"
@@ -131,6 +146,44 @@ class SamplingParams:
         if resolved.stop and not resolved.detokenize:
             raise RequestError("stop", "stop strings need detokenize=True")
         return resolved
+
+    def _checked_for_beams(self) -> SamplingDefaults:
+        """The defaults of beams, which sample nothing. RequestError naming a field that asks for something else."""
+        neutral: Mapping[str, tuple[Any, ...]] = {
+            "temperature": (None, 0, 1), "top_p": (None, 1), "top_k": (None, 0, -1), "min_p": (None, 0),
+            "repetition_penalty": (None, 1), "presence_penalty": (0,), "frequency_penalty": (0,), "min_tokens": (0,),
+            "logprobs": (None,),
+        }  # fmt: skip
+        asked = [name for name, values in neutral.items() if getattr(self, name) not in values]
+        asked += [name for name in ("stop", "logit_bias", "bad_words") if getattr(self, name)]
+        if asked:
+            raise RequestError(asked[0], f"{asked[0]} has no meaning in beam search; leave it out")
+        form = read_spec(self.structured_outputs)
+        binding = [] if form is None else [form.field]
+        binding += [] if self.allowed_token_ids is None else ["allowed_token_ids"]
+        if binding:
+            raise RequestError(
+                binding[0], f"{binding[0]} cannot bind the texts of beam search; leave one of the two out"
+            )
+        return SamplingDefaults(temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamSearch:
+    """How texts that beam search finds are compared, and when it ends."""
+
+    length_penalty: float = 1.0
+    """Log-probabilities are divided by the length to this power, -10 … 10: above 0 longer texts are preferred."""
+    early_stopping: bool | Literal["never"] = False
+    """Once n texts are finished: True: end; False: end when the best open one, as it is, is no better; "never":
+    end only when none can become better."""
+
+    def checked(self) -> tuple[float, Literal["heuristic", "always", "never"]]:
+        """As the core takes it. RequestError naming the field."""
+        penalty = number("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+        if self.early_stopping == "never":
+            return penalty, "never"
+        return penalty, "always" if flag("early_stopping", self.early_stopping) else "heuristic"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,10 +213,15 @@ class ResolvedParams:
     shown_special_ids: tuple[int, ...]
     detokenize: bool
     logprobs: int | None
+    prompt_logprobs: int | None
     logit_bias: tuple[tuple[int, float], ...]
     grammar: GrammarSpec | None
     allowed_token_ids: tuple[int, ...] | None
     bad_words: tuple[str, ...]
+    beam_search: tuple[float, Literal["heuristic", "always", "never"]] | None = None
+    """As the core takes it."""
+    pooling: Literal["last", "mean"] | None = None
+    """The prompt's hidden states as one vector, instead of tokens (engine/pooling.py)."""
 
     def resolve(self, _: SamplingDefaults, *, vocab_size: int, max_sequences: int) -> ResolvedParams:
         """As SamplingParams.resolve(): there is nothing left to do, for the same model.
@@ -175,14 +233,24 @@ class ResolvedParams:
 
     def behind(self, num_prompt_tokens: int, max_model_len: int) -> ResolvedParams:
         """The same behind a prompt of so many tokens. RequestError for what a context of max_model_len cannot hold:
-        the prompt and one token, the tokens that were asked for, or min_tokens.
+        the prompt and one token (the prompt alone for max_tokens 0), the tokens that were asked for, or min_tokens; and
+        for more log-probabilities of the prompt than are held.
         """
         room = max_model_len - num_prompt_tokens
-        if room < 1:
+        if room < (self.max_tokens != 0):
             raise RequestError(
                 "prompt",
                 f"this model's maximum context length is {max_model_len} tokens, and the prompt has "
-                f"{num_prompt_tokens}, which leaves no room for an answer",
+                f"{num_prompt_tokens}" + (", which leaves no room for an answer" if room == 0 else ""),
+            )
+        if (
+            self.prompt_logprobs is not None
+            and num_prompt_tokens * (1 + self.prompt_logprobs) > MAX_PROMPT_ENTRIES
+        ):
+            raise RequestError(
+                "prompt_logprobs",
+                f"prompt_logprobs ({self.prompt_logprobs}) of {num_prompt_tokens} tokens are more than the "
+                f"{MAX_PROMPT_ENTRIES} log-probabilities that one prompt may have; ask for fewer",
             )
         if self.min_tokens > room:
             raise RequestError(
@@ -301,6 +369,15 @@ def _above_zero(name: str, value: Any, high: float) -> float:
     if checked == 0:
         raise RequestError(name, f"{name} must be above 0 and at most {high:g}, got 0")
     return checked
+
+
+def _prompt_logprobs(value: Any) -> int | None:
+    if value == -1:
+        raise RequestError(
+            "prompt_logprobs",
+            f"prompt_logprobs -1 (the whole vocabulary) is more than is served: at most {MAX_LOGPROBS}",
+        )
+    return None if value is None else integer("prompt_logprobs", value, 0, MAX_LOGPROBS)
 
 
 def _collection(name: str, value: Any, kinds: Any, what: str, limit: int) -> Any:

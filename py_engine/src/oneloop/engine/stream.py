@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from oneloop.engine.metrics import EngineMetrics
     from oneloop.engine.outputs import Added, FinishReason
     from oneloop.engine.relay import Relay, TextFrame
-    from oneloop_core import Delta
+    from oneloop_core import Delta, PromptLogprobs
 
 _SEVERITY: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
 
@@ -47,8 +47,9 @@ class RequestStream:
 
     __slots__ = (
         "_final_only", "_is_relayed", "_last_token_at", "_metrics", "_on_end", "_on_news", "_pending", "_relay",
-        "_unsent", "_waiter", "_wakes_at_end", "ends_thinking", "finish_reason", "handle", "num_cached_tokens",
-        "num_generated_tokens", "num_sequences", "prompt", "prompt_token_ids", "request_id", "times",
+        "_unsent", "_waiter", "_wakes_at_end", "cumulative_logprobs", "ends_thinking", "finish_reason", "handle",
+        "num_cached_tokens", "num_generated_tokens", "num_sequences", "pooled", "prompt", "prompt_logprobs",
+        "prompt_token_ids", "request_id", "times",
     )  # fmt: skip
 
     def __init__(
@@ -80,6 +81,12 @@ class RequestStream:
         self.num_sequences = num_sequences
         self.num_cached_tokens = 0
         """Prompt tokens that came from the prefix cache (known with the first delta)."""
+        self.prompt_logprobs: PromptLogprobs | None = None
+        """Where asked for; known with the first delta."""
+        self.pooled: bytes | None = None
+        """The pooled hidden state in float32, where asked for; known at the end."""
+        self.cumulative_logprobs: dict[int, float] = {}
+        """Of the texts that beam search found, by index; known at the end."""
         self.num_generated_tokens = 0
         """Over all sequences."""
         self.finish_reason: FinishReason | None = None
@@ -140,6 +147,11 @@ class RequestStream:
         self._on_news = on_news
         if self._pending and on_news is not None:
             on_news(self)
+
+    def take_prompt_logprobs(self) -> PromptLogprobs | None:
+        """What is said of the prompt, once."""
+        taken, self.prompt_logprobs = self.prompt_logprobs, None
+        return taken
 
     def take(self) -> list[Added]:
         """Everything new, merged per sequence, without waiting. Empty when there is nothing."""
@@ -255,6 +267,10 @@ class RequestStream:
     def _begin(self, index: int, delta: Delta, now: float) -> None:
         """A sequence without a token so far: what is told once."""
         times = self.times
+        if delta.cumulative_logprob is not None:
+            self.cumulative_logprobs[index] = delta.cumulative_logprob
+        if index == 0:
+            self.prompt_logprobs, self.pooled = delta.prompt_logprobs, delta.pooled
         if times.queue_s is None and delta.queue_s is not None:
             times.queue_s = delta.queue_s
             self.num_cached_tokens = delta.num_cached_tokens

@@ -44,6 +44,8 @@ class ModelInfo:
     """KV blocks the memory plan allows."""
     block_size: int
     """Tokens per KV block."""
+    hidden_size: int = 0
+    """Numbers of a pooled hidden state. 0: this executor has none."""
     quick_step_tokens: int | None = None
     """Tokens of a step that streams hardly notice (worker/roofline.py). None: the device's rates are unknown."""
 

@@ -41,6 +41,7 @@ class LoadedModel:
             max_model_len=self.plan.max_model_len,
             num_blocks=self.plan.num_blocks,
             block_size=self.plan.block_size,
+            hidden_size=self.model.spec.hidden_size,
             quick_step_tokens=self._quick_step_tokens(),
         )
 

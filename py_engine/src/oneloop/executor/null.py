@@ -119,6 +119,8 @@ class NullSampler:
             self._obey(views, seeds)
         if header.max_logprobs >= 0:
             _fill_logprobs(views, count)
+        if header.num_scores:
+            _fill_scores(views, header.num_scores)
         return header
 
     @staticmethod
@@ -170,6 +172,15 @@ def _fill_logprobs(views: SlabViews, count: int) -> None:
     views.output_rank[:count] = 1
     views.output_logprob_token[:count] = np.where(tokens >= LOGPROB_COLUMNS, tokens - ranks, tokens + ranks)
     views.output_logprob[:count] = -0.5 * (ranks + 1)
+
+
+def _fill_scores(views: SlabViews, count: int) -> None:
+    """As for samples: a prompt's token is the likeliest."""
+    ranks = np.maximum(np.arange(LOGPROB_COLUMNS) - 1, 0)
+    tokens = views.score_token[:count, None]
+    views.score_rank[:count] = 1
+    views.score_logprob_token[:count] = np.where(tokens >= LOGPROB_COLUMNS, tokens - ranks, tokens + ranks)
+    views.score_logprob[:count] = -0.5 * (ranks + 1)
 
 
 class NullExecutor:

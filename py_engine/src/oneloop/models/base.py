@@ -46,5 +46,8 @@ class Model(Protocol):
         Normalises them first. The logits have the model's dtype: who needs float32 widens them.
         """
 
+    def normalize(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: [n, hidden_size] contiguous rows of forward's result → the same shape, behind the final norm."""
+
     def one_layer_of_each_kind(self) -> AbstractContextManager[None]:
         """Within, forward runs one layer of each kind only: they launch every kernel, and the result is garbage."""

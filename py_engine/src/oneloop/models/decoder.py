@@ -112,6 +112,10 @@ class Decoder:
         """See Model."""
         return self.head(hidden, norm=self.norm)
 
+    def normalize(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See Model."""
+        return self.norm(hidden)
+
     @contextmanager
     def one_layer_of_each_kind(self) -> Iterator[None]:
         """See Model. All layers of these families are of one kind."""

@@ -56,6 +56,9 @@ class StepHeader:
     flags: int
     num_widely_shared: int
     num_masked: int
+    num_scores: int
+    max_score_logprobs: int
+    num_pools: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +103,18 @@ class SlabViews:
     bias_value: Floats
     banned_token: Ints
     history_token: Ints
+    score_token_index: Ints
+    score_token: Ints
+    pool_start: Ints
+    pool_end: Ints
     output_token: Ints
     output_rank: Ints
     output_logprob_token: Ints
     output_logprob: Floats
+    score_rank: Ints
+    score_logprob_token: Ints
+    score_logprob: Floats
+    pooled: Floats
     sample_mask_row: Ints
     mask_word: npt.NDArray[np.uint32]
     _header: npt.NDArray[np.int64]
@@ -116,7 +127,7 @@ class SlabViews:
             field.name: np.frombuffer(buffer, _DTYPES[field.dtype], field.length, field.offset)
             for field in layout.fields
         }
-        for name in ("output_logprob_token", "output_logprob"):
+        for name in ("output_logprob_token", "output_logprob", "score_logprob_token", "score_logprob"):
             arrays[name] = arrays[name].reshape(-1, LOGPROB_COLUMNS)
         if "mask_word" in arrays and "sample_mask_row" in arrays:
             masks = arrays["mask_word"].view(np.uint32)

@@ -9,6 +9,7 @@ import torch
 
 from oneloop.attention.kv_cache import PagedKVCache
 from oneloop.attention.metadata import AttentionMetadata
+from oneloop.worker.prompt_results import PromptResults
 from oneloop.worker.rows import RowTable
 from oneloop.worker.sampling.sampler import Sampler
 from oneloop_kernels.ops.linear import padded_num_tokens
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 class ModelRunner:
     """A model with its KV cache and the state of its slots. One thread at a time; steps in the core's order."""
 
-    __slots__ = ("_attention_shape", "_model", "_plan_attention", "_sampler", "kv", "rows")
+    __slots__ = ("_attention_shape", "_model", "_plan_attention", "_prompt_results", "_sampler", "kv", "rows")
 
     def __init__(self, model: Model, plan: MemoryPlan, *, max_num_seqs: int) -> None:
         """Allocates the KV cache. plan: from `memory.plan.plan_memory`."""
@@ -37,6 +38,7 @@ class ModelRunner:
         )  # + 1: a step ahead may have begun the next
         self.rows = RowTable(max_num_seqs, max_blocks, spec.vocab_size, model.device)
         self._sampler = Sampler(self.rows, model.device)
+        self._prompt_results = PromptResults(model)
         self._attention_shape = AttentionShape(
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
@@ -67,6 +69,8 @@ class ModelRunner:
         if header.num_tokens == 0:
             return None
         hidden = self._forward(slab, header)
+        if header.num_scores or header.num_pools:
+            self._write_prompt_results(hidden, slab, header)
         if not header.num_samples:
             return None
         return self._logits(hidden, slab.sample_token_index[: header.num_samples])
@@ -135,6 +139,22 @@ class ModelRunner:
         padded[:num_samples] = token_index
         chosen = hidden.index_select(0, torch.from_numpy(padded).to(hidden.device))
         return self._model.compute_logits(chosen)[:num_samples].to(torch.float32)
+
+    def _write_prompt_results(self, hidden: torch.Tensor, slab: SlabViews, header: StepHeader) -> None:
+        if count := header.num_scores:
+            scores = self._prompt_results.score(
+                hidden,
+                self._upload(slab.score_token_index[:count]),
+                self._upload(slab.score_token[:count]),
+                header.max_score_logprobs,
+            )
+            slab.score_rank[:count] = scores.ranks.cpu().numpy()
+            slab.score_logprob_token[:count] = scores.token_ids.cpu().numpy()
+            slab.score_logprob[:count] = scores.logprobs.cpu().numpy()
+        if count := header.num_pools:
+            ranges = zip(slab.pool_start[:count].tolist(), slab.pool_end[:count].tolist(), strict=True)
+            pooled = self._prompt_results.pool(hidden, ranges)
+            slab.pooled[: pooled.numel()] = pooled.flatten().cpu().numpy()
 
     def _upload(self, values: npt.NDArray[np.int32]) -> torch.Tensor:
         """Host integers as int64 on the device."""

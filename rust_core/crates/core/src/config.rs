@@ -30,6 +30,8 @@ pub struct CoreConfig {
     pub max_model_len: u32,
     /// Token ids are below it.
     pub vocab_size: u32,
+    /// Numbers of a pooled hidden state; 0: the executor gives none, and pooling is refused.
+    pub hidden_size: u32,
     /// Whether blocks of equal prefixes are shared between requests.
     pub enable_prefix_caching: bool,
     /// Order of admission.
@@ -53,6 +55,7 @@ impl CoreConfig {
             mixed_step_tokens: None,
             max_model_len: 2048,
             vocab_size,
+            hidden_size: 0,
             enable_prefix_caching: true,
             policy: Policy::default(),
             max_steps_in_flight: 2,
@@ -92,6 +95,15 @@ impl CoreConfig {
                     format!("{value} is out of range; give a value from 1 to {max}"),
                 ));
             }
+        }
+        if self.hidden_size > MAX_HIDDEN_SIZE {
+            return Err(Error::config(
+                "hidden_size",
+                format!(
+                    "{} is out of range; at most {MAX_HIDDEN_SIZE}",
+                    self.hidden_size
+                ),
+            ));
         }
         if self.max_model_len < 2 {
             return Err(Error::config(
@@ -133,6 +145,11 @@ impl CoreConfig {
 /// Part of `mixed_step_tokens` that prefill gets whatever the number of rows: so a burst is over after a bounded time.
 const LEAST_PREFILL_PART: u32 = 2;
 
+/// Blocks of the pool per block of the least margin that an admission leaves available.
+pub(crate) const BLOCKS_PER_MARGIN_BLOCK: u32 = 64;
+/// Largest magnitude of beam search's `length_penalty`.
+pub(crate) const MAX_LENGTH_PENALTY: f64 = 10.0;
+
 // Upper bounds that keep every count and every slab offset far inside 32 bits.
 const MAX_NUM_BLOCKS: u32 = 1 << 28;
 const MAX_BLOCK_SIZE: u32 = 1024;
@@ -141,9 +158,12 @@ const MAX_NUM_BATCHED_TOKENS: u32 = 1 << 20;
 const MAX_MODEL_LEN: u32 = 1 << 24;
 const MAX_VOCAB_SIZE: u32 = 1 << 24;
 const MAX_STEPS_IN_FLIGHT: u32 = 16;
+const MAX_HIDDEN_SIZE: u32 = 1 << 16;
 
 /// Most top log-probabilities a request may ask for per token.
 pub const MAX_LOGPROBS: u32 = 20;
+/// Most prompt tokens of one step whose log-probabilities are computed: their results have a place in the slab.
+pub const MAX_SCORES_PER_STEP: u32 = 2048;
 /// Most bytes of a cache salt.
 pub const MAX_CACHE_SALT_BYTES: usize = 128;
 /// Most entries of a request's `logit_bias`.

@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::prompt::PromptLogprobs;
+
 /// Why a sequence ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinishReason {
@@ -37,6 +39,17 @@ pub enum StopReason {
     Text(String),
 }
 
+/// What few requests are told, once: kept apart, so that the deltas of all others stay small.
+#[derive(Debug, Clone, Default)]
+pub struct Told {
+    /// Of the prompt's tokens, where asked for; only in the first delta of the request's sequence 0.
+    pub prompt_logprobs: Option<Arc<PromptLogprobs>>,
+    /// The pooled hidden state, where asked for.
+    pub pooled: Option<Vec<f32>>,
+    /// Of a text that beam search found.
+    pub cumulative_logprob: Option<f64>,
+}
+
 /// What one step added to one sequence. The ranges index the buffers of the [`Deltas`] it lives in.
 #[derive(Debug, Clone)]
 pub struct Delta {
@@ -60,6 +73,8 @@ pub struct Delta {
     pub queue_s: Option<f64>,
     /// Message, when the finish reason is an error.
     pub error: Option<Arc<str>>,
+    /// What few requests are told.
+    pub told: Option<Box<Told>>,
 }
 
 /// Log-probabilities of one token.

@@ -30,7 +30,11 @@ struct InboxState {
     aborts: Vec<u64>,
     /// Handles that were given out and have not ended.
     live: HashSet<u64>,
+    /// Those of them that are beam searches.
+    beams: HashSet<u64>,
     closed: Option<String>,
+    /// Whether a trace is recorded.
+    is_recorded: bool,
 }
 
 /// What was posted since the last turn.
@@ -70,10 +74,19 @@ impl Inbox {
         if let Some(reason) = &state.closed {
             return Err(Error::Poisoned(reason.clone()));
         }
+        if state.is_recorded && spec.beam_search.is_some() {
+            return Err(Error::request(
+                "beam_search",
+                "a schedule trace is recorded, which does not know what beams are chosen by; serve without it",
+            ));
+        }
         state.last_handle += 1;
         let handle = state.last_handle;
         spec.set_handle(handle, self.config.seed);
         state.live.insert(handle);
+        if spec.beam_search.is_some() {
+            state.beams.insert(handle);
+        }
         state.submits.push(spec);
         Ok(handle)
     }
@@ -83,6 +96,7 @@ impl Inbox {
         let mut state = self.lock();
         let is_live = state.live.remove(&request);
         if is_live {
+            state.beams.remove(&request);
             state.aborts.push(request);
         }
         is_live
@@ -99,6 +113,12 @@ impl Inbox {
         }
         let tokens = check_marker(field, token_ids, &self.config)?;
         let mut state = self.lock();
+        if state.beams.contains(&request) {
+            return Err(Error::request(
+                field,
+                "nothing can be forced upon beams; end the request instead",
+            ));
+        }
         let is_live = state.live.contains(&request);
         if is_live {
             state.endings.push((request, tokens));
@@ -119,7 +139,13 @@ impl Inbox {
         let mut state = self.lock();
         for handle in handles {
             state.live.remove(&handle);
+            state.beams.remove(&handle);
         }
+    }
+
+    /// Refuses what a trace cannot tell.
+    pub(crate) fn note_recording(&self) {
+        self.lock().is_recorded = true;
     }
 
     /// Refuses all further requests.

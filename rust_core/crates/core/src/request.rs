@@ -2,6 +2,36 @@
 
 use crate::grammar::SharedGrammar;
 
+/// Which final hidden states of a prompt a request wants, as one vector.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pooling {
+    /// The last token's.
+    Last,
+    /// The mean of all tokens'.
+    Mean,
+}
+
+/// When beam search ends, once as many texts are finished as there are beams.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum EarlyStopping {
+    /// When the best beam, scored as if it ended now, is no better than the worst of them.
+    #[default]
+    Heuristic,
+    /// At once.
+    Always,
+    /// When no beam can become better, however long it gets.
+    Never,
+}
+
+/// The `n` sequences are beams.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct BeamSearch {
+    /// Exponent of the length that log-probabilities are divided by.
+    pub length_penalty: f64,
+    /// When it ends.
+    pub early_stopping: EarlyStopping,
+}
+
 /// What a client asks for. Limits and meanings are those of the stub's `Core.submit`.
 #[derive(Debug, Clone, PartialEq)]
 #[expect(
@@ -11,7 +41,8 @@ use crate::grammar::SharedGrammar;
 pub struct SubmitRequest {
     /// Token ids, each in `[0, vocab_size)`.
     pub prompt: Vec<i32>,
-    /// New tokens per sequence; `None` fills the context (and no more than the pool can hold).
+    /// New tokens per sequence; `None` fills the context (and no more than the pool can hold). 0 only for what is said
+    /// of the prompt.
     pub max_tokens: Option<u64>,
     /// No stop of any kind counts before a later token than this many.
     pub min_tokens: u64,
@@ -35,6 +66,12 @@ pub struct SubmitRequest {
     pub seed: Option<i64>,
     /// Top log-probabilities per token.
     pub logprobs: Option<u64>,
+    /// Top log-probabilities per prompt token but the first.
+    pub prompt_logprobs: Option<u64>,
+    /// A vector of the prompt instead of an answer: no token is sampled.
+    pub pooling: Option<Pooling>,
+    /// The most likely texts instead of sampled ones: of the sampling fields all must be neutral.
+    pub beam_search: Option<BeamSearch>,
     /// (token id, value added to its logit).
     pub logit_bias: Vec<(i64, f64)>,
     /// Strings that end the text.
@@ -92,6 +129,9 @@ impl SubmitRequest {
             frequency_penalty: 0.0,
             seed: None,
             logprobs: None,
+            prompt_logprobs: None,
+            pooling: None,
+            beam_search: None,
             logit_bias: Vec::new(),
             stop: Vec::new(),
             stop_token_ids: Vec::new(),

@@ -1,20 +1,25 @@
-//! The one place where a request is checked. What passes is valid by construction.
+//! The one place where a request is checked. What passes is valid by construction. `rules` is about what binds the
+//! tokens, `beams` about beam search.
+
+mod beams;
+mod rules;
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use crate::batch::LIST_CAPACITY;
 use crate::config::{
-    CoreConfig, MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_CACHE_SALT_BYTES, MAX_LOGIT_BIAS,
-    MAX_LOGIT_BIAS_VALUE, MAX_LOGPROBS, MAX_MARKER_TOKENS, MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS,
-    MAX_STOP_TOKEN_IDS, MIN_TEMPERATURE, Policy,
+    CoreConfig, MAX_CACHE_SALT_BYTES, MAX_LOGIT_BIAS, MAX_LOGIT_BIAS_VALUE, MAX_LOGPROBS,
+    MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, MIN_TEMPERATURE, Policy,
 };
 use crate::error::Error;
-use crate::grammar::{RuleSpec, ThinkingLimit, clear_bit, mask_words, set_all, set_bit};
 use crate::kv::PrefixHasher;
 use crate::request::SubmitRequest;
 use crate::sched::{RequestSpec, Sampling, Stopping};
 use crate::text::StopSet;
+use beams::beam_numbers;
+use rules::build_rules;
+pub(crate) use rules::check_marker;
 
 /// Checks everything before anything is allocated, then builds what the scheduler needs. The handle is set later.
 pub(crate) fn validate(
@@ -23,7 +28,8 @@ pub(crate) fn validate(
     hasher: &PrefixHasher,
     request: SubmitRequest,
 ) -> Result<RequestSpec, Error> {
-    check_prompt(config, &request.prompt)?;
+    let num_prompt_logprobs = check_prompt_results(config, &request)?;
+    check_prompt(config, &request)?;
     let num_sequences = check_n(config, request.n)?;
     let (max_tokens, min_tokens) = check_lengths(config, &request)?;
     check_lists(config, &request)?;
@@ -44,6 +50,10 @@ pub(crate) fn validate(
     }
     let rules = build_rules(config, &request)?;
     let stopping = build_stopping(&request, max_tokens, min_tokens)?;
+    let numbers = match request.beam_search {
+        Some(search) => beam_numbers(config, &request, &stopping, search, numbers)?,
+        None => numbers,
+    };
     let sampling = Sampling {
         bias: request
             .logit_bias
@@ -72,124 +82,56 @@ pub(crate) fn validate(
         prompt: request.prompt,
         root_key,
         prompt_keys,
-        final_only: request.final_only,
+        final_only: request.final_only || request.beam_search.is_some(),
         has_seed: request.seed.is_some(),
+        num_prompt_logprobs,
+        pooling: request.pooling,
+        beam_search: request.beam_search,
         sampling,
         stopping,
         rules: rules.map(Arc::new),
     })
 }
 
-/// What binds the tokens; `None` where nothing does.
-fn build_rules(config: &CoreConfig, request: &SubmitRequest) -> Result<Option<RuleSpec>, Error> {
-    let grammar_after = check_marker("grammar_after", &request.grammar_after, config)?;
-    let thinking = build_thinking(config, request)?;
-    check_bad_words(config, request)?;
-    let mut allowed = allowed_bits(config, request)?;
-    let (short, long): (Vec<_>, Vec<_>) =
-        request.bad_words.iter().partition(|word| word.len() == 1);
-    if !short.is_empty() && allowed.is_empty() {
-        allowed = vec![0; mask_words(config.vocab_size)];
-        set_all(&mut allowed, config.vocab_size);
-    }
-    for &token in short.into_iter().flatten() {
-        clear_bit(&mut allowed, token as i32);
-    }
-    if !allowed.is_empty() && allowed.iter().all(|&word| word == 0) {
-        return Err(Error::request(
-            "bad_words",
-            "every token that may come is banned; leave one",
-        ));
-    }
-    if request.grammar.is_none() && allowed.is_empty() && long.is_empty() && thinking.is_none() {
-        return Ok(None);
-    }
-    Ok(Some(RuleSpec {
-        vocab_size: config.vocab_size,
-        grammar: request.grammar.clone(),
-        grammar_after,
-        allowed,
-        bad_words: long
-            .into_iter()
-            .map(|word| word.iter().map(|&token| token as i32).collect())
-            .collect(),
-        thinking,
-    }))
-}
-
-fn build_thinking(
-    config: &CoreConfig,
-    request: &SubmitRequest,
-) -> Result<Option<ThinkingLimit>, Error> {
-    let end = check_marker("thinking_end", &request.thinking_end, config)?;
-    let Some(budget) = request.thinking_budget else {
-        return Ok(None);
-    };
-    let problem = if end.is_empty() {
-        "needs thinking_end, the tokens that end the thinking"
-    } else if request.grammar.is_some() && request.grammar_after.is_empty() {
-        "a grammar that holds from the first token leaves no thinking; set grammar_after"
-    } else {
-        let budget = u32::try_from(budget).unwrap_or(u32::MAX);
-        return Ok(Some(ThinkingLimit { end, budget }));
-    };
-    Err(Error::request("thinking_budget", problem))
-}
-
-fn check_bad_words(config: &CoreConfig, request: &SubmitRequest) -> Result<(), Error> {
-    let field = "bad_words";
-    check_len(field, request.bad_words.len(), MAX_BAD_WORDS)?;
-    for word in &request.bad_words {
-        if word.is_empty() {
-            return Err(Error::request(field, "one of them is empty"));
-        }
-        if word.len() > MAX_BAD_WORD_TOKENS {
-            let len = word.len();
+/// What is wanted of the prompt itself: the number of top log-probabilities, -1 for none.
+fn check_prompt_results(config: &CoreConfig, request: &SubmitRequest) -> Result<i32, Error> {
+    let num_top = check_num_logprobs("prompt_logprobs", request.prompt_logprobs, config)?;
+    if request.pooling.is_some() {
+        if config.hidden_size == 0 {
             return Err(Error::request(
-                field,
-                format!("one of them has {len} tokens; at most {MAX_BAD_WORD_TOKENS} are possible"),
+                "pooling",
+                "this executor gives no hidden states; another one may",
             ));
         }
-        for &token in word {
-            check_id(field, token, config)?;
+        if num_top >= 0 || request.max_tokens != Some(0) {
+            return Err(Error::request(
+                "pooling",
+                "a pooled prompt gets no tokens and no log-probabilities; set max_tokens to 0",
+            ));
         }
     }
-    Ok(())
+    if request.max_tokens == Some(0) {
+        if num_top < 0 && request.pooling.is_none() {
+            return Err(Error::request(
+                "max_tokens",
+                "0 leaves nothing to generate; give at least 1",
+            ));
+        }
+        if request.n != 1 {
+            return Err(Error::request(
+                "n",
+                format!(
+                    "{} sequences without tokens are all alike; give 1",
+                    request.n
+                ),
+            ));
+        }
+    }
+    Ok(num_top)
 }
 
-/// A bit for each token of `allowed_token_ids`; empty without.
-fn allowed_bits(config: &CoreConfig, request: &SubmitRequest) -> Result<Vec<u32>, Error> {
-    let field = "allowed_token_ids";
-    let Some(ids) = &request.allowed_token_ids else {
-        return Ok(Vec::new());
-    };
-    if ids.is_empty() {
-        return Err(Error::request(field, "is empty; allow at least one token"));
-    }
-    check_len(field, ids.len(), config.vocab_size as usize)?;
-    let mut allowed = vec![0; mask_words(config.vocab_size)];
-    for &token in ids {
-        check_id(field, token, config)?;
-        set_bit(&mut allowed, token as i32);
-    }
-    Ok(allowed)
-}
-
-/// Token ids of a marker.
-pub(crate) fn check_marker(
-    field: &'static str,
-    ids: &[i64],
-    config: &CoreConfig,
-) -> Result<Vec<i32>, Error> {
-    check_len(field, ids.len(), MAX_MARKER_TOKENS)?;
-    for &token in ids {
-        check_id(field, token, config)?;
-    }
-    Ok(ids.iter().map(|&token| token as i32).collect())
-}
-
-fn check_prompt(config: &CoreConfig, prompt: &[i32]) -> Result<(), Error> {
-    let field = "prompt_token_ids";
+fn check_prompt(config: &CoreConfig, request: &SubmitRequest) -> Result<(), Error> {
+    let (field, prompt) = ("prompt_token_ids", &request.prompt);
     if prompt.is_empty() {
         return Err(Error::request(
             field,
@@ -197,12 +139,16 @@ fn check_prompt(config: &CoreConfig, prompt: &[i32]) -> Result<(), Error> {
         ));
     }
     let (len, max_model_len) = (prompt.len(), config.max_model_len as usize);
-    if len + 1 > max_model_len {
+    let has_output = request.max_tokens != Some(0);
+    if len + usize::from(has_output) > max_model_len {
+        let output = if has_output {
+            " and one output token"
+        } else {
+            ""
+        };
         return Err(Error::request(
             field,
-            format!(
-                "{len} prompt tokens and one output token exceed the context of {max_model_len} tokens"
-            ),
+            format!("{len} prompt tokens{output} exceed the context of {max_model_len} tokens"),
         ));
     }
     let num_needed = config.blocks_for(len as u32);
@@ -236,12 +182,6 @@ fn check_lengths(config: &CoreConfig, request: &SubmitRequest) -> Result<(u32, u
     // The last token's KV is never needed.
     let in_pool = u64::from(config.num_blocks) * u64::from(config.block_size) + 1 - prompt_len;
     let max_tokens = match request.max_tokens {
-        Some(0) => {
-            return Err(Error::request(
-                "max_tokens",
-                "0 leaves nothing to generate; give at least 1",
-            ));
-        }
         Some(max_tokens) => {
             let max_tokens = max_tokens.min(in_context);
             if max_tokens > in_pool {
@@ -336,18 +276,7 @@ fn check_numbers(config: &CoreConfig, request: &SubmitRequest) -> Result<Samplin
             format!("{} is out of range; at most {}", request.top_k, i32::MAX),
         )
     })?;
-    let num_logprobs = match request.logprobs {
-        None => -1,
-        Some(logprobs) if logprobs <= u64::from(MAX_LOGPROBS) => {
-            logprobs.min(u64::from(config.vocab_size)) as i32
-        }
-        Some(logprobs) => {
-            return Err(Error::request(
-                "logprobs",
-                format!("{logprobs} is out of range; at most {MAX_LOGPROBS}"),
-            ));
-        }
-    };
+    let num_logprobs = check_num_logprobs("logprobs", request.logprobs, config)?;
     Ok(Sampling {
         temperature: if temperature < MIN_TEMPERATURE {
             0.0
@@ -462,6 +391,24 @@ fn check_len(field: &'static str, len: usize, max: usize) -> Result<(), Error> {
         ));
     }
     Ok(())
+}
+
+/// Top log-probabilities per token; -1 = none.
+fn check_num_logprobs(
+    field: &'static str,
+    wanted: Option<u64>,
+    config: &CoreConfig,
+) -> Result<i32, Error> {
+    match wanted {
+        None => Ok(-1),
+        Some(count) if count <= u64::from(MAX_LOGPROBS) => {
+            Ok(count.min(u64::from(config.vocab_size)) as i32)
+        }
+        Some(count) => Err(Error::request(
+            field,
+            format!("{count} is out of range; at most {MAX_LOGPROBS}"),
+        )),
+    }
 }
 
 fn check_id(field: &'static str, token: i64, config: &CoreConfig) -> Result<(), Error> {

@@ -24,11 +24,11 @@ impl CoreConfig {
     #[allow(clippy::too_many_arguments)] // keyword arguments of one Python call
     #[pyo3(signature = (*, num_blocks, block_size = Int(16), max_num_seqs = Int(256),
                         max_num_batched_tokens = Int(2048), mixed_step_tokens = None, max_model_len = Int(2048),
-                        vocab_size,
+                        vocab_size, hidden_size = Int(0),
                         enable_prefix_caching = true, policy = "fcfs", max_steps_in_flight = Int(2),
                         seed = Int(0), hash_key = None),
            text_signature = "(*, num_blocks, block_size=16, max_num_seqs=256, max_num_batched_tokens=2048, \
-                             mixed_step_tokens=None, max_model_len=2048, vocab_size, enable_prefix_caching=True, policy='fcfs', \
+                             mixed_step_tokens=None, max_model_len=2048, vocab_size, hidden_size=0, enable_prefix_caching=True, policy='fcfs', \
                              max_steps_in_flight=2, seed=0, hash_key=None)")]
     fn new(
         num_blocks: Int,
@@ -38,6 +38,7 @@ impl CoreConfig {
         mixed_step_tokens: Option<Int>,
         max_model_len: Int,
         vocab_size: Int,
+        hidden_size: Int,
         enable_prefix_caching: bool,
         policy: &str,
         max_steps_in_flight: Int,
@@ -68,6 +69,7 @@ impl CoreConfig {
                 .transpose()?,
             max_model_len: count("max_model_len", max_model_len)?,
             vocab_size: count("vocab_size", vocab_size)?,
+            hidden_size: count("hidden_size", hidden_size)?,
             enable_prefix_caching,
             policy,
             max_steps_in_flight: count("max_steps_in_flight", max_steps_in_flight)?,
@@ -112,6 +114,11 @@ impl CoreConfig {
     #[getter]
     fn vocab_size(&self) -> u32 {
         self.inner.vocab_size
+    }
+
+    #[getter]
+    fn hidden_size(&self) -> u32 {
+        self.inner.hidden_size
     }
 
     #[getter]

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use oneloop_core::{Error, Inbox, SubmitRequest, TraceEncoder};
+use oneloop_core::{BeamSearch, EarlyStopping, Error, Inbox, Pooling, SubmitRequest, TraceEncoder};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
@@ -82,7 +82,8 @@ impl Core {
     #[pyo3(signature = (prompt_token_ids, *, max_tokens = None, min_tokens = Int(0), n = Int(1),
                         temperature = Float(1.0), top_k = Int(0), top_p = Float(1.0), min_p = Float(0.0),
                         repetition_penalty = Float(1.0), presence_penalty = Float(0.0),
-                        frequency_penalty = Float(0.0), seed = None, logprobs = None, logit_bias = Vec::new(),
+                        frequency_penalty = Float(0.0), seed = None, logprobs = None, prompt_logprobs = None,
+                        pooling = None, beam_search = None, logit_bias = Vec::new(),
                         stop = Vec::new(), stop_token_ids = Vec::new(), eos_token_ids = Vec::new(),
                         ignore_eos = false, include_stop_str_in_output = false, skip_special_tokens = true, shown_special_ids = Vec::new(),
                         detokenize = true, final_only = false, grammar = None, grammar_after = Vec::new(),
@@ -90,7 +91,7 @@ impl Core {
                         thinking_end = Vec::new(), priority = Int(0), cache_salt = b"".as_slice(), adapter = Int(-1)),
            text_signature = "($self, prompt_token_ids, *, max_tokens=None, min_tokens=0, n=1, temperature=1.0, \
                              top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, presence_penalty=0.0, \
-                             frequency_penalty=0.0, seed=None, logprobs=None, logit_bias=(), stop=(), \
+                             frequency_penalty=0.0, seed=None, logprobs=None, prompt_logprobs=None, pooling=None, beam_search=None, logit_bias=(), stop=(), \
                              stop_token_ids=(), eos_token_ids=(), ignore_eos=False, \
                              include_stop_str_in_output=False, skip_special_tokens=True, shown_special_ids=(), detokenize=True, \
                              final_only=False, grammar=None, grammar_after=(), allowed_token_ids=None, bad_words=(), \
@@ -110,6 +111,9 @@ impl Core {
         frequency_penalty: Float,
         seed: Option<Bound<'_, PyAny>>,
         logprobs: Option<Int>,
+        prompt_logprobs: Option<Int>,
+        pooling: Option<&str>,
+        beam_search: Option<(Float, &str)>,
         logit_bias: Vec<(Int, Float)>,
         stop: Vec<Bound<'_, PyString>>,
         stop_token_ids: Vec<Int>,
@@ -151,6 +155,9 @@ impl Core {
             frequency_penalty: frequency_penalty.0,
             seed: seed.map(|seed| exact_seed(&seed)).transpose()?,
             logprobs: unsigned("logprobs", logprobs)?,
+            prompt_logprobs: unsigned("prompt_logprobs", prompt_logprobs)?,
+            pooling: pooling.map(pooling_named).transpose()?,
+            beam_search: beam_search.map(beam_search_of).transpose()?,
             logit_bias: logit_bias
                 .into_iter()
                 .map(|(Int(id), Float(value))| (id, value))
@@ -302,6 +309,35 @@ fn exact_seed(seed: &Bound<'_, PyAny>) -> PyResult<i64> {
         Ok(nearest)
     } else {
         Err(refuse("seed", "does not fit 64 bits"))
+    }
+}
+
+fn beam_search_of((Float(length_penalty), name): (Float, &str)) -> PyResult<BeamSearch> {
+    let early_stopping = match name {
+        "heuristic" => EarlyStopping::Heuristic,
+        "always" => EarlyStopping::Always,
+        "never" => EarlyStopping::Never,
+        other => {
+            return Err(refuse(
+                "beam_search",
+                &format!("{other:?} is none of \"heuristic\", \"always\" and \"never\""),
+            ));
+        }
+    };
+    Ok(BeamSearch {
+        length_penalty,
+        early_stopping,
+    })
+}
+
+fn pooling_named(name: &str) -> PyResult<Pooling> {
+    match name {
+        "last" => Ok(Pooling::Last),
+        "mean" => Ok(Pooling::Mean),
+        other => Err(refuse(
+            "pooling",
+            &format!("{other:?} is neither \"last\" nor \"mean\""),
+        )),
     }
 }
 

@@ -4,6 +4,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use oneloop_core::StopReason;
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::prompt::PromptLogprobs;
 
 /// All deltas of one commit, in the order of the step's samples.
 #[pyclass(module = "oneloop_core", frozen)]
@@ -168,6 +171,30 @@ impl Delta {
     #[getter]
     fn error(&self) -> Option<&str> {
         self.entry().error.as_deref()
+    }
+
+    /// Of the prompt's tokens, where asked for; only in the first delta of the request's sequence 0.
+    #[getter]
+    fn prompt_logprobs(&self) -> Option<PromptLogprobs> {
+        let inner = self.entry().told.as_ref()?.prompt_logprobs.clone()?;
+        Some(PromptLogprobs { inner })
+    }
+
+    /// Of a text that beam search found.
+    #[getter]
+    fn cumulative_logprob(&self) -> Option<f64> {
+        self.entry().told.as_ref()?.cumulative_logprob
+    }
+
+    /// The pooled hidden state, 32-bit floats in the machine's order, where asked for.
+    #[getter]
+    fn pooled<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
+        let values = self.entry().told.as_ref()?.pooled.as_ref()?;
+        let bytes: Vec<u8> = values
+            .iter()
+            .flat_map(|value| value.to_ne_bytes())
+            .collect();
+        Some(PyBytes::new(py, &bytes))
     }
 
     fn __repr__(&self) -> String {

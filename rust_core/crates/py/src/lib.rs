@@ -8,6 +8,7 @@ mod descriptor;
 mod error;
 mod grammar;
 mod logprobs;
+mod prompt;
 mod relay;
 mod slab;
 mod snapshot;
@@ -33,6 +34,8 @@ mod _core {
     use crate::grammar::{Grammar, GrammarCompiler, GrammarMatcher};
     #[pymodule_export]
     use crate::logprobs::LogprobsEncoder;
+    #[pymodule_export]
+    use crate::prompt::PromptLogprobs;
     #[pymodule_export]
     use crate::relay::StreamRelay;
     #[pymodule_export]

@@ -7,6 +7,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::prompt::PromptLogprobs;
 use crate::vocab::Vocabulary;
 
 /// The encoder, as its Python owner and the relay's lane hold it.
@@ -68,6 +69,19 @@ impl LogprobsEncoder {
             }
         }
         Ok(())
+    }
+
+    /// Encode an echoed prompt, before anything else. Takes as long as it is: call it in a thread.
+    #[allow(clippy::needless_pass_by_value)] // a Python argument
+    fn add_prompt(
+        &self,
+        py: Python<'_>,
+        prompt_token_ids: Vec<i32>,
+        logprobs: &PromptLogprobs,
+        num_hidden: usize,
+    ) {
+        let (encoder, logprobs) = (&self.inner, &logprobs.inner);
+        py.detach(|| lock(encoder).add_prompt(&prompt_token_ids, logprobs, num_hidden));
     }
 
     /// JSON of all tokens since the last take.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from oneloop.api.handlers.generation import abort_all, collect, submit_all
 from oneloop.api.handlers.json_reply import json_reply
 from oneloop.api.handlers.streaming import stream_reply
+from oneloop.api.prompt_logprobs import encode_prompts
 from oneloop.api.replies import encode_logprobs
 from oneloop.api.state import REQUEST_ID, STATE
 
@@ -36,6 +37,9 @@ async def answer(request: web.Request, prepare: Prepare) -> web.StreamResponse:
             return await stream_reply(request, streams, job)
         assert job.make_reply is not None
         choices = await collect(state, streams, job)
+        if job.prompt_scores is not None and streams:
+            tokenizer = state.engine.tokenizer
+            await encode_prompts(job.prompt_scores, streams, choices, job.logprobs, tokenizer)
         return json_reply(job.make_reply(choices, await encode_logprobs(choices, job.logprobs)), job.headers)
     finally:
         abort_all(streams)

@@ -12,6 +12,7 @@ from oneloop.api.handlers.answer import answer
 from oneloop.api.handlers.generation import Job
 from oneloop.api.handlers.prompt import check_context, render, tokenized
 from oneloop.api.parsing import parsing_of
+from oneloop.api.prompt_logprobs import PromptScores
 from oneloop.api.protocol.chat import read_chat
 from oneloop.api.protocol.messages import read_messages
 from oneloop.api.replies import ReplyHead, Told, Usage
@@ -87,6 +88,9 @@ async def prepare_chat(
         make_encoder=partial(teller.encoder, params.n, chat.stream, logprobs),
         make_reply=teller.reply,
         told=told,
+        prompt_scores=None
+        if params.prompt_logprobs is None
+        else PromptScores(echoed=(), num_top=params.prompt_logprobs),
         constraints=constraints,
     )
 

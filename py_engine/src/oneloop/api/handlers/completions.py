@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from oneloop.api.errors import bad_request
 from oneloop.api.handlers.answer import answer
 from oneloop.api.handlers.generation import Job
 from oneloop.api.handlers.prompt import Prompt, check_context, context_error, tokenized
+from oneloop.api.prompt_logprobs import PromptScores, echoed_prompt
 from oneloop.api.protocol.completions import read_completion, read_prompts
 from oneloop.api.replies import ReplyHead, Told, Usage, completion_reply
 from oneloop.engine.logprobs import make_encoders
@@ -54,8 +56,8 @@ async def prepare_completion(
     prompts = [await _prepare(state, asked, prompt) for prompt in given]
     head = ReplyHead.make("cmpl", request_id, model)
     usage = Usage(prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts))
+    scores = _prompt_scores(state, asked, prompts)
     echoes = [await _echo(state, prompt) if asked.echo else "" for prompt in prompts for _ in range(n)]
-    # Offsets start at 0: echo and logprobs exclude each other.
     vocabulary = await state.engine.id_vocabulary() if told_back.tokens_as_ids else None
     logprobs = make_encoders(
         state.engine.tokenizer, "completion", asked.params, len(echoes), vocabulary=vocabulary
@@ -82,7 +84,19 @@ async def prepare_completion(
             head, choices, usage, echoes=echoes, logprobs=encoded, told=told
         ),
         told=told,
+        prompt_scores=scores,
         checked_form=asked.params.grammar if asked.score_only else None,
+    )
+
+
+def _prompt_scores(state: TextState, asked: CompletionRequest, prompts: list[Prompt]) -> PromptScores | None:
+    if asked.params.prompt_logprobs is None:
+        return None
+    echoes = prompts if asked.echoes_tokens else []
+    tokenizer = state.engine.tokenizer
+    return PromptScores(
+        echoed=[echoed_prompt(tokenizer, prompt.token_ids, prompt.text) for prompt in echoes],
+        num_top=asked.shown_prompt_logprobs,
     )
 
 
@@ -103,6 +117,8 @@ async def _prepare(state: TextState, asked: CompletionRequest, prompt: str | lis
         )
     else:
         found = Prompt(token_ids=kept(prompt, prompt, truncation, state.engine.tokenizer.bos_token_id))
+    if truncation is not None and asked.echoes_tokens:
+        found = replace(found, text=None)  # tokens of the whole text would stand beside those of a part
     if asked.score_only:
         if len(found.token_ids) > limits.max_model_len:
             raise context_error("prompt", len(found.token_ids), limits)

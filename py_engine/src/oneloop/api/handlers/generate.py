@@ -11,6 +11,7 @@ from oneloop.api.handlers.answer import answer
 from oneloop.api.handlers.derender import derender_parsing
 from oneloop.api.handlers.generation import Job
 from oneloop.api.handlers.prompt import check_context
+from oneloop.api.prompt_logprobs import PromptScores
 from oneloop.api.protocol.generate import read_generate
 from oneloop.api.replies import ReplyHead, Usage
 from oneloop.api.token_chunks import TokenChunks, generate_reply
@@ -84,6 +85,9 @@ async def prepare_generate(
         make_reply=lambda choices, encoded: generate_reply(
             head, choices, usage, encoded, with_text=asked.output_mode == "text"
         ),
+        prompt_scores=None
+        if params.prompt_logprobs is None
+        else PromptScores(echoed=(), num_top=params.prompt_logprobs),
         constraints=constraints,
     )
     return _as_chat(job, head, asked, parsing) if named_by_text else job

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from oneloop.api.encoder import EventEncoder
+    from oneloop.api.prompt_logprobs import PromptScores
     from oneloop.api.protocol.sampling import Scheduling, StreamOptions
     from oneloop.api.replies import Logprobs, Told, Usage
     from oneloop.api.state import ApiState, TextState
@@ -50,6 +51,8 @@ class Job:
     """One per prompt, once they are queued."""
     told: Told | None = None
     """What the reply tells of tokens."""
+    prompt_scores: PromptScores | None = None
+    """What a whole one shows of its prompts' log-probabilities."""
     constraints: TokenConstraints = NO_CONSTRAINTS
     """What else binds the tokens."""
     checked_form: GrammarSpec | None = None

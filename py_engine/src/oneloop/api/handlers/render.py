@@ -63,8 +63,6 @@ async def rendered(
     members: of the request's body. prefix: of the ids of that route's replies.
     """
     state = request.app[TEXT]
-    if members.get("max_tokens") == 0:
-        raise bad_request("max_tokens", "max_tokens must be at least 1: there is nothing to generate.")
     said = {name: members[name] for name in PASSED_ON if members.get(name) is not None}
     model = members.get("model")
 
@@ -72,6 +70,8 @@ async def rendered(
         request[REQUEST_ID] = request_id
 
     job = await prepare(state, members, request[REQUEST_ID], rename)
+    if not job.prompts:
+        raise bad_request("max_tokens", "max_tokens must be at least 1: there is nothing to generate.")
     head = {"model": state.check_model(model if isinstance(model, str) else None)}
     identity = f"{prefix}-{request[REQUEST_ID]}"
     return job, [

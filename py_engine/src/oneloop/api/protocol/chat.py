@@ -21,6 +21,7 @@ from oneloop.api.protocol.sampling import (
     StreamOptions,
     check_sampling,
     read_n,
+    read_prompt_logprobs,
     read_sampling,
     read_scheduling,
     read_stream_options,
@@ -90,6 +91,7 @@ def read_chat(members: Mapping[str, Any], limits: Limits, defaults: SamplingDefa
         max_tokens=max_tokens,
         logprobs=_logprobs(fields),
         grammar=grammar,
+        prompt_logprobs=read_prompt_logprobs(fields, stream),
     )
     params = check_sampling(asked, defaults, limits, names)
     scheduling = read_scheduling(fields, limits)

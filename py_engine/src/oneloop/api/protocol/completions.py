@@ -14,6 +14,7 @@ from oneloop.api.protocol.sampling import (
     StreamOptions,
     check_sampling,
     read_n,
+    read_prompt_logprobs,
     read_sampling,
     read_scheduling,
     read_stream_options,
@@ -37,10 +38,12 @@ class CompletionRequest:
 
     model: str | None
     params: ResolvedParams
-    """max_tokens is at least 1 here, see `score_only`."""
+    """max_tokens is 0 only where log-probabilities of the prompts are asked for, see `score_only`."""
     score_only: bool
-    """max_tokens 0: no new tokens."""
+    """Nothing is to be computed: no new tokens, and no log-probabilities."""
     echo: bool
+    shown_prompt_logprobs: int | None
+    """The client's own `prompt_logprobs`. An echo with logprobs asks the engine for them too."""
     add_special_tokens: bool
     truncation: AskedTruncation | None
     told_back: ToldBack
@@ -48,6 +51,11 @@ class CompletionRequest:
     scheduling: Scheduling
     ignored: list[str]
     """Fields that had no effect."""
+
+    @property
+    def echoes_tokens(self) -> bool:
+        """Whether the echo has log-probabilities."""
+        return self.echo and self.params.logprobs is not None
 
 
 def read_completion(
@@ -60,20 +68,26 @@ def read_completion(
     max_tokens = fields.integer("max_tokens")
     logprobs = fields.integer("logprobs")
     echo = fields.flag("echo", False)
-    if echo and logprobs is not None:
-        raise fields.refuse("logprobs", "together with echo is not supported yet")
+    shown_prompt_logprobs = read_prompt_logprobs(fields, stream)
+    prompt_logprobs = _wanted_of_prompts(fields, echo, logprobs, shown_prompt_logprobs, stream)
     n = read_n(fields, num_prompts, limits)
     _read_best_of(fields, n)
     min_tokens = fields.integer("min_tokens") or 0
-    score_only = max_tokens == 0
-    if score_only and min_tokens:
+    score_only = max_tokens == 0 and prompt_logprobs is None
+    if max_tokens == 0 and min_tokens:
         raise fields.refuse("min_tokens", f"({min_tokens}) is above max_tokens (0)")
     defaults = replace(defaults, max_tokens=max(DEFAULT_MAX_TOKENS, min_tokens))
     grammar, without_effect = read_structured(fields)
     asked = read_sampling(
-        fields, n=n, max_tokens=1 if score_only else max_tokens, logprobs=logprobs, grammar=grammar
+        fields,
+        n=n,
+        max_tokens=1 if score_only else max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        grammar=grammar,
     )
-    params = check_sampling(asked, defaults, limits, {})
+    names = {} if shown_prompt_logprobs is not None else {"prompt_logprobs": "logprobs"}
+    params = check_sampling(asked, defaults, limits, names)
     scheduling = read_scheduling(fields, limits)
     add_special_tokens = fields.flag("add_special_tokens", True)
     truncation = read_truncation(fields, limits)
@@ -84,6 +98,7 @@ def read_completion(
         params=params,
         score_only=score_only,
         echo=echo,
+        shown_prompt_logprobs=shown_prompt_logprobs,
         add_special_tokens=add_special_tokens,
         truncation=truncation,
         told_back=told_back,
@@ -93,22 +108,33 @@ def read_completion(
     )
 
 
-def read_prompts(value: object, limits: Limits) -> list[str | list[int]]:
+def _wanted_of_prompts(
+    fields: Fields, echo: bool, logprobs: int | None, shown: int | None, stream: StreamOptions
+) -> int | None:
+    """Log-probabilities per prompt token that the reply needs: an echo with logprobs shows the prompt's too."""
+    if not echo or logprobs is None:
+        return shown
+    if stream.stream:
+        raise fields.refuse("logprobs", "together with echo is not available when stream is true")
+    if shown is None or shown == -1:
+        return logprobs if shown is None else shown
+    return max(logprobs, shown)
+
+
+def read_prompts(value: object, limits: Limits, field: str = "prompt") -> list[str | list[int]]:
     """Texts, or token ids in range; at least one, none empty. ApiError (400) naming the field.
 
-    value: one string, a list of strings, one list of ids, or a list of such.
+    value: one string, a list of strings, one list of ids, or a list of such. field: its name.
     """
     if type(value) is str:
-        return [_text_prompt("prompt", value)]
+        return [_text_prompt(field, value)]
     if type(value) is not list or not value:
-        raise bad_request("prompt", f"prompt must be {_FORMS}, got {shown(value)}")
+        raise bad_request(field, f"{field} must be {_FORMS}, got {shown(value)}")
     if type(value[0]) is int:
-        return [token_ids("prompt", value, limits.vocab_size, at_most=limits.max_model_len)]
+        return [token_ids(field, value, limits.vocab_size, at_most=limits.max_model_len)]
     if len(value) > limits.max_sequences:
-        raise bad_request(
-            "prompt", f"prompt may hold at most {limits.max_sequences} prompts, got {len(value)}"
-        )
-    return [_prompt(f"prompt[{index}]", entry, type(value[0]), limits) for index, entry in enumerate(value)]
+        raise bad_request(field, f"{field} may hold at most {limits.max_sequences} prompts, got {len(value)}")
+    return [_prompt(f"{field}[{index}]", entry, type(value[0]), limits) for index, entry in enumerate(value)]
 
 
 def _prompt(name: str, entry: Any, kind: type, limits: Limits) -> str | list[int]:
@@ -116,7 +142,7 @@ def _prompt(name: str, entry: Any, kind: type, limits: Limits) -> str | list[int
         return _text_prompt(name, entry)
     if kind is list and type(entry) is list:
         return token_ids(name, entry, limits.vocab_size, at_most=limits.max_model_len)
-    raise bad_request(name, f"prompt must be {_FORMS}; {name} is {shown(entry)}")
+    raise bad_request(name, f"{name.partition('[')[0]} must be {_FORMS}; {name} is {shown(entry)}")
 
 
 def _text_prompt(name: str, text: str) -> str:

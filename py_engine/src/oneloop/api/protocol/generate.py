@@ -16,6 +16,7 @@ from oneloop.api.protocol.sampling import (
     StreamOptions,
     check_sampling,
     read_n,
+    read_prompt_logprobs,
     read_sampling,
     read_scheduling,
     read_stream_options,
@@ -35,7 +36,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,96}")
 """As replies have them: "chatcmpl-" and what a client may choose."""
 _PARAMS = "sampling_params"
 PASSED_ON = (
-    "allowed_token_ids", "bad_words", "prompt_logprobs", "logprob_token_ids", "thinking_token_budget",
+    "allowed_token_ids", "bad_words", "logprob_token_ids", "thinking_token_budget",
 )  # fmt: skip
 """What a request says of the generation in words that every route has: /render hands it on as it was said."""
 
@@ -74,10 +75,10 @@ def read_generate(members: Mapping[str, Any], limits: Limits, defaults: Sampling
     parts = ChatParts() if original is None else read_chat_parts(Fields(original, "chat_request."))
     if fields.given("features") is not None:
         raise fields.refuse("features", "is not supported: this model reads text")
-    params, budget, without_effect = _read_params(fields, limits, defaults)
+    stream = read_stream_options(fields)
+    params, budget, without_effect = _read_params(fields, stream, limits, defaults)
     if params.grammar is not None:
         parts = replace(parts, grammar=params.grammar)
-    stream = read_stream_options(fields)
     # the rest of what /render writes, for whoever sends its reply back as it is
     for name in ("prompt_text", "token_offsets", "prompt_token_ids"):
         fields.given(name)
@@ -100,7 +101,7 @@ def read_generate(members: Mapping[str, Any], limits: Limits, defaults: Sampling
 
 
 def _read_params(
-    fields: Fields, limits: Limits, defaults: SamplingDefaults
+    fields: Fields, stream: StreamOptions, limits: Limits, defaults: SamplingDefaults
 ) -> tuple[ResolvedParams, int | None, list[str]]:
     """`sampling_params`, as the other routes have them at the top; what is left open is as in chat.
 
@@ -116,6 +117,7 @@ def _read_params(
         n=read_n(inner, 1, limits),
         max_tokens=inner.integer("max_tokens"),
         logprobs=inner.integer("logprobs"),
+        prompt_logprobs=read_prompt_logprobs(inner, stream),
         grammar=grammar,
     )
     budget = read_thinking_budget(inner)
@@ -131,8 +133,8 @@ _NAMES = {
     name: f"{_PARAMS}.{name}"
     for name in (
         "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-        "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids", "logprobs", "logit_bias",
-        "allowed_token_ids", "bad_words",
+        "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids", "logprobs", "prompt_logprobs", "logit_bias",
+        "allowed_token_ids", "bad_words", "length_penalty", "early_stopping",
     )
 }  # fmt: skip
 
@@ -157,7 +159,17 @@ def sampling_wire(params: ResolvedParams) -> dict[str, Any]:
         "include_stop_str_in_output": params.include_stop_str_in_output,
         "skip_special_tokens": params.skip_special_tokens,
         "logprobs": params.logprobs,
+        "prompt_logprobs": params.prompt_logprobs,
         "logit_bias": {str(token): bias for token, bias in params.logit_bias},
+        **_beams_wire(params),
         "structured_outputs": None if params.grammar is None else structured_wire(params.grammar),
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _beams_wire(params: ResolvedParams) -> dict[str, Any]:
+    if params.beam_search is None:
+        return {}
+    length_penalty, ends = params.beam_search
+    early_stopping = "never" if ends == "never" else ends == "always"
+    return {"use_beam_search": True, "length_penalty": length_penalty, "early_stopping": early_stopping}

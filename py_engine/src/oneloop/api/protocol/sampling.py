@@ -14,6 +14,7 @@ from oneloop.engine.params import (
     MAX_LOGIT_BIAS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
+    BeamSearch,
     SamplingParams,
 )
 from oneloop.errors import RequestError
@@ -60,16 +61,18 @@ def read_sampling(
     n: int,
     max_tokens: int | None,
     logprobs: int | None,
+    prompt_logprobs: int | None = None,
     grammar: GrammarSpec | None = None,
 ) -> SamplingParams:
     """The sampling fields as sent: types are checked here, ranges by `check_sampling`.
 
-    n, max_tokens, logprobs, grammar: the routes' own reading of them.
+    n, max_tokens, logprobs, prompt_logprobs, grammar: the routes' own reading of them.
     """
     return SamplingParams(
         n=n,
         max_tokens=max_tokens,
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
         temperature=fields.number("temperature"),
         top_p=fields.number("top_p"),
         top_k=fields.integer("top_k"),
@@ -85,6 +88,7 @@ def read_sampling(
         include_stop_str_in_output=fields.flag("include_stop_str_in_output", False),
         skip_special_tokens=fields.flag("skip_special_tokens", True),
         logit_bias=_logit_bias(fields),
+        beam_search=_beam_search(fields),
         allowed_token_ids=_token_ids(fields, "allowed_token_ids", MAX_ALLOWED_TOKEN_IDS),
         bad_words=_bad_words(fields),
         structured_outputs=grammar,
@@ -114,6 +118,14 @@ def check_sampling(
         field = error.field or ""
         renamed = names.get(field, field)
         raise bad_request(renamed or None, error.message.replace(field, renamed, 1)) from None
+
+
+def read_prompt_logprobs(fields: Fields, stream: StreamOptions) -> int | None:
+    """`prompt_logprobs`; what it may be is checked by `check_sampling`."""
+    num_top = fields.integer("prompt_logprobs")
+    if num_top is not None and stream.stream:
+        raise fields.refuse("prompt_logprobs", "is not available when stream is true")
+    return num_top
 
 
 def read_n(fields: Fields, num_prompts: int, limits: Limits) -> int:
@@ -164,6 +176,24 @@ def read_scheduling(fields: Fields, limits: Limits) -> Scheduling:
 def safe_request_id(header: str | None) -> str | None:
     """A client's X-Request-Id, if it is short and plain enough to repeat in headers, ids and logs."""
     return header if header is not None and _REQUEST_ID.fullmatch(header) else None
+
+
+def _beam_search(fields: Fields) -> BeamSearch | None:
+    """`use_beam_search`, `length_penalty`, `early_stopping`; `n` is the number of beams."""
+    length_penalty = fields.number("length_penalty")
+    early_stopping = fields.given("early_stopping")
+    if early_stopping is not None and early_stopping != "never":
+        early_stopping = fields.flag("early_stopping", False)
+    if fields.flag("use_beam_search", False):
+        return BeamSearch(
+            length_penalty=1.0 if length_penalty is None else length_penalty,
+            early_stopping=early_stopping or False,
+        )
+    if length_penalty not in (None, 1.0):
+        raise fields.refuse("length_penalty", "needs use_beam_search: true")
+    if early_stopping:
+        raise fields.refuse("early_stopping", "needs use_beam_search: true")
+    return None
 
 
 def _stop(fields: Fields) -> tuple[str, ...]:

@@ -13,10 +13,7 @@ if TYPE_CHECKING:
 
 _ABSENT: tuple[Any, ...] = ()
 _COMMON: Mapping[str, tuple[Any, ...]] = {
-    "prompt_logprobs": _ABSENT,
     "logprob_token_ids": ([],),
-    "use_beam_search": (False,),
-    "length_penalty": (1.0,),
     "spaces_between_special_tokens": (True,),
     "watermarking": (False,),
     "repetition_detection": _ABSENT,

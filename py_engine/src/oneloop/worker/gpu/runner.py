@@ -17,6 +17,7 @@ from oneloop.start_times import StartTimes
 from oneloop.worker.buckets import MAX_CAPTURED_TOKENS, bucket_of, largest_bucket, token_bucket
 from oneloop.worker.gpu.captures import START_LIMIT_S, Border, Captures, Forward, GraphSizes, Sample
 from oneloop.worker.gpu.graphs import StepGraphs
+from oneloop.worker.gpu.results import DeviceResults
 from oneloop.worker.gpu.sampler import DeviceSampler
 from oneloop.worker.gpu.slab import DeviceSlab
 from oneloop.worker.inputs import LOGPROB_COLUMNS, SlabViews, StepFlag
@@ -123,6 +124,7 @@ class GpuModelRunner:
             output=self._output,
             device=device,
         )
+        self._results = DeviceResults(model)
         sizes = GraphSizes.of(largest, max_num_seqs, len(slabs), MAX_CAPTURED_TOKENS)
         self._row_buckets = sizes.rows
         self._captures = Captures(
@@ -150,7 +152,9 @@ class GpuModelRunner:
         if header.num_cow:
             count = index["num_cow"]
             self.kv.copy_blocks(slab["cow_src"], slab["cow_dst"], slab["header"][count : count + 1])
-        if header.num_tokens:
+        if header.num_scores or header.num_pools:
+            self._forward_with_results(header, slab_index)
+        elif header.num_tokens:
             self._forward(header)
         self.is_waiting = header.num_masked > 0
         if self.is_waiting:
@@ -193,11 +197,19 @@ class GpuModelRunner:
             num_tokens = bucket_of(header.num_tokens, self._row_buckets)
         self.graphs.launch(
             Forward(num_tokens, has_multi, may_share),
-            partial(self._launch_forward, num_tokens, has_multi, may_share),
+            partial(self._launch_whole_forward, num_tokens, has_multi, may_share),
             capturable=num_tokens <= MAX_CAPTURED_TOKENS,
         )
 
-    def _launch_forward(self, num_tokens: int, has_multi: bool, may_share: bool) -> None:
+    def _forward_with_results(self, header: StepHeader, slab_index: int) -> None:
+        """Forward, then what prompts want beside tokens, straight into the step's slab.
+
+        Never a graph: all hidden states are looked at, which within a graph are gone when another one runs.
+        """
+        hidden = self._launch_forward(token_bucket(header.num_tokens), has_multi=True, may_share=False)
+        self._results.launch(hidden, self._slab, self._slabs[slab_index], self._views[slab_index], header)
+
+    def _launch_forward(self, num_tokens: int, has_multi: bool, may_share: bool) -> torch.Tensor:
         inputs, slab = self._inputs, self._slab
         self._ops.prepare(
             slab.fields, slab.header_index, self._tables, inputs,
@@ -212,6 +224,10 @@ class GpuModelRunner:
             inputs.token_ids[:num_tokens], inputs.positions[:num_tokens], self.kv, metadata
         )
         self._ops.select_rows(slab.fields, slab.header_index, hidden, self._sample_hidden)
+        return hidden
+
+    def _launch_whole_forward(self, num_tokens: int, has_multi: bool, may_share: bool) -> None:
+        self._launch_forward(num_tokens, has_multi, may_share)
 
     def _sample(self, header: StepHeader, slab_index: int) -> None:
         num_samples = bucket_of(header.num_samples, self._row_buckets)
@@ -305,7 +321,7 @@ class GpuModelRunner:
         """What a graph's steps launch."""
         match key:
             case Forward(num_tokens, has_multi, may_share):
-                return partial(self._launch_forward, num_tokens, has_multi, may_share)
+                return partial(self._launch_whole_forward, num_tokens, has_multi, may_share)
             case Sample(num_samples, variant, slab_index):
                 return partial(self._launch_end, num_samples, variant, slab_index)
             case Border("fetch", slab_index):
@@ -355,6 +371,7 @@ class GpuModelRunner:
                 self._sampler.sample(logits, bucket, variant)
             self._launch_forward(bucket, has_multi=False, may_share=True)
         self._launch_forward(self._inputs.token_ids.shape[0], has_multi=True, may_share=True)
+        self._results.warm_up()
         one = replace(self._views[0].header(), num_admitted=1, num_history=1, num_forks=1)
         self._sampler.admit(one)
         self._sampler.fork(one)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from oneloop.layers.limits import MLP_TOKENS_AT_ONCE
 from oneloop.worker.memory.ledger import Reserved
+from oneloop.worker.memory.scores import score_bytes
 from oneloop.worker.memory.sizes import longest_context, weight_bytes
 from oneloop_kernels.padding import padded_num_tokens
 
@@ -39,8 +40,11 @@ def activation_bytes(spec: ModelSpec, item_bytes: int, config: EngineConfig) -> 
 
 
 def logits_bytes(spec: ModelSpec, config: EngineConfig) -> int:
-    """2 · max_num_seqs · vocabulary in float32: as the model gives them, and converted."""
-    return 2 * padded_num_tokens(config.resolved.max_num_seqs) * spec.vocab_size * 4
+    """2 · max_num_seqs · vocabulary in float32: as the model gives them, and converted; or what prompts' scores take.
+    They do not exist at the same time.
+    """
+    sampled = 2 * padded_num_tokens(config.resolved.max_num_seqs) * spec.vocab_size * 4
+    return max(sampled, score_bytes(spec, 4))
 
 
 def default_kv_bytes(free_after_weights: int, step_bytes: int) -> int:

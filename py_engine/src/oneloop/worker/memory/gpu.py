@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from oneloop.worker.buckets import MAX_CAPTURED_TOKENS, largest_bucket
 from oneloop.worker.gpu.captures import GraphSizes
 from oneloop.worker.memory.ledger import Reserved
+from oneloop.worker.memory.scores import MAX_SCORES_PER_STEP, score_bytes
 from oneloop.worker.memory.sizes import longest_context, max_blocks_per_seq, weight_bytes
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ _SLAB_LISTS: Final = 3 * 16_384
 """Entries of the slab's lists of biases and bans."""
 _SLAB_FRAME_BYTES: Final = 8192
 """The slab's header, and its fields' alignment to 64 bytes."""
-_SLAB_ROW_WORDS: Final = 40 + 2 * 21
+_SLAB_ROW_WORDS: Final = 42 + 2 * 21
 """Entries of the slab per sequence; as many log-probabilities again are kept on the device."""
 _SLOT_LIST_BYTES: Final = 1024 * 8 + 2048 * 4
 """Biases (token and value) and bans that a slot may have."""
@@ -63,7 +64,7 @@ def gpu_reserved(spec: ModelSpec, item_bytes: int, config: EngineConfig) -> Rese
     num_seqs = config.resolved.max_num_seqs
     num_tokens = largest_bucket(config.resolved.step_tokens, num_seqs)
     activations = activation_bytes(spec, item_bytes, num_tokens)
-    logits = logits_bytes(spec, item_bytes, num_seqs)
+    logits = max(logits_bytes(spec, item_bytes, num_seqs), score_bytes(spec, item_bytes))
     workspaces = attention_workspace_bytes(spec, num_seqs, num_tokens) + GEMM_WORKSPACE_BYTES
     return Reserved(
         context=CONTEXT_BYTES,
@@ -140,8 +141,9 @@ def step_buffer_bytes(spec: ModelSpec, config: EngineConfig) -> int:
     table_width = max_blocks_per_seq(context, config.resolved.block_size)
     deltas = 3 * (2 * num_seqs + min(num_seqs, 8) * table_width)
     history = min(num_seqs * context, max(65_536, 4 * context))
-    slab = 4 * (num_tokens + deltas + _SLAB_LISTS + history + num_seqs * _SLAB_ROW_WORDS) + _SLAB_FRAME_BYTES
-    slab += 4 * num_seqs * -(-spec.vocab_size // 32)
+    scores = min(config.resolved.step_tokens, MAX_SCORES_PER_STEP) * (2 + 1 + 2 * 21)
+    rows = num_seqs * (_SLAB_ROW_WORDS + spec.hidden_size + -(-spec.vocab_size // 32))
+    slab = 4 * (num_tokens + deltas + _SLAB_LISTS + history + scores + rows) + _SLAB_FRAME_BYTES
     inputs = num_tokens * (4 + 4 + 8) + 4 * num_seqs * _SLAB_ROW_WORDS
     return slab + inputs + num_seqs * table_width * 4
 

@@ -1,6 +1,6 @@
 //! Which array of the slab lies where. The table is the contract in docs/architecture.md, in the order of the bytes.
 
-use crate::config::{CoreConfig, MAX_LOGPROBS};
+use crate::config::{CoreConfig, MAX_LOGPROBS, MAX_SCORES_PER_STEP};
 use crate::grammar::mask_words;
 
 /// Every field starts at a multiple of it, and so must the slab itself.
@@ -83,7 +83,7 @@ macro_rules! header {
 header! {
     step_id, num_rows, num_tokens, num_samples, num_admitted, num_block_deltas, num_cow, num_forks, num_freed,
     num_bias, num_banned, num_history, used_bytes, num_single, max_query_len, max_seq_len, max_logprobs, flags,
-    num_preempted, num_finished, num_widely_shared, num_masked, masks_wait,
+    num_preempted, num_finished, num_widely_shared, num_masked, masks_wait, num_scores, max_score_logprobs, num_pools,
 }
 
 /// Length of a field in terms of the configuration.
@@ -108,6 +108,12 @@ pub(super) enum Length {
     MaskHeader,
     /// R × W.
     Masks,
+    /// Scored prompt tokens.
+    Scores,
+    /// The same × columns.
+    ScoreLogprobs,
+    /// R × hidden size.
+    Pooled,
 }
 
 impl SlabLayout {
@@ -158,5 +164,13 @@ fn num_elements(length: Length, config: &CoreConfig) -> usize {
         Length::Logprobs => rows * NUM_LOGPROB_COLUMNS,
         Length::MaskHeader => MASK_HEADER_LEN,
         Length::Masks => rows * mask_words(config.vocab_size),
+        Length::Scores => score_capacity(config),
+        Length::ScoreLogprobs => score_capacity(config) * NUM_LOGPROB_COLUMNS,
+        Length::Pooled => rows * config.hidden_size as usize,
     }
+}
+
+/// Scored prompt tokens of one step.
+pub(crate) fn score_capacity(config: &CoreConfig) -> usize {
+    config.max_num_batched_tokens.min(MAX_SCORES_PER_STEP) as usize
 }

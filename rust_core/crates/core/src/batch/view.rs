@@ -108,6 +108,10 @@ slab_part! {
         bias_value: f32[List],
         banned_token: i32[List],
         history_token: i32[History],
+        score_token_index: i32[Scores],
+        score_token: i32[Scores],
+        pool_start: i32[Rows],
+        pool_end: i32[Rows],
     }
 }
 
@@ -118,6 +122,10 @@ slab_part! {
         output_rank: i32[Rows],
         output_logprob_token: i32[Logprobs],
         output_logprob: f32[Logprobs],
+        score_rank: i32[Scores],
+        score_logprob_token: i32[ScoreLogprobs],
+        score_logprob: f32[ScoreLogprobs],
+        pooled: f32[Pooled],
     }
 }
 

@@ -22,9 +22,12 @@ pub(crate) struct StepWriter<'a> {
     num_bias: usize,
     num_banned: usize,
     num_history: usize,
+    num_scores: usize,
+    num_pools: usize,
     max_query_len: u32,
     max_seq_len: u32,
     max_logprobs: i32,
+    max_score_logprobs: i32,
     flags: u32,
     num_masked: usize,
     masks_wait: bool,
@@ -76,9 +79,12 @@ impl<'a> StepWriter<'a> {
             num_bias: 0,
             num_banned: 0,
             num_history: 0,
+            num_scores: 0,
+            num_pools: 0,
             max_query_len: 0,
             max_seq_len: 0,
             max_logprobs: -1,
+            max_score_logprobs: -1,
             flags: 0,
             num_masked: 0,
             masks_wait: false,
@@ -206,6 +212,32 @@ impl<'a> StepWriter<'a> {
         self.masks_wait |= waits;
     }
 
+    /// The hidden state of the step's token `index` gives log-probabilities, with so many top ones: of `token`, which
+    /// comes after it. Returns the place of the result.
+    #[inline]
+    pub(crate) fn push_score(&mut self, index: u32, token: i32, num_top: i32) -> u32 {
+        let at = self.num_scores;
+        self.view.score_token_index[at] = index as i32;
+        self.view.score_token[at] = token;
+        self.num_scores += 1;
+        self.max_score_logprobs = self.max_score_logprobs.max(num_top);
+        at as u32
+    }
+
+    /// The sum of the hidden states of the step's tokens `[start, end)` is wanted. Returns the place of the result.
+    pub(crate) fn push_pool(&mut self, start: u32, end: u32) -> u32 {
+        let at = self.num_pools;
+        self.view.pool_start[at] = start as i32;
+        self.view.pool_end[at] = end as i32;
+        self.num_pools += 1;
+        at as u32
+    }
+
+    /// Tokens of the rows so far.
+    pub(crate) fn num_tokens(&self) -> u32 {
+        self.num_tokens as u32
+    }
+
     pub(crate) fn counts(&self) -> StepCounts {
         StepCounts {
             num_rows: self.num_rows as u32,
@@ -251,10 +283,16 @@ impl<'a> StepWriter<'a> {
         set(Header::num_widely_shared, i64::from(num_widely_shared));
         set(Header::num_masked, self.num_masked as i64);
         set(Header::masks_wait, i64::from(self.masks_wait));
+        set(Header::num_scores, self.num_scores as i64);
+        set(
+            Header::max_score_logprobs,
+            i64::from(self.max_score_logprobs),
+        );
+        set(Header::num_pools, self.num_pools as i64);
     }
 
-    /// End of the last entry of the last list that has any: deltas, bias, banned, history lie in this order, behind
-    /// fields of fixed length. Whoever is admitted gets blocks, so without deltas the last field in use is the tokens.
+    /// End of the last entry of the last list that has any: deltas, bias, banned, history, scores and pools lie in this
+    /// order, behind fields of fixed length. Whoever is admitted gets blocks, so without deltas the last field in use is the tokens.
     fn used_bytes(&self, layout: &SlabLayout) -> usize {
         let end = |name: &str, count: usize| {
             let field = layout.fields[..INPUT_FIELDS.len()]
@@ -262,7 +300,11 @@ impl<'a> StepWriter<'a> {
                 .find(|field| field.name == name);
             field.map_or(0, |field| field.offset + count * field.dtype.num_bytes())
         };
-        if self.num_history > 0 {
+        if self.num_pools > 0 {
+            end("pool_end", self.num_pools)
+        } else if self.num_scores > 0 {
+            end("score_token", self.num_scores)
+        } else if self.num_history > 0 {
             end("history_token", self.num_history)
         } else if self.num_banned > 0 {
             end("banned_token", self.num_banned)

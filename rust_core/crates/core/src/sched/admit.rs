@@ -6,10 +6,8 @@ use super::sequence::{Sequence, copy_tokens};
 use super::share::TokenBudget;
 use super::state::{PlannedRow, Scheduler, StarvedHead};
 use crate::batch::{Admitted, StepWriter};
+use crate::config::BLOCKS_PER_MARGIN_BLOCK;
 use crate::kv::BlockKey;
-
-/// Blocks of the pool per block of the least margin that an admission leaves available.
-const BLOCKS_PER_MARGIN_BLOCK: u32 = 64;
 
 impl Scheduler {
     /// Admits waiting sequences in order, until one cannot be. Those that had better wait for a prefix under way step
@@ -24,7 +22,7 @@ impl Scheduler {
         let mut deferrals = Deferrals::default();
         while budget.num_left() > 0 && deferrals.may_go_on() {
             let Some(id) = self.queue.first() else { break };
-            if !self.may_start(id, step) {
+            if !self.may_start(id, step) || budget.limit_of(&self.sequences[id as usize]) == 0 {
                 break;
             }
             if self.defer_like_last(id, &mut deferrals) {
@@ -42,7 +40,7 @@ impl Scheduler {
                 break;
             }
             self.start(id, step);
-            let num_tokens = budget.take(num_wanted);
+            let num_tokens = budget.take_scored(&self.sequences[id as usize], num_wanted);
             plan.push(PlannedRow {
                 sequence: id,
                 num_tokens,
@@ -56,7 +54,10 @@ impl Scheduler {
         let sequence = &self.sequences[id as usize];
         let request = &self.requests[sequence.request as usize];
         let num_slots = request.num_slots();
-        if sequence.num_pending > 0 || self.slots.num_free() < num_slots {
+        if sequence.num_pending > 0
+            || sequence.awaits_results()
+            || self.slots.num_free() < num_slots
+        {
             return false;
         }
         if let Some(starved) = self.starved_head
@@ -85,7 +86,7 @@ impl Scheduler {
         let mut hits = std::mem::take(&mut self.scratch.hits);
         hits.clear();
         if self.config.enable_prefix_caching {
-            let num_blocks = (self.sequences[id as usize].num_known() - 1) / self.config.block_size;
+            let num_blocks = self.sequences[id as usize].num_cacheable() / self.config.block_size;
             for index in 0..num_blocks {
                 let (key, parent) = self.key(id, index);
                 let Some(block) = self.pool.find(key, parent, &self.scratch.block) else {
@@ -147,7 +148,13 @@ impl Scheduler {
         // Each fork soon needs a block of its own.
         let num_forks = self.requests[sequence.request as usize].num_slots() - 1;
         let least = self.config.num_blocks.div_ceil(BLOCKS_PER_MARGIN_BLOCK) as usize;
-        let margin = (least.max(self.running.len()) as u64) << sequence.num_preemptions.min(32);
+        // The other beams wait for this one with all that they hold: nothing else may end before.
+        let num_doublings = if sequence.is_beam {
+            0
+        } else {
+            sequence.num_preemptions.min(32)
+        };
+        let margin = (least.max(self.running.len()) as u64) << num_doublings;
         let num_needed = u64::from(num_new) + u64::from(num_forks) + margin;
         if num_needed <= u64::from(self.pool.num_available()) {
             return true;

@@ -76,6 +76,17 @@ impl Scheduler {
             "sequence {id} awaits {} tokens but other samples are in flight",
             sequence.num_pending
         );
+        let num_steps = self.in_flight.iter().flat_map(|step| &step.results);
+        let num_steps =
+            num_steps.filter(|results| results.sequence == id && results.life == sequence.life);
+        law!(
+            num_steps.count() as u32
+                == sequence
+                    .prompt_results
+                    .as_ref()
+                    .map_or(0, |results| results.num_in_flight),
+            "sequence {id} miscounts the steps in flight that bring results of its prompt"
+        );
         if is_running {
             self.audit_running(id)
         } else {

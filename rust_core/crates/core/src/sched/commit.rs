@@ -38,6 +38,9 @@ impl Scheduler {
             self.land_row(row);
         }
         let mut deltas = Deltas::with_capacity(step.samples.len());
+        for results in step.results.drain(..) {
+            self.land_results(results, outputs, &mut deltas);
+        }
         for (position, sample) in step.samples.drain(..).enumerate() {
             self.land_sample(position, sample, outputs, &mut deltas);
         }
@@ -99,7 +102,16 @@ impl Scheduler {
                 )
             };
             self.note_outcome(Outcome::Failed);
-            self.end_with_error(id, &Arc::from(message), deltas);
+            if self.sequences[id as usize].is_beam {
+                let request = self.sequences[id as usize].request;
+                self.fail_request(request, &Arc::from(message), deltas);
+            } else {
+                self.end_with_error(id, &Arc::from(message), deltas);
+            }
+            return;
+        }
+        if sequence.is_beam {
+            self.land_beam(id, position, outputs, deltas);
             return;
         }
         sequence.outputs.push(token);
@@ -127,6 +139,9 @@ impl Scheduler {
             }
         };
         let mut delta = self.new_delta(id, mark, deltas);
+        if self.sequences[id as usize].prompt_results.is_some() {
+            self.tell_results(id, &mut delta);
+        }
         if let Some(ending) = ending {
             let reason = self.describe(id, ending, &mut delta);
             delta.finish_reason = Some(reason);
@@ -236,6 +251,7 @@ impl Scheduler {
     }
 
     /// A delta of what was appended since `mark`.
+    #[inline]
     fn new_delta(&mut self, id: u32, mark: Mark, deltas: &Deltas) -> Delta {
         let sequence = &mut self.sequences[id as usize];
         let queue_s = if std::mem::replace(&mut sequence.has_reported, true) {
@@ -256,7 +272,16 @@ impl Scheduler {
             num_cached_tokens: sequence.num_cached_tokens,
             queue_s,
             error: None,
+            told: None,
         }
+    }
+
+    /// As `new_delta`, with what is said of the prompt: for sequences that end otherwise than with a sampled token.
+    #[cold]
+    pub(super) fn last_delta(&mut self, id: u32, mark: Mark, deltas: &Deltas) -> Delta {
+        let mut delta = self.new_delta(id, mark, deltas);
+        self.tell_results(id, &mut delta);
+        delta
     }
 
     /// Ends one sequence with an error; text that was held back is handed out first.

@@ -65,9 +65,12 @@ impl Scheduler {
             admission: sequence.admission,
             num_computed: end,
         });
-        let is_last = end == sequence.num_tokens();
+        let is_last = end == sequence.num_tokens() && sequence.max_tokens > 0;
         if end / self.config.block_size > sequence.num_registered {
             self.register_blocks(id, end, launched.step_id);
+        }
+        if self.sequences[id as usize].prompt_results.is_some() {
+            self.emit_results(id, (start, end), step, launched);
         }
         if is_last {
             let sequence = &self.sequences[id as usize];

@@ -31,6 +31,7 @@ impl Scheduler {
         step.rows.clear();
         step.samples.clear();
         step.masked.clear();
+        step.results.clear();
         self.scratch.spare_steps.push(step);
         self.recompute_dependents(step_id);
         Ok(deltas)
@@ -49,7 +50,7 @@ impl Scheduler {
         deltas
     }
 
-    fn fail_request(&mut self, request: u32, message: &Arc<str>, deltas: &mut Deltas) {
+    pub(super) fn fail_request(&mut self, request: u32, message: &Arc<str>, deltas: &mut Deltas) {
         for index in 0..self.requests[request as usize].members.len() {
             let member = self.requests[request as usize].members.get(index).copied();
             if let Some(id) = member.filter(|&id| id != NO_SEQUENCE) {
@@ -79,16 +80,18 @@ impl Scheduler {
         }
         // A queued sequence's table is gone, so it cannot be told on what its results in flight were built.
         tainted.clear();
-        tainted.extend(
-            self.queue
-                .iter()
-                .filter(|&id| self.sequences[id as usize].num_pending > 0),
-        );
+        tainted.extend(self.queue.iter().filter(|&id| {
+            let sequence = &self.sequences[id as usize];
+            sequence.num_pending > 0 || sequence.awaits_results()
+        }));
         for id in tainted {
             let life = self.draw();
             let sequence = &mut self.sequences[id as usize];
             sequence.life = life;
             sequence.num_pending = 0;
+            if let Some(results) = &mut sequence.prompt_results {
+                results.forget_launched();
+            }
         }
     }
 }

@@ -87,7 +87,7 @@ impl Scheduler {
 
     /// Full blocks at the start of a waiting sequence that it can find: at least one token is left.
     fn num_sharable(&self, id: u32) -> u32 {
-        (self.sequences[id as usize].num_known() - 1) / self.config.block_size
+        self.sequences[id as usize].num_cacheable() / self.config.block_size
     }
 
     /// Blocks that a waiting sequence can share with a running one, given that there are at least so many. As a key

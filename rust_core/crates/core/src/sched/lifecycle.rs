@@ -1,7 +1,8 @@
 //! How sequences move between the queue, the slots and the end.
 
+use super::prompt_results::PromptResults;
 use super::request::{NO_SEQUENCE, Request, RequestSpec};
-use super::sequence::{NO_SLOT, Place, Rank, Sequence};
+use super::sequence::{NO_SLOT, Place, Rank, Sequence, TOLD};
 use super::state::{Running, Scheduler};
 use crate::batch::flags;
 use crate::delta::FinishReason;
@@ -73,6 +74,10 @@ impl Scheduler {
         if let Some(rules) = &spec.rules {
             sequence.rules = Some(Box::new(Rules::new(rules.clone())));
             sequence.flags |= flags::RULES;
+        }
+        sequence.is_beam = spec.beam_search.is_some();
+        if index == 0 {
+            sequence.prompt_results = PromptResults::new(spec);
         }
         id
     }
@@ -162,7 +167,10 @@ impl Scheduler {
         sequence.place = Place::Queued;
         sequence.num_preemptions += 1;
         self.queue.push(sequence.rank, id);
-        let request = sequence.request as usize;
+        let (request, index) = (sequence.request as usize, sequence.rank.index);
+        if let Some(beams) = &mut self.requests[request].beams {
+            beams.forget_candidates(index);
+        }
         let mut num_preempted = 1;
         if !self.requests[request].forked {
             for index in 1..self.requests[request].members.len() {
@@ -199,6 +207,7 @@ impl Scheduler {
         sequence.num_registered = 0;
         sequence.num_hit = 0;
         sequence.shares_tail = false;
+        sequence.first_stale = TOLD;
         sequence.admission = 0;
         // From the tail, so that it is evicted before the prefix it needs.
         while let Some(block) = sequence.table.pop() {

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::beams::Beams;
 use crate::grammar::RuleSpec;
 use crate::kv::BlockKey;
+use crate::request::{BeamSearch, Pooling};
 use crate::text::StopSet;
 
 /// Columns of the sampler, as the slab carries them.
@@ -94,6 +96,10 @@ pub(crate) struct RequestSpec {
     pub(crate) final_only: bool,
     /// Whether the client gave the seed.
     pub(crate) has_seed: bool,
+    /// Top log-probabilities of each prompt token; -1 = none.
+    pub(crate) num_prompt_logprobs: i32,
+    pub(crate) pooling: Option<Pooling>,
+    pub(crate) beam_search: Option<BeamSearch>,
     pub(crate) sampling: Sampling,
     pub(crate) stopping: Stopping,
     /// What binds its tokens, if anything does.
@@ -120,6 +126,9 @@ impl RequestSpec {
             prompt_keys: Vec::new(),
             final_only: false,
             has_seed: true,
+            num_prompt_logprobs: -1,
+            pooling: None,
+            beam_search: None,
             sampling: Sampling::default(),
             stopping: Stopping::default(),
             rules: None,
@@ -138,6 +147,8 @@ pub(crate) struct Request {
     pub(crate) forked: bool,
     /// Set at the first admission.
     pub(crate) queue_s: Option<f64>,
+    /// Where its sequences are beams.
+    pub(super) beams: Option<Box<Beams>>,
 }
 
 impl Request {
@@ -146,6 +157,9 @@ impl Request {
             num_live: spec.num_sequences,
             forked: spec.num_sequences == 1,
             members: Vec::with_capacity(spec.num_sequences as usize),
+            beams: spec
+                .beam_search
+                .map(|search| Box::new(Beams::new(search, spec.num_sequences))),
             spec,
             queue_s: None,
         }

@@ -1,8 +1,9 @@
 //! One step: who gets tokens, and blocks for them.
 
+use super::sequence::TOLD;
 use super::share::{Candidate, TokenBudget};
 use super::state::{PlannedRow, Scheduler};
-use crate::batch::StepWriter;
+use crate::batch::{StepWriter, score_capacity};
 use crate::error::Error;
 
 impl Scheduler {
@@ -29,6 +30,9 @@ impl Scheduler {
             self.emit(step, &plan, step_id);
             self.counters.num_steps = step_id;
         }
+        for source in self.scratch.copied.drain(..) {
+            self.pool.release(source);
+        }
         plan.clear();
         self.scratch.plan = plan;
         Ok(has_rows.then_some(step_id))
@@ -42,18 +46,32 @@ impl Scheduler {
         plan: &mut Vec<PlannedRow>,
     ) -> TokenBudget {
         let wanting = std::mem::take(&mut self.scratch.wanting);
-        let mut budget = TokenBudget::new(self.config.max_num_batched_tokens, wanting);
+        let mut budget = TokenBudget::new(
+            self.config.max_num_batched_tokens,
+            score_capacity(&self.config) as u32,
+            wanting,
+        );
         let mut position = 0;
         let mut is_streaming = false;
         // The least important ones may leave the list while we walk along it.
         while let Some(&running) = self.running.get(position) {
             position += 1;
-            let num_owed = self.sequences[running.sequence as usize].num_owed();
-            if num_owed == 0 || !self.secure_block(running.sequence, step) {
+            let sequence = &self.sequences[running.sequence as usize];
+            let (mut num_owed, is_scored) = (sequence.num_owed(), sequence.is_scored());
+            if is_scored {
+                num_owed = num_owed.min(budget.limit_of(sequence));
+            }
+            if num_owed == 0
+                || sequence.first_stale != TOLD && !self.tell_table(running.sequence, step)
+                || !self.secure_block(running.sequence, step)
+            {
                 continue;
             }
             is_streaming |=
                 num_owed == 1 && self.sequences[running.sequence as usize].is_streaming();
+            if is_scored {
+                budget.reserve_scores(&self.sequences[running.sequence as usize], num_owed);
+            }
             let num_tokens = budget.take(1);
             if num_owed > 1 {
                 budget.want(Candidate {
@@ -83,8 +101,11 @@ impl Scheduler {
             let index = (sequence.num_computed / self.config.block_size) as usize;
             let is_shared = match sequence.table.get(index) {
                 None => false,
-                Some(_) if !sequence.shares_tail => return true,
-                Some(block) if !self.pool.is_shared(block) => {
+                Some(block) if !sequence.shares_tail || !self.pool.is_shared(block) => {
+                    if sequence.first_stale != TOLD {
+                        step.push_delta(sequence.slot, index as u32, block.id());
+                        sequence.first_stale = TOLD;
+                    }
                     sequence.shares_tail = false;
                     return true;
                 }
@@ -100,6 +121,7 @@ impl Scheduler {
                 continue;
             };
             step.push_delta(sequence.slot, index as u32, block.id());
+            sequence.first_stale = TOLD;
             if is_shared {
                 // The source stays held until the step is planned: only siblings share it, they come next to each
                 // other in order of importance, and the last of them keeps it instead of copying. So no block is
@@ -107,7 +129,12 @@ impl Scheduler {
                 sequence.shares_tail = false;
                 step.push_cow(sequence.table[index].id(), block.id());
                 let source = std::mem::replace(&mut sequence.table[index], block);
-                self.pool.release(source);
+                if sequence.is_beam {
+                    // Beams of several tails lie between one another, so it is held until the step is planned.
+                    self.scratch.copied.push(source);
+                } else {
+                    self.pool.release(source);
+                }
             } else {
                 sequence.table.push(block);
             }

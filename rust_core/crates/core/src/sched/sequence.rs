@@ -1,5 +1,6 @@
 //! One sequence: its tokens, how many of them have KV, and the blocks that hold it.
 
+use super::prompt_results::PromptResults;
 use crate::delta::Deltas;
 use crate::grammar::Rules;
 use crate::kv::{BlockKey, BlockRef};
@@ -35,6 +36,9 @@ pub(crate) const NO_SLOT: u32 = u32::MAX;
 /// No front.
 pub(crate) const NO_FRONT: u32 = u32::MAX;
 
+/// The device knows the whole block table.
+pub(crate) const TOLD: u32 = u32::MAX;
+
 /// State of one sequence.
 ///
 /// ```text
@@ -54,6 +58,10 @@ pub(crate) struct Sequence {
     /// `flags` bits that its samples set in the header, without the one for `min_tokens`.
     pub(crate) flags: u32,
     pub(crate) num_logprobs: i32,
+    /// A beam: its next token is known only when those of all beams are.
+    pub(crate) is_beam: bool,
+    /// First entry of the block table that the device does not know; `TOLD` for none.
+    pub(crate) first_stale: u32,
     /// Whether the block it writes next may be held by a sibling too.
     pub(crate) shares_tail: bool,
     /// Blocks of the table that were looked at for making them findable.
@@ -82,6 +90,8 @@ pub(crate) struct Sequence {
     pub(crate) gathered: Option<Box<Deltas>>,
     /// Whether a delta was reported.
     pub(crate) has_reported: bool,
+    /// What is wanted of the prompt itself, until it is told.
+    pub(crate) prompt_results: Option<Box<PromptResults>>,
 }
 
 impl Sequence {
@@ -96,6 +106,8 @@ impl Sequence {
             min_tokens: 0,
             flags: 0,
             num_logprobs: -1,
+            is_beam: false,
+            first_stale: TOLD,
             shares_tail: false,
             num_registered: 0,
             front: NO_FRONT,
@@ -117,6 +129,7 @@ impl Sequence {
             rules: None,
             gathered: None,
             has_reported: false,
+            prompt_results: None,
         }
     }
 
@@ -151,9 +164,42 @@ impl Sequence {
     #[inline]
     pub(crate) fn num_owed(&self) -> u32 {
         if self.outputs.len() as u32 + self.num_pending >= self.max_tokens {
+            // Without output tokens the prompt is computed all the same, for its results.
+            return if self.max_tokens == 0 {
+                self.num_prompt - self.num_computed
+            } else {
+                0
+            };
+        }
+        if self.is_beam && self.num_pending > 0 {
             return 0;
         }
         self.num_tokens() - self.num_computed
+    }
+
+    /// Whether results other than tokens are in flight.
+    #[inline]
+    pub(crate) fn awaits_results(&self) -> bool {
+        self.prompt_results
+            .as_ref()
+            .is_some_and(|results| results.num_in_flight > 0)
+    }
+
+    /// Tokens at its start that may come from the cache.
+    #[inline]
+    pub(crate) fn num_cacheable(&self) -> u32 {
+        let num_known = self.num_known() - 1;
+        self.prompt_results.as_ref().map_or(num_known, |results| {
+            results.num_cacheable(self.num_prompt).min(num_known)
+        })
+    }
+
+    /// Whether its rows take places in the slab's list of scores.
+    #[inline]
+    pub(crate) fn is_scored(&self) -> bool {
+        self.prompt_results
+            .as_ref()
+            .is_some_and(|results| results.is_scored(self.num_prompt))
     }
 
     /// Whether somebody gets its tokens one by one and has, or is about to have, the first of them.

@@ -12,6 +12,7 @@
 //! So the first waiting sequence is admitted with every step (if there are slots and blocks) unless shorter ones that
 //! run use up the half, and each waiting long prompt delays what waits behind it by one step.
 
+use super::sequence::Sequence;
 use super::state::PlannedRow;
 
 /// A row that could use more tokens.
@@ -29,6 +30,8 @@ pub(super) struct Candidate {
 #[derive(Debug)]
 pub(super) struct TokenBudget {
     num_left: u32,
+    /// Places in the slab's list of scores that nobody has a claim to.
+    num_scores_left: u32,
     /// In order of importance, later in order of service.
     wanting: Vec<Candidate>,
     num_served: usize,
@@ -36,9 +39,10 @@ pub(super) struct TokenBudget {
 
 impl TokenBudget {
     /// `wanting`: an empty buffer.
-    pub(super) fn new(num_tokens: u32, wanting: Vec<Candidate>) -> Self {
+    pub(super) fn new(num_tokens: u32, num_scores: u32, wanting: Vec<Candidate>) -> Self {
         Self {
             num_left: num_tokens,
+            num_scores_left: num_scores,
             wanting,
             num_served: 0,
         }
@@ -62,6 +66,29 @@ impl TokenBudget {
     pub(super) fn take(&mut self, num_wanted: u32) -> u32 {
         let num_taken = num_wanted.min(self.num_left);
         self.num_left -= num_taken;
+        num_taken
+    }
+
+    /// Tokens that the sequence may get at most, so that the slab has room for the scores of its prompt.
+    pub(super) fn limit_of(&self, sequence: &Sequence) -> u32 {
+        if sequence.is_scored() {
+            self.num_scores_left
+        } else {
+            u32::MAX
+        }
+    }
+
+    /// Keeps places for the scores of so many of the sequence's tokens, if they are scored.
+    pub(super) fn reserve_scores(&mut self, sequence: &Sequence, num_tokens: u32) {
+        if sequence.is_scored() {
+            self.num_scores_left -= num_tokens;
+        }
+    }
+
+    /// Takes tokens for a row that was not announced, and places for its scores.
+    pub(super) fn take_scored(&mut self, sequence: &Sequence, num_wanted: u32) -> u32 {
+        let num_taken = self.take(num_wanted.min(self.limit_of(sequence)));
+        self.reserve_scores(sequence, num_taken);
         num_taken
     }
 
@@ -146,7 +173,7 @@ mod tests {
             };
             wanted.len()
         ];
-        let mut budget = TokenBudget::new(100, Vec::new());
+        let mut budget = TokenBudget::new(100, 100, Vec::new());
         for (row, &num_wanted) in wanted.iter().enumerate() {
             budget.want(Candidate {
                 row: row as u32,

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
+use super::prompt_results::LaunchedResults;
 use super::queue::WaitQueue;
 use super::request::Request;
 use super::sequence::{Rank, Sequence};
@@ -13,7 +14,7 @@ use super::waiters::Waiters;
 use crate::batch::SlabLayout;
 use crate::config::CoreConfig;
 use crate::grammar::Binding;
-use crate::kv::{BlockKey, BlockPool, BuildKeyBits, PrefixHasher};
+use crate::kv::{BlockKey, BlockPool, BlockRef, BuildKeyBits, PrefixHasher};
 use crate::text::Vocabulary;
 use crate::trace::Outcome;
 
@@ -66,6 +67,7 @@ pub(super) struct LaunchedStep {
     pub(super) masked: Vec<MaskedSample>,
     /// Whether the masks depend on tokens of earlier steps.
     pub(super) masks_wait: bool,
+    pub(super) results: Vec<LaunchedResults>,
 }
 
 /// Counts since the start.
@@ -99,6 +101,8 @@ pub(super) struct Scratch {
     pub(super) wanting: Vec<Candidate>,
     pub(super) hits: Vec<u32>,
     pub(super) block: Vec<i32>,
+    /// Blocks that the step being planned copies, held until it is.
+    pub(super) copied: Vec<BlockRef>,
     pub(super) spare_steps: Vec<LaunchedStep>,
 }
 

@@ -27,7 +27,7 @@ pub enum LogprobsForm {
 #[derive(Debug)]
 pub struct LogprobsEncoder {
     texts: TokenTexts,
-    num_top: usize,
+    pub(super) num_top: usize,
     tokens: Tokens,
 }
 
@@ -70,6 +70,14 @@ impl LogprobsEncoder {
         }
     }
 
+    /// The lists of a completion, and texts for them.
+    pub(super) fn lists(&mut self) -> Option<(&mut Lists, &TokenTexts)> {
+        match &mut self.tokens {
+            Tokens::Chat(_) => None,
+            Tokens::Completion(lists) => Some((lists, &self.texts)),
+        }
+    }
+
     /// Appends the JSON value of all tokens since the last take.
     pub fn take_into(&mut self, out: &mut Vec<u8>) {
         match &mut self.tokens {
@@ -85,17 +93,27 @@ impl LogprobsEncoder {
 
 /// Texts of single tokens.
 #[derive(Debug)]
-struct TokenTexts {
+pub(super) struct TokenTexts {
     vocabulary: Arc<Vocabulary>,
     skip_special: bool,
 }
 
 impl TokenTexts {
     /// The token's bytes. A model's rows beyond the vocabulary (padding) have none.
-    fn piece(&self, id: i32) -> &[u8] {
+    pub(super) fn piece(&self, id: i32) -> &[u8] {
         let id = u32::try_from(id).ok();
         id.and_then(|id| self.vocabulary.piece(id))
             .unwrap_or_default()
+    }
+
+    /// What the token adds to a whole text that begins with it.
+    pub(super) fn first_piece(&self, id: i32) -> &[u8] {
+        let piece = self.piece(id);
+        if self.vocabulary.strips_leading_space() {
+            piece.strip_prefix(b" ").unwrap_or(piece)
+        } else {
+            piece
+        }
     }
 
     /// What the token adds to the text.
@@ -147,7 +165,7 @@ impl TokenTexts {
 
 /// The lists of a completion, without their brackets.
 #[derive(Debug, Default)]
-struct Lists {
+pub(super) struct Lists {
     /// Characters of the text before the next token, and the incomplete one at its end.
     offset: u64,
     tail: Utf8Tail,
@@ -167,17 +185,49 @@ impl Lists {
         sampled: (i32, f64),
         top: impl Iterator<Item = (i32, f64)>,
     ) {
+        self.push_shown(texts, texts.shown_piece(sampled.0), sampled, top);
+    }
+
+    /// As `push`, for a token that adds `shown` to the text.
+    pub(super) fn push_shown(
+        &mut self,
+        texts: &TokenTexts,
+        shown: &[u8],
+        sampled: (i32, f64),
+        top: impl Iterator<Item = (i32, f64)>,
+    ) {
         let (id, logprob) = sampled;
+        self.push_text(texts, shown, id);
+        separate(&mut self.token_logprobs);
+        push_logprob(&mut self.token_logprobs, logprob);
+        self.push_object(texts, top.chain(std::iter::once(sampled)));
+    }
+
+    /// A token without log-probabilities.
+    pub(super) fn push_unscored(&mut self, texts: &TokenTexts, shown: &[u8], id: i32) {
+        self.push_text(texts, shown, id);
+        for list in [&mut self.token_logprobs, &mut self.top_logprobs] {
+            separate(list);
+            list.extend_from_slice(b"null");
+        }
+    }
+
+    /// What follows is another text, whose characters do not go on with this one's last bytes.
+    pub(super) fn end_text(&mut self) {
+        self.text.clear();
+        self.tail.flush(&mut self.text);
+        self.offset += self.text.chars().count() as u64;
+    }
+
+    /// The token's name, and where the text stands before it.
+    fn push_text(&mut self, texts: &TokenTexts, shown: &[u8], id: i32) {
         separate(&mut self.text_offset);
         push_json_integer(&mut self.text_offset, self.offset);
         self.text.clear();
-        self.tail.push(texts.shown_piece(id), &mut self.text);
+        self.tail.push(shown, &mut self.text);
         self.offset += self.text.chars().count() as u64;
-        separate(&mut self.token_logprobs);
-        push_logprob(&mut self.token_logprobs, logprob);
         separate(&mut self.tokens);
         push_name(&mut self.tokens, texts.piece(id));
-        self.push_object(texts, top.chain(std::iter::once(sampled)));
     }
 
     /// An object of texts and log-probabilities. Of equal texts the first stays.
@@ -227,7 +277,7 @@ fn separate(list: &mut Vec<u8>) {
 }
 
 /// Appends a token's text as a JSON string; a part of a character is written `bytes:\xe2\x82`.
-fn push_name(out: &mut Vec<u8>, piece: &[u8]) {
+pub(super) fn push_name(out: &mut Vec<u8>, piece: &[u8]) {
     if let Ok(text) = from_utf8(piece) {
         return push_json_string(out, text);
     }
@@ -241,7 +291,7 @@ fn push_name(out: &mut Vec<u8>, piece: &[u8]) {
 
 /// Appends a log-probability as Python's `repr` writes it: the fewest digits that mean this number, and of those the
 /// nearest, a tie going to the even digit (the standard library's formatting rounds ties up).
-fn push_logprob(out: &mut Vec<u8>, logprob: f64) {
+pub(super) fn push_logprob(out: &mut Vec<u8>, logprob: f64) {
     let shown = if logprob.is_finite() {
         logprob.max(MIN_LOGPROB)
     } else {

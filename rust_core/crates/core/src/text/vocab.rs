@@ -76,6 +76,11 @@ impl Vocabulary {
         self.offsets.len() - 1
     }
 
+    /// Whether a whole text loses one leading space, see [`Self::decode`].
+    pub fn strips_leading_space(&self) -> bool {
+        self.strip_leading_space
+    }
+
     /// Whether there is no id at all.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

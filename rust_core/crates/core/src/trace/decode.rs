@@ -2,7 +2,7 @@
 
 use super::bytes::{Input, Problem};
 use super::columns::{Column, NUM_COLUMNS, Predictor, StepReader, header_index};
-use super::encode::{ENDS, outcomes, tags};
+use super::encode::{ENDS, POOLINGS, outcomes, tags};
 use super::event::{Admission, Event, NUM_HEADER, Outcome, Step, Submission};
 use super::record::Call;
 use crate::batch::{LIST_CAPACITY, SlabLayout};
@@ -69,16 +69,22 @@ impl EventReader {
         let min_tokens = input.at_most(max_tokens, "min_tokens")?;
         let flags = input.at_most(0xff, "flags")?;
         let num_logprobs = input.at_most(MAX_LOGPROBS + 1, "logprobs")? as i32 - 1;
+        let num_prompt_logprobs = input.at_most(MAX_LOGPROBS + 1, "prompt_logprobs")? as i32 - 1;
+        let pooling = POOLINGS[input.at_most(POOLINGS.len() as u32 - 1, "pooling")? as usize];
         // The lists of all sequences of a request fit into one slab.
         let most = LIST_CAPACITY as u32 / n.max(1);
         let num_bias = input.at_most(most, "the number of biases")?;
         let num_banned = input.at_most(most, "the number of banned ids")?;
         let final_only = input.at_most(1, "final_only")? != 0;
-        let num_prompt = input.at_most(config.max_model_len - 1, "a prompt's length")?;
-        if n == 0 || max_tokens == 0 || num_prompt == 0 {
+        let num_prompt = input.at_most(
+            config.max_model_len - u32::from(max_tokens > 0),
+            "a prompt's length",
+        )?;
+        let has_results = num_prompt_logprobs >= 0 || pooling.is_some();
+        if n == 0 || num_prompt == 0 || max_tokens == 0 && !(has_results && n == 1) {
             return Err("a request without sequences, prompt or output".into());
         }
-        if config.blocks_for(num_prompt.saturating_add(max_tokens) - 1) > config.num_blocks {
+        if config.blocks_for(num_prompt.saturating_add(max_tokens.max(1)) - 1) > config.num_blocks {
             return Err("a request that does not fit the pool".into());
         }
         self.read_prompt(input, num_prompt as usize)?;
@@ -91,6 +97,8 @@ impl EventReader {
             min_tokens,
             flags,
             num_logprobs,
+            num_prompt_logprobs,
+            pooling,
             num_bias,
             num_banned,
             final_only,

@@ -9,6 +9,7 @@ use super::record::Call;
 use super::veil::Veil;
 use crate::config::CoreConfig;
 use crate::kv::random_key;
+use crate::request::Pooling;
 
 /// First bytes of the events.
 pub(super) mod tags {
@@ -33,6 +34,7 @@ pub(super) mod outcomes {
     pub(in super::super) const FIRST_TOKEN: u64 = 3;
 }
 
+pub(super) const POOLINGS: [Option<Pooling>; 3] = [None, Some(Pooling::Last), Some(Pooling::Mean)];
 pub(super) const ENDS: [TraceEnd; 3] = [TraceEnd::Closed, TraceEnd::Behind, TraceEnd::Refused];
 
 /// Veils and encodes events, in order. For the writer's thread.
@@ -161,6 +163,11 @@ impl EventWriter {
             submission.min_tokens,
             submission.flags,
             (submission.num_logprobs + 1) as u32,
+            (submission.num_prompt_logprobs + 1) as u32,
+            POOLINGS
+                .iter()
+                .position(|&known| known == submission.pooling)
+                .unwrap_or_default() as u32,
             submission.num_bias,
             submission.num_banned,
             u32::from(submission.final_only),

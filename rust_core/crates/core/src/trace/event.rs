@@ -2,6 +2,7 @@
 
 use super::columns::{Column, NUM_COLUMNS};
 use crate::batch::HEADER_NAMES;
+use crate::request::Pooling;
 
 /// Values of a slab's header that are in use.
 pub(super) const NUM_HEADER: usize = HEADER_NAMES.len();
@@ -81,6 +82,10 @@ pub struct Submission {
     pub flags: u32,
     /// Top log-probabilities per token; -1 = none.
     pub num_logprobs: i32,
+    /// Top log-probabilities per prompt token; -1 = none.
+    pub num_prompt_logprobs: i32,
+    /// The prompt's hidden states that are wanted.
+    pub pooling: Option<Pooling>,
     /// Entries of `logit_bias`.
     pub num_bias: u32,
     /// Ids that may not be sampled before `min_tokens`.

@@ -8,7 +8,7 @@ use crate::config::{CoreConfig, Policy};
 
 const MAGIC: [u8; 8] = *b"OLTRACE\n";
 /// Changes with everything that another version's reader would misunderstand, the scheduler's rules included.
-pub(super) const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 3;
 /// A frame of events is begun anew from this size on.
 pub(super) const FRAME_BYTES: usize = 1 << 20;
 /// No frame is larger: the longest prompt takes less.
@@ -66,6 +66,8 @@ fn read_head(payload: &[u8]) -> Result<Head, Problem> {
         mixed_step_tokens: Some(next("mixed_step_tokens")?).filter(|&tokens| tokens > 0),
         max_model_len: next("max_model_len")?,
         vocab_size: next("vocab_size")?,
+        // Vectors are not replayed, and neither are numbers.
+        hidden_size: 0,
         enable_prefix_caching: next("enable_prefix_caching")? != 0,
         policy: if next("policy")? == 0 {
             Policy::Fcfs

@@ -87,6 +87,8 @@ impl Recorder {
             min_tokens: stopping.min_tokens,
             flags: flags::of(sampling),
             num_logprobs: sampling.num_logprobs,
+            num_prompt_logprobs: spec.num_prompt_logprobs,
+            pooling: spec.pooling,
             num_bias: sampling.bias.len() as u32,
             num_banned: sampling.banned.len() as u32,
             final_only: spec.final_only,

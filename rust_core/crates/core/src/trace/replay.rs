@@ -242,6 +242,10 @@ impl Machine {
             prompt_keys,
             final_only: submission.final_only,
             has_seed: true,
+            num_prompt_logprobs: submission.num_prompt_logprobs,
+            pooling: submission.pooling,
+            // Not recorded: see `Core::record_trace`.
+            beam_search: None,
             sampling: Sampling {
                 temperature: if has(flags::NOT_GREEDY) { 1.0 } else { 0.0 },
                 repetition_penalty: if has(flags::PENALTIES) { 2.0 } else { 1.0 },

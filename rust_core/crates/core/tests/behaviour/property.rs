@@ -6,8 +6,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use crate::support::constraints::Maze;
 use crate::support::driver::{Bench, Coverage, VOCAB_SIZE};
+use crate::support::prompt_results::HIDDEN_SIZE;
 use crate::support::rng::Rng;
-use oneloop_core::{CoreConfig, Policy, SubmitRequest};
+use oneloop_core::{CoreConfig, Policy, Pooling, SubmitRequest};
 
 /// Sizes small enough that every limit is hit.
 pub(crate) fn random_config(rng: &mut Rng) -> CoreConfig {
@@ -23,6 +24,7 @@ pub(crate) fn random_config(rng: &mut Rng) -> CoreConfig {
     config.policy = rng.pick(&[Policy::Fcfs, Policy::Priority]);
     config.max_steps_in_flight = rng.pick(&[1, 2, 2, 2, 3]);
     config.hash_key = Some([rng.bits() as u8; 16]);
+    config.hidden_size = HIDDEN_SIZE;
     config
 }
 
@@ -86,6 +88,7 @@ pub(crate) fn random_request(rng: &mut Rng, config: &CoreConfig) -> SubmitReques
     if rng.once_in(5) {
         request.cache_salt = vec![rng.within(0, 1) as u8];
     }
+    ask_of_prompt(rng, &mut request);
     request
 }
 
@@ -116,6 +119,18 @@ fn constrain(rng: &mut Rng, request: &mut SubmitRequest) {
         if request.grammar.is_some() {
             request.grammar_after = request.thinking_end.clone();
         }
+    }
+}
+
+/// Some requests want something of their prompt, many of those nothing else.
+fn ask_of_prompt(rng: &mut Rng, request: &mut SubmitRequest) {
+    if rng.once_in(8) {
+        request.pooling = Some(rng.pick(&[Pooling::Last, Pooling::Mean]));
+    } else if rng.once_in(4) {
+        request.prompt_logprobs = Some(rng.within(0, 3));
+    }
+    if request.pooling.is_some() || request.prompt_logprobs.is_some() && rng.once_in(2) {
+        (request.max_tokens, request.min_tokens, request.n) = (Some(0), 0, 1);
     }
 }
 
@@ -165,8 +180,12 @@ pub(crate) fn random_operation(
             let request = random_request(rng, config);
             for _ in 0..rng.pick(&[0, 0, 2]) {
                 let mut twin = random_request(rng, config);
-                (twin.prompt, twin.max_tokens, twin.min_tokens) =
-                    (request.prompt.clone(), request.max_tokens, 0);
+                (twin.prompt, twin.max_tokens, twin.min_tokens) = (
+                    request.prompt.clone(),
+                    Some(request.max_tokens.unwrap_or(1).max(1)),
+                    0,
+                );
+                (twin.pooling, twin.prompt_logprobs) = (None, request.prompt_logprobs);
                 (twin.adapter, twin.cache_salt) = (request.adapter, request.cache_salt.clone());
                 bench.submit(twin);
             }
@@ -278,6 +297,7 @@ fn check_coverage(coverage: &Coverage, num_operations: u64) {
         ("steps that wait for masks", coverage.num_held_steps, 100),
         ("ends of grammars", coverage.num_over, 8),
         ("broken constraints", coverage.num_broken, 5),
+        ("prompts without tokens", coverage.num_without_tokens, 100),
     ] {
         assert!(
             count * 10_000 >= least * num_operations,

@@ -1,7 +1,8 @@
 //! What `submit` and the configuration refuse, and what they let pass.
 
-use oneloop_core::{Core, CoreConfig, Error, Policy, SubmitRequest};
+use oneloop_core::{BeamSearch, Core, CoreConfig, Error, Policy, SubmitRequest};
 
+use crate::support::constraints::Maze;
 use crate::support::driver::vocabulary;
 use crate::{config, tokens};
 
@@ -169,6 +170,55 @@ fn lists_are_checked() {
     ));
 }
 
+/// Two beams of a few tokens.
+fn with_beams(request: &mut SubmitRequest) {
+    (request.n, request.max_tokens) = (2, Some(5));
+    request.beam_search = Some(BeamSearch {
+        length_penalty: 1.0,
+        ..BeamSearch::default()
+    });
+}
+
+#[test]
+fn what_binds_tokens_binds_no_beams() {
+    type Change = fn(&mut SubmitRequest);
+    accepted(with_beams);
+    let bindings: [(&str, Change); 4] = [
+        ("grammar", |r| r.grammar = Some(Maze::shared(1))),
+        ("allowed_token_ids", |r| {
+            r.allowed_token_ids = Some(vec![1, 2]);
+        }),
+        ("bad_words", |r| r.bad_words = vec![vec![3]]),
+        ("thinking_budget", |r| {
+            (r.thinking_budget, r.thinking_end) = (Some(3), vec![4]);
+        }),
+    ];
+    for (field, bind) in bindings {
+        accepted(bind);
+        let (named, problem) = refused(|r| {
+            with_beams(r);
+            bind(r);
+        });
+        assert_eq!(named, field);
+        assert!(problem.contains("beam"), "{problem}");
+    }
+}
+
+#[test]
+fn nothing_is_forced_upon_beams() {
+    let mut core = core();
+    let mut request = SubmitRequest::new(tokens(1, 10));
+    with_beams(&mut request);
+    let handle = core.submit(request).unwrap();
+    let refusal = core.end_thinking(handle, &[3]).unwrap_err();
+    assert!(
+        matches!(&refusal, Error::Request { field: "token_ids", problem } if problem.contains("beam"))
+    );
+    assert!(core.abort(handle));
+    assert!(!core.end_thinking(handle, &[3]).unwrap());
+    core.drain().unwrap();
+}
+
 #[test]
 fn lists_of_all_siblings_must_fit_into_one_slab() {
     let mut config = config();
@@ -280,6 +330,7 @@ fn the_layout_is_aligned_and_has_no_overlap() {
     let mut config = config();
     config.max_num_seqs = 13;
     config.policy = Policy::Priority;
+    config.hidden_size = 5;
     let core = Core::new(config, None).unwrap();
     let layout = core.layout();
     let mut end = 0;

@@ -4,9 +4,12 @@
 
 use std::collections::{HashMap, HashSet};
 
-use oneloop_core::{CoreConfig, NUM_LOGPROB_COLUMNS, SlabLayout, SubmitRequest};
+use oneloop_core::{CoreConfig, SlabLayout, SubmitRequest};
 
-use super::reference::{bias_columns, empty_prefix, extend_prefix, fake_logprobs, sample};
+use super::columns::{check_columns, flags_of};
+use super::outputs::write_outputs;
+use super::prompt_results;
+use super::reference::{bias_columns, empty_prefix, extend_prefix, sample};
 use super::slab::Slab;
 
 /// (handle, index) of a sequence.
@@ -123,6 +126,12 @@ pub(crate) struct Logits {
     fate: Fate,
 }
 
+impl Row {
+    fn first_index(&self) -> i32 {
+        self.last_token_index + 1 - self.tokens.len() as i32
+    }
+}
+
 /// How a step goes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Fate {
@@ -164,7 +173,12 @@ impl Device {
     }
 
     /// Runs a step up to its logits.
-    pub(crate) fn forward_step(&mut self, slab: &Slab, oracle: &mut Oracle, fate: Fate) -> Logits {
+    pub(crate) fn forward_step(
+        &mut self,
+        slab: &mut Slab,
+        oracle: &mut Oracle,
+        fate: Fate,
+    ) -> Logits {
         self.check_header(slab);
         self.apply_freed_and_admitted(slab, oracle);
         self.apply_deltas(slab);
@@ -172,6 +186,7 @@ impl Device {
         self.copy_blocks(slab);
         let mut rows = self.resolve_rows(slab, oracle);
         self.forward(&mut rows, oracle, fate);
+        self.write_prompt_results(slab, &rows, oracle);
         self.num_bad_rows += if fate.fails {
             0
         } else {
@@ -220,11 +235,8 @@ impl Device {
             "admitted_banned_start",
             "admitted_history_start",
         ];
-        let num_starts = if slab.count("num_admitted") == 0 {
-            0
-        } else {
-            slab.count("num_admitted") + 1
-        };
+        let num_admitted = slab.count("num_admitted");
+        let num_starts = num_admitted + usize::from(num_admitted > 0);
         let counted = [
             ("token_ids", "num_tokens"),
             ("row_slot", "num_rows"),
@@ -234,6 +246,8 @@ impl Device {
             ("bias_value", "num_bias"),
             ("banned_token", "num_banned"),
             ("history_token", "num_history"),
+            ("score_token", "num_scores"),
+            ("pool_end", "num_pools"),
         ];
         let counted = counted.map(|(field, count)| (field, slab.count(count)));
         for (field, count) in counted
@@ -478,6 +492,17 @@ impl Device {
         }
     }
 
+    fn write_prompt_results(&self, slab: &mut Slab, rows: &[Row], oracle: &Oracle) {
+        prompt_results::write(slab, |index| {
+            let mut rows = rows.iter();
+            let row = rows.find(|row| index <= row.last_token_index && index >= row.first_index());
+            let row = row.expect("a result of no row");
+            let position = row.start + (index - row.first_index()) as usize;
+            let truth = &oracle.truths[&self.slots[row.slot].owner.unwrap()];
+            (!row.is_bad).then(|| truth.prefixes[position])
+        });
+    }
+
     /// Samples a step whose masks, if it has any, are there, and writes its results into the slab.
     pub(crate) fn sample_step(&mut self, slab: &mut Slab, oracle: &mut Oracle, logits: &Logits) {
         let Logits { rows, fate } = logits;
@@ -551,50 +576,5 @@ impl Device {
         }
         assert!(has_dead || slab.header("flags") == expected_flags);
         write_outputs(slab, &tokens, vocab_size);
-    }
-}
-
-fn flags_of(request: &SubmitRequest) -> i64 {
-    let penalties = (request.repetition_penalty - 1.0).abs() > 0.0;
-    i64::from(request.temperature > 0.0)
-        | i64::from(penalties) << 1
-        | i64::from(!request.logit_bias.is_empty()) << 2
-        | i64::from(request.logprobs.is_some()) << 4
-}
-
-fn check_columns(slab: &Slab, entry: usize, request: &SubmitRequest) {
-    let int = |name: &str| i64::from(slab.ints(name, entry + 1)[entry]);
-    let float = |name: &str| slab.array::<f32>(name, entry + 1)[entry];
-    assert_eq!(int("admitted_adapter"), i64::from(request.adapter));
-    assert_eq!(
-        int("admitted_num_prompt_tokens"),
-        request.prompt.len() as i64
-    );
-    assert_eq!(int("admitted_min_tokens"), request.min_tokens as i64);
-    assert_eq!(
-        int("admitted_num_logprobs"),
-        request.logprobs.map_or(-1, |logprobs| logprobs as i64)
-    );
-    assert_eq!(
-        float("admitted_temperature").to_bits(),
-        (request.temperature as f32).to_bits()
-    );
-    assert_eq!(
-        float("admitted_top_p").to_bits(),
-        (request.top_p as f32).to_bits()
-    );
-}
-
-fn write_outputs(slab: &mut Slab, tokens: &[i32], vocab_size: u32) {
-    slab.array_mut::<i32>("output_token")[..tokens.len()].copy_from_slice(tokens);
-    for (position, &token) in tokens.iter().enumerate() {
-        slab.array_mut::<i32>("output_rank")[position] = fake_logprobs(token, 0, vocab_size).0;
-        for column in 0..NUM_LOGPROB_COLUMNS {
-            let (_, id, value) = fake_logprobs(token, column, vocab_size);
-            slab.array_mut::<i32>("output_logprob_token")
-                [position * NUM_LOGPROB_COLUMNS + column] = id;
-            slab.array_mut::<f32>("output_logprob")[position * NUM_LOGPROB_COLUMNS + column] =
-                value;
-        }
     }
 }

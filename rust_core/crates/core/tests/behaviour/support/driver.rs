@@ -6,9 +6,10 @@ use std::sync::Arc;
 use oneloop_core::text::Vocabulary;
 use oneloop_core::{Core, CoreConfig, Delta, Deltas, FinishReason, StopReason, SubmitRequest};
 
-use super::constraints::{Next, Verdict, judge, next};
+use super::constraints::{Verdict, judge};
 use super::device::{Device, Fate, Logits, Oracle};
-use super::reference::{bias_columns, fake_logprobs, sample};
+use super::expected::{check_logprobs, expected_end, expected_token, is_broken};
+use super::prompt_results;
 use super::slab::Slab;
 
 /// Tokens of the test vocabulary: each is one letter.
@@ -99,6 +100,8 @@ pub(crate) struct Coverage {
     pub(crate) num_over: u64,
     /// Sequences whose constraints failed.
     pub(crate) num_broken: u64,
+    /// Requests that ended with what is said of their prompt.
+    pub(crate) num_without_tokens: u64,
 }
 
 impl Coverage {
@@ -124,6 +127,7 @@ impl Coverage {
         self.num_held_steps += seen.num_held_steps;
         self.num_over += seen.num_over;
         self.num_broken += seen.num_broken;
+        self.num_without_tokens += seen.num_without_tokens;
     }
 }
 
@@ -222,7 +226,7 @@ impl Bench {
         self.coverage.num_deferring_steps += u64::from(self.core.num_deferred() > 0);
         let may_be_bad = self.in_flight.iter().any(|step| step.fails);
         let fate = Fate { fails, may_be_bad };
-        let logits = self.device.forward_step(&slab, &mut self.oracle, fate);
+        let logits = self.device.forward_step(&mut slab, &mut self.oracle, fate);
         let waits = slab.header("masks_wait") == 1;
         assert!(!waits || slab.header("num_masked") > 0);
         let mut step = InFlight {
@@ -446,6 +450,15 @@ impl Bench {
         }
         assert!(!failed, "a failed step brought a token");
         assert_eq!(delta.queue_s.is_some(), reported.tokens.is_empty());
+        prompt_results::check(request, delta, reported.tokens.is_empty());
+        if prompt_results::is_whole_answer(request, delta) {
+            assert!(deltas.token_ids(delta).is_empty() && deltas.text(delta).is_empty());
+            reported.finish = delta.finish_reason;
+            self.num_ended[1] += 1;
+            self.coverage.num_without_tokens += 1;
+            self.oracle.forget(id);
+            return;
+        }
         let &[token] = deltas.token_ids(delta) else {
             panic!("a delta without its token")
         };
@@ -478,130 +491,5 @@ impl Bench {
         reported.stop_reason = reason;
         self.num_ended[usize::from(finish == Some(FinishReason::Length))] += 1;
         self.oracle.forget(id);
-    }
-}
-
-fn expected_token(
-    request: &SubmitRequest,
-    outputs: &[i32],
-    truth: &super::device::Truth,
-    seed: i64,
-) -> i32 {
-    let bias = request
-        .logit_bias
-        .iter()
-        .map(|&(token, value)| (token as i32, value as f32));
-    let banned = banned(request, outputs.len());
-    let next = next(request, outputs, &banned);
-    let may_come = |token: i32| {
-        let is_allowed = match &next {
-            Next::These(may) => may[token as usize],
-            Next::Anything => true,
-            Next::Broken => panic!(
-                "a token where nothing may come behind {outputs:?}, banned {banned:?}: {request:?}"
-            ),
-        };
-        is_allowed && !banned.contains(&token)
-    };
-    sample(
-        truth.prefix(outputs.len()),
-        seed,
-        bias_columns(bias),
-        outputs.len() as u32,
-        may_come,
-        VOCAB_SIZE,
-    )
-}
-
-/// What `min_tokens` bans behind so many outputs.
-fn banned(request: &SubmitRequest, num_outputs: usize) -> Vec<i32> {
-    if num_outputs as u64 >= request.min_tokens {
-        return Vec::new();
-    }
-    let eos: &[i64] = if request.ignore_eos {
-        &[]
-    } else {
-        &request.eos_token_ids
-    };
-    let ids = eos.iter().chain(&request.stop_token_ids);
-    ids.map(|&id| id as i32).collect()
-}
-
-/// Whether the request's constraints fail with this token.
-fn is_broken(request: &SubmitRequest, outputs: &[i32], token: i32) -> bool {
-    let banned = banned(request, outputs.len());
-    let mut with_token = outputs.to_vec();
-    with_token.push(token);
-    matches!(next(request, outputs, &banned), Next::Broken)
-        || judge(request, &with_token) == Verdict::Wrong
-}
-
-/// How and with which text a sequence with these outputs ends, if it does; the whole text otherwise.
-fn expected_end(
-    request: &SubmitRequest,
-    tokens: &[i32],
-) -> (Option<FinishReason>, Option<StopReason>, String) {
-    let last = *tokens.last().unwrap();
-    let (before, whole) = (text_of(&tokens[..tokens.len() - 1]), text_of(tokens));
-    let token_text = |kept: bool| if kept { whole.clone() } else { before.clone() };
-    if tokens.len() as u64 > request.min_tokens {
-        if !request.ignore_eos && request.eos_token_ids.contains(&i64::from(last)) {
-            return (
-                Some(FinishReason::Stop),
-                None,
-                token_text(request.include_stop_str_in_output),
-            );
-        }
-        if request.stop_token_ids.contains(&i64::from(last)) {
-            let text = token_text(request.include_stop_str_in_output);
-            return (
-                Some(FinishReason::Stop),
-                Some(StopReason::Token(last)),
-                text,
-            );
-        }
-        // One letter a token: a stop string that was not there before ends with the text. The longest is reported.
-        let fresh = request
-            .stop
-            .iter()
-            .filter(|stop| whole.len() > before.len() && whole.ends_with(stop.as_str()));
-        if let Some(stop) = fresh.max_by_key(|stop| stop.len()) {
-            let kept = if request.include_stop_str_in_output {
-                0
-            } else {
-                stop.len()
-            };
-            let text = whole[..whole.len() - kept].to_owned();
-            return (
-                Some(FinishReason::Stop),
-                Some(StopReason::Text(stop.clone())),
-                text,
-            );
-        }
-    }
-    if judge(request, tokens) == Verdict::Over {
-        return (Some(FinishReason::Stop), None, whole);
-    }
-    let is_full = request.max_tokens == Some(tokens.len() as u64);
-    (is_full.then_some(FinishReason::Length), None, whole)
-}
-
-fn check_logprobs(request: &SubmitRequest, token: i32, delta: &Delta, deltas: &Deltas) {
-    let Some(num_top) = request.logprobs else {
-        assert!(deltas.logprobs(delta).is_none());
-        return;
-    };
-    let entries: Vec<_> = deltas.logprobs(delta).unwrap().collect();
-    let [entry] = entries.as_slice() else {
-        panic!("one token, {} entries", entries.len())
-    };
-    assert_eq!(entry.rank, fake_logprobs(token, 0, VOCAB_SIZE).0);
-    assert_eq!(entry.token_ids.len() as u64, num_top + 1);
-    for (column, (&id, &value)) in entry.token_ids.iter().zip(entry.logprobs).enumerate() {
-        let (_, expected_id, expected_value) = fake_logprobs(token, column, VOCAB_SIZE);
-        assert_eq!(
-            (id, value.to_bits()),
-            (expected_id, expected_value.to_bits())
-        );
     }
 }

@@ -41,9 +41,3 @@ pub(crate) fn bias_columns(bias: impl IntoIterator<Item = (i32, f32)>) -> u64 {
         ))
     })
 }
-
-/// Rank and log-probabilities that the tests can recompute from the token.
-pub(crate) fn fake_logprobs(token: i32, column: usize, vocab_size: u32) -> (i32, i32, f32) {
-    let id = (token as usize + column) % vocab_size as usize;
-    (1 + token % 5, id as i32, -(column as f32) - token as f32)
-}

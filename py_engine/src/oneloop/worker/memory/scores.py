@@ -1,0 +1,25 @@
+"""Bytes that log-probabilities of prompts take: bounded, since they are computed a few rows at a time. No torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from oneloop.formats.model_spec import ModelSpec
+
+SCORES_AT_ONCE: Final = 64
+"""Prompt tokens whose logits exist at a time."""
+POOLED_AT_ONCE: Final = 256
+"""Hidden states that are widened to float32 at a time."""
+MAX_SCORES_PER_STEP: Final = 2048
+"""Prompt tokens of one step with results, as the core bounds them."""
+_COLUMNS: Final = 21
+
+
+def score_bytes(spec: ModelSpec, item_bytes: int) -> int:
+    """The larger of two: logits of SCORES_AT_ONCE rows as the model gives them, in float32, compared (one byte) and
+    sorted out by top-k (about another float32); or hidden states of POOLED_AT_ONCE rows, normalised and widened. Beside
+    them the results of a step."""
+    logits = SCORES_AT_ONCE * spec.vocab_size * (item_bytes + 4 + 1 + 4)
+    pooled = POOLED_AT_ONCE * spec.hidden_size * (2 * item_bytes + 4)
+    return max(logits, pooled) + MAX_SCORES_PER_STEP * (_COLUMNS * 8 + 4)

@@ -1,0 +1,82 @@
+"""What a step gives of prompts beside tokens: log-probabilities of their tokens, sums of their hidden states.
+
+For any device. Logits are made of SCORES_AT_ONCE rows at a time, so that a long prompt takes no more memory than a
+short one. Nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from oneloop.worker.inputs import LOGPROB_COLUMNS
+from oneloop.worker.memory.scores import POOLED_AT_ONCE, SCORES_AT_ONCE
+from oneloop_kernels.ops.sampling import SAMPLING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from oneloop.models.base import Model
+
+
+class Scores(NamedTuple):
+    """Of n prompt tokens, on the device. Columns as the slab's: the token, then the likeliest; unused ones are 0.
+
+    ranks: [n] int32. token_ids: [n, LOGPROB_COLUMNS] int32. logprobs: the same in float32.
+    """
+
+    ranks: torch.Tensor
+    token_ids: torch.Tensor
+    logprobs: torch.Tensor
+
+
+class PromptResults:
+    """Computes them from the hidden states of a step. Has no state of its own."""
+
+    __slots__ = ("_model", "_ops")
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._ops = SAMPLING.resolve(model.device, torch.float32)
+
+    def score(
+        self, hidden: torch.Tensor, token_index: torch.Tensor, token_ids: torch.Tensor, num_top: int
+    ) -> Scores:
+        """hidden: [tokens of the step, hidden_size] of forward. token_index, token_ids: [n] integers on its device;
+        row token_index[i] of hidden is followed by the token token_ids[i]. num_top ≥ 0: likeliest ones of each.
+        """
+        count, vocab_size = token_index.shape[0], self._model.spec.vocab_size
+        num_top = min(num_top, LOGPROB_COLUMNS - 1, vocab_size)
+        device = hidden.device
+        scores = Scores(
+            torch.zeros(count, dtype=torch.int32, device=device),
+            torch.zeros(count, LOGPROB_COLUMNS, dtype=torch.int32, device=device),
+            torch.zeros(count, LOGPROB_COLUMNS, dtype=torch.float32, device=device),
+        )
+        # All chunks of one size: few shapes of the matrix product are compiled.
+        rows = torch.zeros(SCORES_AT_ONCE, dtype=token_index.dtype, device=device)
+        for start in range(0, count, SCORES_AT_ONCE):
+            part = slice(start, min(start + SCORES_AT_ONCE, count))
+            num_rows = part.stop - part.start
+            rows[:num_rows] = token_index[part]
+            logits = self._model.compute_logits(hidden.index_select(0, rows))
+            wide = logits[:num_rows, :vocab_size].to(torch.float32)
+            del logits
+            top = self._ops.top_logprobs(wide, token_ids[part].to(torch.int64), num_top)
+            scores.ranks[part] = top.ranks
+            scores.token_ids[part, : num_top + 1] = top.token_ids
+            scores.logprobs[part, : num_top + 1] = top.logprobs
+        return scores
+
+    def pool(self, hidden: torch.Tensor, ranges: Iterable[tuple[int, int]]) -> torch.Tensor:
+        """hidden: as for score(). ranges: [start, end) of tokens. [number of ranges, hidden_size] float32: the sums of
+        their hidden states behind the final norm."""
+        sums = []
+        for start, end in ranges:
+            total = torch.zeros(hidden.shape[1], dtype=torch.float32, device=hidden.device)
+            for first in range(start, end, POOLED_AT_ONCE):
+                rows = hidden[first : min(first + POOLED_AT_ONCE, end)].contiguous()
+                total += self._model.normalize(rows).to(torch.float32).sum(0)
+            sums.append(total)
+        return torch.stack(sums)
