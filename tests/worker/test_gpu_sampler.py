@@ -295,6 +295,18 @@ def test_an_admitted_slot_forgets_its_predecessor_s_history(pair, make_sampling)
     assert pair.step(logits, admitted={2: make_sampling(history=(5, 9), **shape)}) == [4]
 
 
+def test_an_admitted_slot_forgets_its_predecessor_s_marks(pair, make_sampling):
+    """What stays marked harms no token, but is read again in every step of the slot's later requests."""
+    logits = make_logits(1)
+    pair.step(
+        logits, admitted={2: make_sampling(bias={7: 3.0, 40: 1.0}, repetition_penalty=2.0, history=(9,))}
+    )
+    pair.step(logits, admitted={2: make_sampling(bias={11: 3.0})})
+    marks = pair.device._edits.marks[2].cpu()
+    bits = (marks[:, None] >> torch.arange(32)) & 1
+    assert bits.flatten().nonzero().flatten().tolist() == [11]
+
+
 def test_forks_take_the_history_with_them(pair, make_sampling):
     shape = {"repetition_penalty": 3.0}
     logits = make_logits(2).abs() + 1

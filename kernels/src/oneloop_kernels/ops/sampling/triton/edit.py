@@ -93,10 +93,9 @@ def edit_kernel(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(1).to(tl.int64)
+    # All that can be is loaded before anything is waited for.
     num_samples = tl.load(header_ptr + NUM_SAMPLES)
-    slot = tl.load(sample_slot_ptr + row).to(
-        tl.int64
-    )  # all that can be is loaded before anything is waited for
+    slot = tl.load(sample_slot_ptr + row).to(tl.int64)
     output_index = tl.load(output_index_ptr + row)
     if row >= num_samples:
         return
