@@ -110,6 +110,8 @@ pub struct SubmitRequest {
     pub cache_salt: Vec<u8>,
     /// Adapter slot; -1 = none.
     pub adapter: i32,
+    /// Sums are taken in the fixed order; prefixes are shared with such requests only.
+    pub deterministic: bool,
 }
 
 impl SubmitRequest {
@@ -151,6 +153,7 @@ impl SubmitRequest {
             priority: 0,
             cache_salt: Vec::new(),
             adapter: -1,
+            deterministic: false,
         }
     }
 }

@@ -61,10 +61,11 @@ pub(crate) fn validate(
             .map(|&(token, value)| (token as i32, value as f32))
             .collect(),
         banned: banned_tokens(&stopping),
+        fixed_order: request.deterministic,
         ..numbers
     };
     check_list_room(num_sequences, &sampling)?;
-    let root_key = hasher.root(request.adapter, &request.cache_salt);
+    let root_key = hasher.root(request.adapter, request.deterministic, &request.cache_salt);
     let prompt_keys = if config.enable_prefix_caching {
         hasher.blocks(root_key, &request.prompt, config.block_size as usize)
     } else {

@@ -128,8 +128,10 @@ class DeviceAttentionFactory(Protocol):
         max_blocks_per_row: int,
         dtype: torch.dtype,
         device: torch.device,
+        ordered: bool = False,
     ) -> DeviceAttention:
-        """max_…: of any step. dtype: of queries, cache and output."""
+        """max_…: of any step. dtype: of queries, cache and output. ordered: get ready for plans in the fixed order
+        (oneloop_kernels.order), which have a workspace of their own; without, they take longer."""
 
 
 PAGED_ATTENTION: Family[PagedAttention] = Family(

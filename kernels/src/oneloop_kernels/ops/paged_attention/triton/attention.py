@@ -49,6 +49,7 @@ class TritonAttention:
         max_blocks_per_row: int,
         dtype: torch.dtype,
         device: torch.device,
+        ordered: bool = False,
         config: AttentionConfig | None = None,
         sms: int | None = None,
     ) -> None:
@@ -97,7 +98,7 @@ class TritonAttention:
         cap = shape.soft_cap
         self._scale = shape.scale * _LOG2_E if cap is None else 2.0 * _LOG2_E * shape.scale / cap
         self._ordered = None
-        if self._on_hopper:
+        if ordered and self._on_hopper:
             self._ordered = OrderedAttention(
                 shape, scale_log2=self._scale, max_rows=max_rows, max_tokens=max_tokens, device=device, sms=sms
             )
