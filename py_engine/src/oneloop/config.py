@@ -179,7 +179,8 @@ class WorkerConfig(_Settings):
     )
     enforce_eager: bool = setting(False, "launch every kernel by itself instead of replaying CUDA graphs")
     deterministic: bool = setting(
-        False, "a request gets the same tokens whatever runs beside it, however its prompt is cut or cached (GPU)"
+        False,
+        "a request gets the same tokens whatever runs beside it, however its prompt is cut or cached (GPU)",
     )
     deterministic_requests: bool = setting(
         False,

@@ -61,7 +61,6 @@ pub(crate) fn validate(
             .map(|&(token, value)| (token as i32, value as f32))
             .collect(),
         banned: banned_tokens(&stopping),
-        fixed_order: request.deterministic,
         ..numbers
     };
     check_list_room(num_sequences, &sampling)?;
@@ -295,6 +294,7 @@ fn check_numbers(config: &CoreConfig, request: &SubmitRequest) -> Result<Samplin
         seed: request.seed.unwrap_or(0),
         bias: Vec::new(),
         banned: Vec::new(),
+        fixed_order: request.deterministic,
     })
 }
 

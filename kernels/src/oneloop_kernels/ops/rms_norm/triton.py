@@ -84,7 +84,9 @@ def rms_norm(
     if out.numel():
         block = triton.next_power_of_2(x.shape[-1])
         num_rows = out.numel() // x.shape[-1]
-        if order_is_fixed():  # squares are added up across lanes and warps: the same ones for any number of rows
+        if (
+            order_is_fixed()
+        ):  # squares are added up across lanes and warps: the same ones for any number of rows
             num_rows = 1
         rows, warps = program_shape(num_rows, block, num_sms(x.device), has_residual=residual is not None)
         launch(x, weight, eps, residual, out, rows=rows, num_warps=warps)

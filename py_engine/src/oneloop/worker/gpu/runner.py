@@ -196,7 +196,9 @@ class GpuModelRunner:
 
     def _is_fixed(self, header: StepHeader) -> bool:
         """Whether the step's sums are taken in the fixed order."""
-        return True in self._orders and (False not in self._orders or bool(header.flags & StepFlag.FIXED_ORDER))
+        return True in self._orders and (
+            False not in self._orders or bool(header.flags & StepFlag.FIXED_ORDER)
+        )
 
     def _forward(self, header: StepHeader) -> None:
         has_multi = header.num_single < header.num_rows

@@ -100,7 +100,12 @@ class TritonAttention:
         self._ordered = None
         if ordered and self._on_hopper:
             self._ordered = OrderedAttention(
-                shape, scale_log2=self._scale, max_rows=max_rows, max_tokens=max_tokens, device=device, sms=sms
+                shape,
+                scale_log2=self._scale,
+                max_rows=max_rows,
+                max_tokens=max_tokens,
+                device=device,
+                sms=sms,
             )
 
     def plan(

@@ -181,7 +181,16 @@ def _compute_pairs(
             )  # fmt: skip
             if not whole:
                 _leave(
-                    part, part_maximum, part_total, own, places, group, partial_acc, partial_norm, max_parts, GROUP
+                    part,
+                    part_maximum,
+                    part_total,
+                    own,
+                    places,
+                    group,
+                    partial_acc,
+                    partial_norm,
+                    max_parts,
+                    GROUP,
                 )
             acc, maximum, total = _join(acc, maximum, total, part, part_maximum, part_total)
             own += 1
