@@ -287,8 +287,8 @@ def test_contexts_are_cut_or_not_as_there_is_room(cases, inputs, kernel_device, 
             def plan(step, num_rows, num_tokens, has_multi, made=attention):
                 return made.plan(step, has_multi)
 
-        for before in ([], [(1, 2000)] * 3, [(1, 700)] * 100):
-            results.append(sequence.attended(Plans, 2999, 1, before))
+        mixes: list[list[tuple[int, int]]] = [[], [(1, 2000)] * 3, [(1, 700)] * 100]
+        results += [sequence.attended(Plans, 2999, 1, before) for before in mixes]
     for other in results[1:]:
         same_bits(other, results[0])
 

@@ -1,7 +1,7 @@
 """Linear maps in the fixed order (oneloop_kernels.order).
 
-On Hopper every result is one sum over the columns of x, ascending, in the accumulator of the tensor cores: 16 columns an
-instruction, nothing split. Which rows and results share a tile, and on which side of the product the weights stand,
+On Hopper every result is one sum over the columns of x, ascending, in the accumulator of the tensor cores: 16 columns
+an instruction, nothing split. Which rows and results share a tile, and on which side of the product the weights stand,
 changes no bit of it, so that both kernels may be taken, as the number of rows has it: `triton.stream` with whole tiles,
 and `triton.dense`. Elsewhere one tile of `triton.few_rows` serves any number of rows.
 """

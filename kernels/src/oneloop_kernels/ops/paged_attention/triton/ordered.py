@@ -1,10 +1,10 @@
 """Attention in the fixed order (oneloop_kernels.order) on Hopper: equal bits for a query, however it is computed.
 
-The keys of a sequence are cut into splits of SPLIT, counted from its beginning. Within a split tiles of KEYS keys follow
-one another in an online softmax; the splits' results are joined in ascending order. Both kernels do exactly that, by the
-same functions: `decode_kernel` for rows with one query, whose splits several programs may share (they leave the result
-of each split, and who comes last joins them in order), and `blocks_kernel` for blocks of queries of rows with several,
-of which one program computes all splits. Keys are the rows of the matrix products, so that sums over keys take the same
+The keys of a sequence are cut into splits of SPLIT, counted from its beginning. Within a split tiles of KEYS keys
+follow one another in an online softmax; the splits' results are joined in ascending order. Both kernels do exactly that,
+by the same functions: `decode_kernel` for rows with one query, whose splits several programs may share (they leave the
+result of each split, and who comes last joins them in order), and `blocks_kernel` for blocks of queries of rows with
+several, of which one program computes all splits. Keys are the rows of the matrix products, so that sums over keys take the same
 way through lanes and warps whatever the number of queries, and keys that a query does not see change no bit: their
 weights are zeros, and a tile or split without any key in sight is multiplied by one and by zero.
 
@@ -35,8 +35,8 @@ from oneloop_kernels.ops.paged_attention.triton.stream import (
     _clear,
     _copy_queries,
     _copy_tile,
-    _program_of,
     _products_layout,
+    _program_of,
 )
 
 SPLIT = gl.constexpr(256)
@@ -310,7 +310,7 @@ def _settle(
             norm = partial_norm + number * GROUP + group
             part_maximum = gl.load(norm, mask=mine, other=HIDDEN, cache_modifier=".cg")
             part_total = gl.load(norm + max_parts * GROUP, mask=mine, other=0.0, cache_modifier=".cg")
-            source = partial_acc + number.to(gl.int64) * (GROUP * HEAD_DIM) + places
+            source = partial_acc + gl.cast(number, gl.int64) * (GROUP * HEAD_DIM) + places
             part = gl.load(source, mask=mine[None, :], other=0.0, cache_modifier=".cg")
             acc, maximum, total = _join(acc, maximum, total, part, part_maximum, part_total)
     return whole, acc, total
