@@ -4,8 +4,9 @@
     python -m oneloop_bench.determinism MODEL_DIR --agreement 64 [--batch 1,8,64] [--tokens 64]
 
 The first takes decode steps of either kind in one engine, and with --prefill steps full of prompts. The second gives
-every prompt (random tokens, half of them behind a common prefix) alone and in batches, with both kinds: how many answers
-are as they are alone, and after how many tokens the others part. Dummy weights, or with --settings a real checkpoint's.
+every prompt (random tokens, half of them behind a common prefix) alone and in batches, with both kinds: how many
+answers are as they are alone, and after how many tokens the others part. Dummy weights, or with --settings a real
+checkpoint's.
 The last line is one JSON object.
 """
 
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
 _WARM_STEPS = 12
 _SETTINGS = {
-    "load_format": "dummy", "dtype": "bfloat16", "device": "cuda", "max_model_len": 8192, "deterministic_requests": True,
+    "load_format": "dummy", "dtype": "bfloat16", "device": "cuda", "max_model_len": 8192,
+    "deterministic_requests": True,
 }  # fmt: skip
 _KINDS = {"default": False, "deterministic": True}
 

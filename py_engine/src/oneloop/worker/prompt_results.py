@@ -54,19 +54,21 @@ class PromptResults:
             torch.zeros(count, LOGPROB_COLUMNS, dtype=torch.int32, device=device),
             torch.zeros(count, LOGPROB_COLUMNS, dtype=torch.float32, device=device),
         )
-        # All chunks of one size: few shapes of the matrix product are compiled.
+        # All chunks of one size: few shapes of the matrix product are compiled, and sums over a row have one order.
         rows = torch.zeros(SCORES_AT_ONCE, dtype=token_index.dtype, device=device)
+        targets = torch.zeros(SCORES_AT_ONCE, dtype=torch.int64, device=device)
         for start in range(0, count, SCORES_AT_ONCE):
             part = slice(start, min(start + SCORES_AT_ONCE, count))
             num_rows = part.stop - part.start
             rows[:num_rows] = token_index[part]
+            targets[:num_rows] = token_ids[part]
             logits = self._model.compute_logits(hidden.index_select(0, rows))
-            wide = logits[:num_rows, :vocab_size].to(torch.float32)
+            wide = logits[:, :vocab_size].to(torch.float32)
             del logits
-            top = self._ops.top_logprobs(wide, token_ids[part].to(torch.int64), num_top)
-            scores.ranks[part] = top.ranks
-            scores.token_ids[part, : num_top + 1] = top.token_ids
-            scores.logprobs[part, : num_top + 1] = top.logprobs
+            top = self._ops.top_logprobs(wide, targets, num_top)
+            scores.ranks[part] = top.ranks[:num_rows]
+            scores.token_ids[part, : num_top + 1] = top.token_ids[:num_rows]
+            scores.logprobs[part, : num_top + 1] = top.logprobs[:num_rows]
         return scores
 
     def pool(self, hidden: torch.Tensor, ranges: Iterable[tuple[int, int]]) -> torch.Tensor:
