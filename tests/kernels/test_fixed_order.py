@@ -132,9 +132,6 @@ def test_plans_split_no_sum():
             plan = linear.by_rule(132, rows, shape)
             assert isinstance(plan, DensePlan) or (isinstance(plan, StreamPlan) and plan.whole)
             assert plan.num_stages >= 2
-    for choices in linear.TUNED.values():
-        for plans in choices.values():
-            assert all(isinstance(plan, DensePlan) or plan.whole for _, plan in plans)
 
 
 def test_norms_know_no_neighbours(inputs, kernel_device, dtype):
