@@ -74,6 +74,7 @@ TOGETHER: Final = [  # the longest first
         "attention", "tests/kernels/test_paged_attention_triton.py", "tests/kernels/test_paged_attention_ahead.py",
         shares=4,
     ),
+    *parts_of("deterministic", "tests/gpu/test_deterministic.py", "tests/kernels/test_fixed_order.py", shares=2),
     *parts_of("chain", "tests/gpu/test_layer_chain.py", shares=3),
     *parts_of("out_of_memory", "tests/gpu/test_out_of_memory.py"),
     *parts_of("worker", "tests/worker", shares=2),

@@ -97,6 +97,11 @@ def random_params(rng: random.Random, deterministic: bool) -> SamplingParams:
     return SamplingParams(n=n, max_tokens=max_tokens, ignore_eos=True, deterministic=deterministic, **fields)
 
 
+async def make_engine(model: str, **settings: bool) -> AsyncEngine:
+    """In a thread: it imports what reads files."""
+    return await asyncio.to_thread(AsyncEngine.from_settings, model, **SETTINGS, **settings)
+
+
 async def answer(engine: AsyncEngine, asked: Asked) -> tuple[Any, ...]:
     """All that is told of a request, numbers as they are."""
     prompt = {"prompt_token_ids": asked.prompt}
@@ -160,7 +165,7 @@ def check_mix(engine: AsyncEngine) -> None:
 async def test_a_request_gets_the_same_tokens_alone_and_in_any_mix(model, count):
     rng = random.Random(5)
     requests = random_requests(rng, count)
-    engine = AsyncEngine.from_settings(model, deterministic=True, **SETTINGS)
+    engine = await make_engine(model, deterministic=True)
     async with engine:
         mixed = await together(engine, requests, rng)
         check_mix(engine)
@@ -176,7 +181,7 @@ async def test_requests_that_ask_for_it_beside_others_that_do_not(model):
     others = [Asked(asked.prompt, random_params(rng, False)) for asked in random_requests(rng, 100)]
     others += [Asked(asked.prompt, random_params(rng, False)) for asked in requests[:100]]
     everything = requests + others
-    engine = AsyncEngine.from_settings(model, deterministic_requests=True, **SETTINGS)
+    engine = await make_engine(model, deterministic_requests=True)
     async with engine:
         mixed = (await together(engine, everything, rng))[: len(requests)]
         check_mix(engine)

@@ -10,9 +10,9 @@ import random
 import pytest
 import torch
 
-from oneloop_kernels.ops.linear import LINEAR, LinearCall, Norm
+from oneloop_kernels.ops.linear import LINEAR, NUM_TICKETS, LinearCall, Norm
 from oneloop_kernels.ops.linear import ordered as linear
-from oneloop_kernels.ops.linear.plans import DensePlan, StreamPlan, can_stream
+from oneloop_kernels.ops.linear.plans import can_stream
 from oneloop_kernels.ops.rms_norm import RMS_NORM
 from oneloop_kernels.ops.rope import ROPE, HeadNorms
 from oneloop_kernels.order import fixed_order, order_is_fixed
@@ -75,13 +75,15 @@ MAPS = {
 
 
 @pytest.mark.parametrize("name", MAPS)
-def test_a_linear_map_knows_no_neighbours(inputs, kernel_device, dtype, name):
-    """Rows by themselves and among others, at another place each time."""
+@pytest.mark.parametrize("cut", [False, True], ids=["one sum", "pieces"])
+def test_a_linear_map_knows_no_neighbours(inputs, kernel_device, dtype, name, cut):
+    """Rows by themselves and among others, at another place each time. cut: the columns are in several pieces."""
     around = MAPS[name]
     big = kernel_device.type == "cuda"
-    in_size, out_size, counts = (
-        (1024, 1536, (1, 2, 7, 8, 9, 16, 33, 64, 65, 128, 200, 513)) if big else (96, 136, (1, 5, 70))
-    )
+    counts = (1, 2, 7, 8, 9, 16, 33, 64, 65, 128, 200, 513) if big else (1, 5, 70)
+    in_size, out_size = ((4096, 1536) if cut else (1024, 10_240)) if big else (96, 136)
+    if big:
+        assert (linear.num_pieces((out_size, in_size, around.get("gated", False))) > 1) is cut
     most = max(counts)
     weight = inputs.normal(out_size, in_size, dtype=dtype) * in_size**-0.5
     norm = Norm(inputs.normal(in_size, dtype=dtype), EPS) if around.get("norm") else None
@@ -89,6 +91,7 @@ def test_a_linear_map_knows_no_neighbours(inputs, kernel_device, dtype, name):
     result_size = out_size // 2 if around.get("gated") else out_size
     x, before = inputs.normal(most, in_size, dtype=dtype), inputs.normal(most, result_size, dtype=dtype)
     compute = resolved(LINEAR, kernel_device, dtype)
+    tickets = torch.zeros(NUM_TICKETS, dtype=torch.int32, device=kernel_device)
 
     def call(rows):
         residual = before[rows].clone() if around.get("residual") else None
@@ -119,18 +122,28 @@ def test_a_linear_map_knows_no_neighbours(inputs, kernel_device, dtype, name):
     assert_close(whole, expected, dtype, kind="linear")
 
 
-def test_plans_split_no_sum():
-    """Of every shape and number of rows on Hopper."""
-    for shape in (
+def test_the_order_of_a_linear_map_follows_from_its_shape():
+    """As programs of plans for Hopper hold it: whole tiles, or a piece each."""
+    shapes = (
         (4096, 4096, False),
         (28672, 4096, True),
         (128256, 4096, False),
         (512, 256, False),
-        (96, 64, True),
-    ):
-        for rows in (1, 8, 33, 64, 65, 256, 2048, 16384):
-            plan = linear.by_rule(132, rows, shape)
-            assert isinstance(plan, DensePlan) or (isinstance(plan, StreamPlan) and plan.whole)
+        (1024, 3072, False),
+    )
+    assert [linear.num_pieces(shape) for shape in shapes] == [2, 1, 1, 1, 4]
+    for shape in shapes:
+        pieces, tiles = linear.num_pieces(shape), -(-shape[0] // (128 if shape[2] else 64))
+        assert shape[1] % (128 * pieces) == 0
+        for rows in (1, 8, 16, 17, 64):
+            plan = linear._streaming(rows, shape, pieces)
+            assert plan.whole is (pieces == 1)
+            assert plan.whole or plan.programs == tiles * pieces
+            assert plan.block_m(rows) >= rows
+            assert plan.num_stages >= 2
+        for rows in (65, 256, 2048, 16384):
+            plan = linear._dense(132, rows, shape, pieces)
+            assert plan.pieces == pieces
             assert plan.num_stages >= 2
 
 

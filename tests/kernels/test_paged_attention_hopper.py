@@ -131,8 +131,8 @@ def plan_specs():
         ) | pointers("max_items num_programs min_tiles shared_programs", "i32"),
         {
             "KV_HEADS": KV_HEADS, "BLOCK_N": 64, "WINDOW": 0, "PROGRAM_LANES": 512, "ROW_LANES": 1024, "ROW_STEPS": 11,
-            "SHARED": True, "MIN_SHARED": 1024, "MIN_SHARERS": 8, "CHUNK": 1024, "MAX_CHUNKS": 4, "TOKENS": 16, "MAX_TILES": 0,
-            "USE_PDL": True,
+            "SHARED": True, "MIN_SHARED": 1024, "MIN_SHARERS": 8, "CHUNK": 1024, "MAX_CHUNKS": 4, "TOKENS": 16,
+            "MAX_TILES": 0, "USE_PDL": True,
         },
         {"num_warps": 4, "launch_pdl": True}, ("max_items", "num_programs", "min_tiles", "shared_programs"),
     )  # fmt: skip

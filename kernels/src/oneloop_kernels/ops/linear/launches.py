@@ -164,11 +164,17 @@ def dense(plan: DensePlan, call: LinearCall) -> Launch:
     call = normed(call)
     x, out, widths = call.x, _result(call), plan.three_widths
     maps = {width: tensor_map(call.weight, width, DENSE_BLOCK_K) for width in plan.widths}
+    grid = plan.grid(x.device, x.shape[0], call.out_size)
+    partial = x  # not looked at
+    if plan.pieces > 1:
+        part_size = plan.block_m * sum(widths) * (2 if call.gated else 1)
+        partial = torch.empty(grid * part_size, dtype=torch.float32, device=x.device)
     arguments = (
         tensor_map(x, plan.block_m, DENSE_BLOCK_K),
         *(maps[width or widths[0]] for width in widths),
         x if call.bias is None else call.bias,
         out,
+        partial,
         x.shape[0],
         x.shape[1],
         call.out_size,
@@ -179,11 +185,11 @@ def dense(plan: DensePlan, call: LinearCall) -> Launch:
         **dict(zip(("FIRST", "SECOND", "THIRD"), widths, strict=True)),
         "BLOCK_M": plan.block_m,
         "BLOCK_K": DENSE_BLOCK_K,
+        "PIECES": plan.pieces,
         "STAGES": plan.num_stages,
         "num_warps": plan.block_m // ROWS_OF_A_WARP,
         **pdl_options(x.device),
     }
-    grid = plan.grid(x.device, x.shape[0], call.out_size)
     return Launch(dense_kernel, (grid,), arguments, constants, out)
 
 
