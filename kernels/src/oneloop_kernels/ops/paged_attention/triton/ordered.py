@@ -1,14 +1,14 @@
 """Attention in the fixed order (oneloop_kernels.order) on Hopper: equal bits for a query, however it is computed.
 
 The keys of a sequence are cut into splits of SPLIT, counted from its beginning. Within a split tiles of KEYS keys
-follow one another in an online softmax; the splits' results are joined in ascending order. Both kernels do just that, by
-the same functions: `decode_kernel` for rows with one query, whose splits several programs may share (they leave the
-result of each split, and who comes last joins them in order), and `blocks_kernel` for blocks of queries of rows with
-several, of which one program computes all splits.
+follow one another in an online softmax; the splits' results are joined in ascending order. Both kernels do it by the
+same functions: `decode_kernel` for rows with one query, whose splits several programs may share (they leave the result
+of each split, and who comes last joins them in order), and `blocks_kernel` for blocks of queries of rows with several,
+of which one program computes all splits.
 
 Keys are the rows of the matrix products, so that sums over keys take the same way through lanes and warps whatever the
-number of queries. Keys that a query does not see change no bit: their weights are zeros, and a tile or split without any
-key in sight is multiplied by one and by zero.
+number of queries. Keys that a query does not see change no bit: their weights are zeros, and a tile or split without
+any key in sight is multiplied by one and by zero.
 
 Multiplications that feed additions are written as `fma`, so that no compiler chooses.
 """
