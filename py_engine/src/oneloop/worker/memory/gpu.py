@@ -40,8 +40,12 @@ _NUM_VARIANTS: Final = 4
 Those with edits or penalties, eight more, come with requests that ask for them; with 512 sequences about 3 MiB each.
 """
 
-_MAX_PROGRAMS: Final = 160 * 5
-"""Programs of split decode attention: multiprocessors (more than any card of today has) times programs on each."""
+_MAX_MULTIPROCESSORS: Final = 160
+"""More than any card of today has."""
+_MAX_PROGRAMS: Final = _MAX_MULTIPROCESSORS * 5
+"""Programs of split decode attention: multiprocessors times programs on each."""
+_LARGEST_TILE: Final = 128 * 256
+"""Results of a program of a linear map."""
 _MAX_PARTS: Final = 16_384
 """Results of splits of contexts that are kept beside each other in the fixed order."""
 _MAX_CHUNKS: Final = 4
@@ -69,7 +73,7 @@ def gpu_reserved(spec: ModelSpec, item_bytes: int, config: EngineConfig) -> Rese
     logits = max(logits_bytes(spec, item_bytes, num_seqs), score_bytes(spec, item_bytes))
     workspaces = attention_workspace_bytes(spec, num_seqs, num_tokens) + GEMM_WORKSPACE_BYTES
     if True in config.worker.orders:
-        workspaces += ordered_attention_bytes(spec, num_tokens)
+        workspaces += ordered_bytes(spec, num_tokens)
     return Reserved(
         context=CONTEXT_BYTES,
         weights=weight_bytes(spec, item_bytes),
@@ -138,10 +142,14 @@ def attention_workspace_bytes(spec: ModelSpec, num_seqs: int, num_tokens: int) -
     return results * (spec.head_dim + 2) * 4 + items * 32
 
 
-def ordered_attention_bytes(spec: ModelSpec, num_tokens: int) -> int:
-    """Of the fixed order: results of splits as above, for each query head of a KV head; an item per few tokens."""
+def ordered_bytes(spec: ModelSpec, num_tokens: int) -> int:
+    """Of the fixed order. Attention: results of splits as above, for each query head of a KV head; an item per few
+    tokens. Linear maps of many rows: sums of a piece of the columns, a tile per multiprocessor, within graphs and
+    outside of them.
+    """
     group = spec.num_heads // spec.num_kv_heads
-    return _MAX_PARTS * group * (spec.head_dim + 2) * 4 + num_tokens * 32
+    splits = _MAX_PARTS * group * (spec.head_dim + 2) * 4 + num_tokens * 32
+    return splits + 2 * _MAX_MULTIPROCESSORS * _LARGEST_TILE * 4
 
 
 def step_buffer_bytes(spec: ModelSpec, config: EngineConfig) -> int:
