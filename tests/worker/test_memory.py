@@ -28,6 +28,7 @@ from oneloop.worker.memory.gpu import (
     gpu_reserved,
     graph_driver_bytes,
     graph_pool_bytes,
+    ordered_bytes,
     sampler_bytes,
 )
 from oneloop.worker.memory.ledger import DeviceMemory, MemoryPlanError
@@ -37,6 +38,7 @@ from oneloop_core import Core, CoreConfig
 from oneloop_kernels.ops.paged_attention import AttentionShape
 from oneloop_kernels.ops.paged_attention.triton.attention import TritonAttention
 from oneloop_kernels.ops.paged_attention.triton.configs import config_for
+from oneloop_kernels.ops.paged_attention.triton.ordered_attention import OrderedAttention
 from oneloop_kernels.ops.sampling.device import EditTables, SampleScratch, SlotSampling
 
 CPU = torch.device("cpu")
@@ -274,6 +276,30 @@ def test_attention_allocates_no_more_than_planned(num_seqs, num_tokens, num_head
         allocated = sum(tensor.nbytes for tensor in tensors if tensor is not None)
         assert allocated <= planned
         assert planned - allocated < 2 * MIB + allocated
+
+
+def test_the_fixed_order_has_its_place():
+    """Its graphs beside or instead of the others, none of which look for shared prefixes; and its workspaces."""
+
+    def reserved(**settings):
+        return gpu_reserved(LLAMA_8B, 2, EngineConfig.from_flat({"device": "cuda", **settings}))
+
+    default, both = reserved(), reserved(deterministic_requests=True)
+    graph_bytes = 34 * 1024
+    assert both.graphs == default.graphs + ((40 + 31) * 32 + 31 * 4 * 3) * graph_bytes
+    alone = reserved(deterministic=True)
+    assert alone.graphs == default.graphs - (40 + 28) * 32 * graph_bytes
+    num_tokens = 2048
+    planned = ordered_bytes(LLAMA_8B, num_tokens)
+    assert alone.workspaces - default.workspaces == both.workspaces - default.workspaces == planned
+    shape = AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, block_size=16, scale=0.1)
+    attention = OrderedAttention(
+        shape, scale_log2=1.0, max_rows=512, max_tokens=num_tokens, device=CPU, sms=132
+    )
+    tensors = [value for value in vars(attention).values() if isinstance(value, torch.Tensor)]
+    sums = 2 * 132 * 128 * 256 * 4
+    allocated = sums + sum(tensor.nbytes for tensor in tensors)
+    assert allocated <= planned < 1.3 * allocated
 
 
 @pytest.mark.parametrize(
