@@ -53,8 +53,9 @@ def models(make_spec):
     return fill(build_model(spec, torch.float32, torch.device("cpu"))), on_device
 
 
-def memory_plan(spec):
+def memory_plan(spec, kv_cache_dtype="auto"):
     settings = {"num_gpu_blocks_override": NUM_BLOCKS, "block_size": BLOCK_SIZE, "device": "cpu"}
+    settings |= {"kv_cache_dtype": kv_cache_dtype}
     settings |= {"max_num_seqs": MAX_NUM_SEQS, "max_num_batched_tokens": MAX_TOKENS, "max_model_len": 128}
     memory = DeviceMemory(total=1 << 30, free=1 << 30)
     return plan_memory(spec, "float32", EngineConfig.from_flat(settings), memory)
@@ -176,9 +177,9 @@ def drive(side, core, requests, *, lookahead):
 def run(models, core_factory, buffer_factory):
     """Run requests on a fresh core and a fresh runner: (on the CPU's runner, on the GPU's)."""
 
-    def start(requests, *, lookahead=True, enforce_eager=False, **changes):
+    def start(requests, *, lookahead=True, enforce_eager=False, kv_cache_dtype="auto", **changes):
         sizes = {"block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS, "vocab_size": VOCAB_SIZE} | changes
-        plan = memory_plan(models[0].spec)
+        plan = memory_plan(models[0].spec, kv_cache_dtype)
         outcomes = []
         for on_device in (False, True):
             core = core_factory(**sizes, hash_key=None)
@@ -318,6 +319,24 @@ def test_results_of_prompts(run, models):
             assert [value for _, value in mine] == pytest.approx([value for _, value in reference], abs=1e-3)
     for handle, vector in gpu.pooled.items():
         assert vector == pytest.approx(cpu.pooled[handle], abs=1e-3)
+
+
+def test_keys_and_values_in_8_bits(run, models):
+    """Log-probabilities of a prompt in chunks, which read what the chunks before have left: near the CPU's, for a key
+    next to a midpoint may be rounded the other way, and those of keys in full away from them.
+    """
+    rng = random.Random(6)
+    prompts = [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for length in (40, 33)]
+    requests = [(prompt, {"max_tokens": 0, "prompt_logprobs": 0}) for prompt in prompts]
+
+    def values(outcome):
+        return np.array([entries[0][1] for scores in outcome.of_prompts.values() for _, entries in scores])
+
+    full = values(run(requests, max_num_batched_tokens=24)[1])
+    cpu, gpu = map(values, run(requests, max_num_batched_tokens=24, kv_cache_dtype="fp8"))
+    assert len(gpu) == len(cpu) == sum(len(prompt) - 1 for prompt in prompts)
+    assert abs(gpu - cpu).max() < 0.1
+    assert abs(gpu - cpu).mean() < 0.1 * abs(gpu - full).mean()
 
 
 def test_logprobs(run):

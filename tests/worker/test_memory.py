@@ -32,7 +32,7 @@ from oneloop.worker.memory.gpu import (
 )
 from oneloop.worker.memory.ledger import DeviceMemory, MemoryPlanError
 from oneloop.worker.memory.plan import plan_memory
-from oneloop.worker.memory.sizes import block_bytes, weight_bytes
+from oneloop.worker.memory.sizes import block_bytes, kv_item_bytes, weight_bytes
 from oneloop_core import Core, CoreConfig
 from oneloop_kernels.ops.paged_attention import AttentionShape
 from oneloop_kernels.ops.paged_attention.triton.attention import TritonAttention
@@ -66,8 +66,18 @@ def gpu_plan(memory=H200, **settings):
     return plan_memory(LLAMA_8B, "bfloat16", EngineConfig.from_flat({"device": "cuda", **settings}), memory)
 
 
+def test_keys_and_values_in_8_bits_take_half_the_memory():
+    plain, narrow = gpu_plan(), gpu_plan(kv_cache_dtype="fp8")
+    assert not plain.narrow_kv
+    assert narrow.narrow_kv
+    assert 2 * plain.num_blocks <= narrow.num_blocks <= 2 * plain.num_blocks + 1
+
+
 def test_a_block_takes_what_the_cache_allocates(make_spec):
     spec = make_spec()
+    narrow = PagedKVCache(spec, 5, 16, dtype=torch.float32, device=CPU, narrow=True).storage
+    settings = EngineConfig.from_flat({"device": "cpu", "kv_cache_dtype": "fp8"})
+    assert block_bytes(spec, 16, kv_item_bytes(settings, 4)) * 5 == narrow.nbytes
     for dtype in (torch.float32, torch.bfloat16):
         storage = PagedKVCache(spec, 5, 16, dtype=dtype, device=CPU).storage
         assert block_bytes(spec, 16, dtype.itemsize) * 5 == storage.numel() * storage.element_size()

@@ -32,7 +32,14 @@ class ModelRunner:
         """Allocates the KV cache. plan: from `memory.plan.plan_memory`."""
         spec = model.spec
         self._model = model
-        self.kv = PagedKVCache(spec, plan.num_blocks, plan.block_size, dtype=model.dtype, device=model.device)
+        self.kv = PagedKVCache(
+            spec,
+            plan.num_blocks,
+            plan.block_size,
+            dtype=model.dtype,
+            device=model.device,
+            narrow=plan.narrow_kv,
+        )
         max_blocks = (
             -(-plan.max_model_len // plan.block_size) + 1
         )  # + 1: a step ahead may have begun the next

@@ -69,7 +69,9 @@ class GpuModelRunner:
         """
         self._model = model
         spec, device = model.spec, model.device
-        self.kv = PagedKVCache(spec, plan.num_blocks, plan.block_size, dtype=model.dtype, device=device)
+        self.kv = PagedKVCache(
+            spec, plan.num_blocks, plan.block_size, dtype=model.dtype, device=device, narrow=plan.narrow_kv
+        )
         self._block_size = plan.block_size
         # + 1: a step ahead may have begun the next block.
         max_blocks = -(-plan.max_model_len // plan.block_size) + 1
@@ -107,6 +109,7 @@ class GpuModelRunner:
             max_blocks_per_row=max_blocks,
             dtype=model.dtype,
             device=device,
+            cache_dtype=self.kv.dtype,
         )
         self._attention_step = AttentionStep(
             row_slot=self._inputs.row_slot,

@@ -11,7 +11,7 @@ from oneloop.worker.memory.cpu import cpu_reserved, default_kv_bytes
 from oneloop.worker.memory.gpu import gpu_reserved
 from oneloop.worker.memory.ledger import DeviceMemory, MemoryLedger, MemoryPlan, MemoryPlanError
 from oneloop.worker.memory.remedies import Case, MisfitError, Problem, remedies
-from oneloop.worker.memory.sizes import ITEM_BYTES, block_bytes
+from oneloop.worker.memory.sizes import ITEM_BYTES, block_bytes, kv_item_bytes
 
 if TYPE_CHECKING:
     from oneloop.config import DtypeName, EngineConfig
@@ -56,7 +56,7 @@ def _plan(spec: ModelSpec, case: Case) -> MemoryPlan:
         reserved = cpu_reserved(spec, item_bytes, config)
         usable = memory.free
     block_size = config.resolved.block_size
-    per_block = block_bytes(spec, block_size, item_bytes)
+    per_block = block_bytes(spec, block_size, kv_item_bytes(config, item_bytes))
     ledger = MemoryLedger(
         device=config.resolved.device, memory=memory, usable=usable, reserved=reserved, kv_cache=0
     )
@@ -66,6 +66,7 @@ def _plan(spec: ModelSpec, case: Case) -> MemoryPlan:
     return MemoryPlan(
         num_blocks=num_blocks,
         block_size=block_size,
+        narrow_kv=config.cache.kv_cache_dtype != "auto",
         max_model_len=_max_model_len(spec, config, num_blocks, per_block, ledger),
         ledger=ledger,
     )

@@ -14,10 +14,17 @@ if TYPE_CHECKING:
 
 ITEM_BYTES: Final[Mapping[DtypeName, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
+FP8_BYTES: Final = 1
+
 
 def weight_bytes(spec: ModelSpec, item_bytes: int) -> int:
     """Every parameter once, in the type it is computed with."""
     return num_parameters(spec) * item_bytes
+
+
+def kv_item_bytes(config: EngineConfig, item_bytes: int) -> int:
+    """Of one element of the KV cache. item_bytes: of the model's type."""
+    return item_bytes if config.cache.kv_cache_dtype == "auto" else FP8_BYTES
 
 
 def kv_token_bytes(spec: ModelSpec, item_bytes: int) -> int:

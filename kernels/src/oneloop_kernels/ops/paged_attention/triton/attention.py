@@ -47,6 +47,7 @@ class TritonAttention:
         max_blocks_per_row: int,
         dtype: torch.dtype,
         device: torch.device,
+        cache_dtype: torch.dtype | None = None,
         config: AttentionConfig | None = None,
         sms: int | None = None,
     ) -> None:
@@ -78,7 +79,7 @@ class TritonAttention:
             and max_rows >= config.min_sharers
             and capacity > max(config.min_shared, self._unit)
         )
-        self._on_hopper = not INTERPRETED and hopper.fits(shape, dtype)
+        self._on_hopper = not INTERPRETED and cache_dtype in (None, dtype) and hopper.fits(shape, dtype)
         self._max_rows = max_rows
         self._max_items = triton.cdiv(max_tokens, self._tokens) + min(max_rows, max_tokens)
         self._space = _Workspace.make(
