@@ -82,6 +82,7 @@ TOGETHER: Final = [  # the longest first
     *parts_of("rope", "tests/kernels/test_rope.py"),
     *parts_of(
         "small_kernels", "tests/kernels/test_embedding.py", "tests/kernels/test_kv_cache.py",
+        "tests/kernels/test_kv_fp8.py",
         "tests/kernels/test_layers.py", "tests/kernels/test_rms_norm.py", "tests/kernels/test_silu_mul.py",
         "tests/kernels/test_step_inputs.py",
     ),
