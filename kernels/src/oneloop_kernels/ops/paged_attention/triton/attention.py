@@ -79,7 +79,7 @@ class TritonAttention:
             and max_rows >= config.min_sharers
             and capacity > max(config.min_shared, self._unit)
         )
-        self._on_hopper = not INTERPRETED and cache_dtype in (None, dtype) and hopper.fits(shape, dtype)
+        self._on_hopper = not INTERPRETED and hopper.fits(shape, dtype, cache_dtype or dtype)
         self._max_rows = max_rows
         self._max_items = triton.cdiv(max_tokens, self._tokens) + min(max_rows, max_tokens)
         self._space = _Workspace.make(
@@ -155,7 +155,12 @@ class TritonAttention:
         """Launch tiles.py on one layer: the shared parts of single rows, or the rows with several queries."""
         space = self._space
         partial = shared and space.shared_acc is not None
-        if not partial and self.config.tiles.ring and self._runs_on_hopper(cache, sinks):
+        if (
+            not partial
+            and self.config.tiles.ring
+            and cache.dtype == qkv.dtype
+            and self._runs_on_hopper(cache, sinks)
+        ):
             hopper.launch_prefill(
                 qkv, cache, out, self.shape, step.block_tables, step.block_tables.stride(0),
                 space.items, space.num_items, self._scale,

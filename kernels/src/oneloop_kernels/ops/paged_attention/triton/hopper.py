@@ -11,22 +11,27 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from oneloop_kernels.ops.float8 import FP8
+
 if TYPE_CHECKING:
     from oneloop_kernels.ops.paged_attention import AttentionShape
 
 _HEAD_DIM: Final = 128
 _HALF: Final = 64
+_BOX_BYTES: Final = 128
+"""Of a box's row."""
 _MERGE: Final = 8
 """Partial results that stream.py fetches at a time."""
 _QUERIES: Final = 8
 """Least rows of a matrix product's right operand; query heads of a key head are filled up to it."""
 
 
-def fits(shape: AttentionShape, dtype: torch.dtype) -> bool:
-    """Whether the kernels compute attention of this shape."""
+def fits(shape: AttentionShape, dtype: torch.dtype, cache_dtype: torch.dtype) -> bool:
+    """Whether the kernels compute attention of this shape; of a cache of 8 bits only stream.py does."""
     size = shape.block_size
     return (
         dtype in (torch.bfloat16, torch.float16)
+        and cache_dtype in (dtype, FP8)
         and shape.head_dim == _HEAD_DIM
         and shape.num_heads // shape.num_kv_heads in (1, 2, 4, 8)
         and shape.sliding_window is None
@@ -74,7 +79,7 @@ def launch_prefill(
 
 def _cache_map(cache: torch.Tensor) -> object:
     box = min(_HALF, cache.shape[1])
-    return _tensor_map(cache.transpose(1, 2).view(-1, _HEAD_DIM), box, _HALF)
+    return _tensor_map(cache.transpose(1, 2).view(-1, _HEAD_DIM), box, _BOX_BYTES // cache.itemsize)
 
 
 def _tensor_map(tensor: torch.Tensor, *box: int) -> object:
@@ -88,5 +93,5 @@ def box_layout(dtype: torch.dtype, *box: int) -> Any:
     """How a box lies in shared memory."""
     from triton.experimental.gluon import language as gl
 
-    kind = gl.bfloat16 if dtype is torch.bfloat16 else gl.float16
-    return gl.NVMMASharedLayout.get_default_for(list(box), kind)
+    kinds = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, FP8: gl.float8e4nv}
+    return gl.NVMMASharedLayout.get_default_for(list(box), kinds[dtype])
