@@ -6,8 +6,8 @@ four compute with the keys as the rows of the matrix products: scores [KEYS, QUE
 [HEAD_DIM, QUERIES] = Vᵀ · weights. In shared memory the left half of a matrix lies before the right one, rows of 128
 bytes each: the copy engine fills them box by box of HALF elements.
 
-From a cache of 8 bits (NARROW), whose rows are 128 bytes as they are, half as much is copied; who computes widens a tile
-to float16 into a place of its own, and frees the stage before the products. Queries and weights are float16 there too.
+From a cache of 8 bits (NARROW), whose rows are 128 bytes as they are, half as much is copied; who computes widens a
+tile to float16 into a place of its own, and frees the stage before the products. Queries and weights are float16 then.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def stream_kernel(
     """One program of a fixed grid, four warps and one.
 
     q_desc: of qkv as rows of HEAD_DIM elements, boxes [QUERIES, HALF]; kv_desc: of the cache as such rows, in the order
-    block, head (keys' before values'), token; boxes of BOX = min(KEYS, BLOCK_SIZE) rows and 128 bytes. QUERIES: the query heads
-    of a key head, and what of the rows after them fills up a matrix product. out: as in the contract. row_slot,
+    block, head (keys' before values'), token; boxes of BOX = min(KEYS, BLOCK_SIZE) rows and 128 bytes. QUERIES: the query
+    heads of a key head, and what of the rows after them fills up a matrix product. out: as in the contract. row_slot,
     seq_lens, block_tables, programs, split, partial_acc, partial_norm, tickets: as in decode.py.
 
     When the kernel begins, all is complete that came ahead of the kernel before it: the plan, the tables, and all keys
