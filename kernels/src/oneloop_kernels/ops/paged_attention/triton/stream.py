@@ -58,8 +58,8 @@ def stream_kernel(
     """One program of a fixed grid, four warps and one.
 
     q_desc: of qkv as rows of HEAD_DIM elements, boxes [QUERIES, HALF]; kv_desc: of the cache as such rows, in the order
-    block, head (keys' before values'), token; boxes of BOX = min(KEYS, BLOCK_SIZE) rows and 128 bytes. QUERIES: the query
-    heads of a key head, and what of the rows after them fills up a matrix product. out: as in the contract. row_slot,
+    block, head (keys' before values'), token; boxes of BOX = min(KEYS, BLOCK_SIZE) rows and 128 bytes. QUERIES: the
+    query heads of a key head, and what of the rows after them fills up a matrix product. out: as in the contract. row_slot,
     seq_lens, block_tables, programs, split, partial_acc, partial_norm, tickets: as in decode.py.
 
     When the kernel begins, all is complete that came ahead of the kernel before it: the plan, the tables, and all keys
