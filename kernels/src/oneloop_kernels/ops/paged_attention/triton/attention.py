@@ -199,7 +199,8 @@ class TritonAttention:
                 qkv, cache, out, self.shape, step.row_slot, step.seq_lens, step.block_tables,
                 step.block_tables.stride(0), space.programs, space.split, space.partial_acc, space.partial_norm,
                 space.tickets, self._scale,
-                programs=self._programs(config), stages=config.stream_stages, beside=beside, pdl=self._pdl,
+                programs=self._programs(config), programs_per_sm=config.programs_per_sm,
+                stages=config.stream_stages, beside=beside, pdl=self._pdl,
             )  # fmt: skip
             return
         limits = [config.max_registers, self.config.beside_registers if beside or shares else None]

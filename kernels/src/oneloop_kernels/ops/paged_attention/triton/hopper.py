@@ -22,6 +22,10 @@ _BOX_BYTES: Final = 128
 """Of a box's row."""
 _MERGE: Final = 8
 """Partial results that stream.py fetches at a time."""
+_REGISTERS: Final = 65_536
+"""Of a multiprocessor."""
+_STREAM_THREADS: Final = 8 * 32
+"""What a program of stream.py holds registers for: four warps, and the one that copies is given four too."""
 _QUERIES: Final = 8
 """Least rows of a matrix product's right operand; query heads of a key head are filled up to it."""
 
@@ -46,9 +50,14 @@ def lies_densely(cache: torch.Tensor) -> bool:
     return cache.transpose(1, 2).is_contiguous()
 
 
+def stream_registers(programs_per_sm: int) -> int:
+    """Of a thread of stream.py, so that as many programs fit a multiprocessor: a multiple of 8."""
+    return min(128, _REGISTERS // (programs_per_sm * _STREAM_THREADS) // 8 * 8)
+
+
 def launch_stream(
     qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, shape: AttentionShape, *arguments: object,
-    programs: int, stages: int, beside: bool, pdl: dict[str, bool],
+    programs: int, programs_per_sm: int, stages: int, beside: bool, pdl: dict[str, bool],
 ) -> None:  # fmt: skip
     """stream.py on one layer. arguments: what it takes after out."""
     from oneloop_kernels.ops.paged_attention.triton.stream import stream_kernel
@@ -58,7 +67,7 @@ def launch_stream(
         _tensor_map(queries, _QUERIES, _HALF), _cache_map(cache), out, *arguments,
         HEADS=shape.num_heads, KV_HEADS=shape.num_kv_heads, BLOCK_SIZE=shape.block_size,
         BOX=min(_HALF, shape.block_size), QUERIES=_QUERIES, STAGES=stages, MERGE=_MERGE, BESIDE=beside,
-        num_warps=4, maxnreg=128, **pdl,
+        num_warps=4, maxnreg=stream_registers(programs_per_sm), **pdl,
     )  # fmt: skip
 
 

@@ -278,18 +278,18 @@ def _attend(
     inside = gl.arange(0, KEYS, gl.SliceLayout(1, layout))
     for index in range(begin, end):
         stage = count % STAGES
-        mbarrier.wait(arrived.index(stage), count // STAGES & 1)
         if NARROW:
-            if index == begin:
-                _widen_queries(queries, wide_queries, QUERIES)
-            _widen(matrices.index(2 * stage), wide.index(0), KEYS)
-            _widen(matrices.index(2 * stage + 1), wide.index(1), length - index * KEYS)
-            fence_async_shared()
-            gl.thread_barrier()  # every warp has read the stage, and all is widened
-            mbarrier.arrive(freed.index(stage), count=1)
             keys, values = wide.index(0), wide.index(1)
+            if index == begin:
+                mbarrier.wait(arrived.index(stage), count // STAGES & 1)
+                _widen_queries(queries, wide_queries)
+                _widen(matrices.index(2 * stage), keys, KEYS)
+                fence_async_shared()
+                gl.thread_barrier()
             scores = warpgroup_mma(keys, wide_queries.permute((1, 0)), none, is_async=True)
+            _widen(matrices.index(2 * stage + 1), values, length - index * KEYS)
         else:
+            mbarrier.wait(arrived.index(stage), count // STAGES & 1)
             keys, values = matrices.index(2 * stage), matrices.index(2 * stage + 1)
             scores = warpgroup_mma(keys, queries.permute((1, 0)), none, is_async=True)
         scores = warpgroup_mma_wait(0, deps=[scores])
@@ -306,10 +306,17 @@ def _attend(
             if length - index * KEYS < KEYS:
                 _clear(values, length - index * KEYS)
         fence_async_shared()
-        gl.thread_barrier()  # every warp's weights are there
+        gl.thread_barrier()  # every warp's weights are there, and of 8 bits the values
         acc = warpgroup_mma(values.permute((1, 0)), weights.permute((1, 0)), acc, is_async=True)
+        if NARROW:
+            mbarrier.arrive(freed.index(stage), count=1)
+            if index + 1 < end:  # beside the product: the next keys, for these have been used
+                following = (count + 1) % STAGES
+                mbarrier.wait(arrived.index(following), (count + 1) // STAGES & 1)
+                _widen(matrices.index(2 * following), keys, KEYS)
+                fence_async_shared()
         acc = warpgroup_mma_wait(0, deps=[acc])
-        gl.thread_barrier()  # every warp has read the stage, or what was widened
+        gl.thread_barrier()  # every warp has read the values, and widened its part of the next keys
         if not NARROW:
             mbarrier.arrive(freed.index(stage), count=1)
         count += 1
@@ -326,7 +333,7 @@ def _widen(narrow, wide, length):
 
 
 @gluon.jit
-def _widen_queries(queries, wide, QUERIES: gl.constexpr):
+def _widen_queries(queries, wide):
     """Queries into float16; what is beyond its numbers becomes the largest."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     values = queries.load(layout).to(gl.float32)
