@@ -35,8 +35,8 @@ def test_streams_of_keys(
 ):
     shape = cases.make_shape(heads, kv_heads, head_dim=128, block_size=block_size)
     attention = cases.make_attention(
-        shape, kernel_dtype, hopper, streamed=streams(stages, programs_per_sm), max_tokens=64,
-        cache_dtype=cache_dtype,
+        shape, kernel_dtype, hopper, max_tokens=64, cache_dtype=cache_dtype,
+        **{("narrow_" if cache_dtype else "") + "streamed": streams(stages, programs_per_sm)},
     )  # fmt: skip
     rng = random.Random(int(inputs.integers(0, 1 << 30, 1)))
     some = [(1, rng.randint(0, 900)) for _ in range(30)]
@@ -116,9 +116,10 @@ def test_which_steps_the_kernels_of_hopper_serve(cases, inputs, monkeypatch, ker
     more = {key: step.pop(key) for key in ("sliding_window", "block_size", "head_dim") if key in step}
     cache_dtype = step.pop("cache_dtype", None)
     shape = cases.make_shape(2, 1, **{"head_dim": 128} | more)
+    streamed = ((8, streaming(6, 1)), (MANY_ROWS, streaming(3, 2)))
     attention = cases.make_attention(
-        shape, torch.float16, kernel_device, sms=3, tiles_block_m=128, tiles_ring=5,
-        streamed=((8, streaming(6, 1)), (MANY_ROWS, streaming(3, 2))), cache_dtype=cache_dtype,
+        shape, torch.float16, kernel_device, sms=3, tiles_block_m=128, tiles_ring=5, cache_dtype=cache_dtype,
+        **{"narrow_streamed" if cache_dtype else "streamed": streamed},
     )  # fmt: skip
     rows = [(1, 20)] * step["num_rows"] + [(5, 3)] * step["has_multi"]
     case = cases.make_case(

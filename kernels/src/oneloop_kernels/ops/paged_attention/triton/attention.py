@@ -10,6 +10,7 @@ import torch
 import triton
 
 from oneloop_kernels.launch import INTERPRETED, card_name, num_sms, pdl_options
+from oneloop_kernels.ops.float8 import FP8
 from oneloop_kernels.ops.paged_attention.triton import hopper
 from oneloop_kernels.ops.paged_attention.triton.configs import config_for
 from oneloop_kernels.ops.paged_attention.triton.decode import decode_kernel
@@ -80,6 +81,7 @@ class TritonAttention:
             and capacity > max(config.min_shared, self._unit)
         )
         self._on_hopper = not INTERPRETED and hopper.fits(shape, dtype, cache_dtype or dtype)
+        self._is_narrow = cache_dtype is FP8
         self._max_rows = max_rows
         self._max_items = triton.cdiv(max_tokens, self._tokens) + min(max_rows, max_tokens)
         self._space = _Workspace.make(
@@ -103,7 +105,9 @@ class TritonAttention:
         shares = may_share and self._can_share and num_rows >= self.config.min_sharers
         if shares:
             self._plan_common(step, num_rows)
-        decode = self.config.decode_for(num_rows, streams=self._on_hopper and not shares)
+        decode = self.config.decode_for(
+            num_rows, streams=self._on_hopper and not shares, narrow=self._is_narrow
+        )
         self._plan_decode(step, decode, shares)
         if has_multi:
             self._plan_prefill(step)

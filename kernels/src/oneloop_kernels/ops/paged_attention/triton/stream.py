@@ -59,8 +59,8 @@ def stream_kernel(
 
     q_desc: of qkv as rows of HEAD_DIM elements, boxes [QUERIES, HALF]; kv_desc: of the cache as such rows, in the order
     block, head (keys' before values'), token; boxes of BOX = min(KEYS, BLOCK_SIZE) rows and 128 bytes. QUERIES: the
-    query heads of a key head, and what of the rows after them fills up a matrix product. out: as in the contract. row_slot,
-    seq_lens, block_tables, programs, split, partial_acc, partial_norm, tickets: as in decode.py.
+    query heads of a key head, and what of the rows after them fills up a matrix product. out: as in the contract.
+    row_slot, seq_lens, block_tables, programs, split, partial_acc, partial_norm, tickets: as in decode.py.
 
     When the kernel begins, all is complete that came ahead of the kernel before it: the plan, the tables, and all keys
     and values but those of the step's own tokens. So the first tiles are asked for before it waits. BESIDE: also the
@@ -326,7 +326,7 @@ def _attend(
 @gluon.jit
 def _widen(narrow, wide, length):
     """A matrix of 8 bits into one of float16, with zeros for the rows from `length` on (see _clear)."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])  # no bank twice, in either type
     rows = gl.arange(0, KEYS, gl.SliceLayout(1, layout))
     values = narrow.load(layout).to(gl.float16)
     wide.store(gl.where((rows < length)[:, None], values, 0.0))
