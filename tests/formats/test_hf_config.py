@@ -150,9 +150,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "activation": (LLAMA | {"hidden_act": "gelu"}, "hidden_act", "silu"),
     "activation as code": (LLAMA | {"hidden_act": "os.system"}, "hidden_act", "not supported"),
     "quantised": (
-        LLAMA | {"quantization_config": {"quant_method": "gptq"}},
-        "quantization_config",
-        "not supported",
+        LLAMA | {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
+        "quantization_config.quant_method",
+        "'bitsandbytes' is not supported; supported are compressed-tensors, fbgemm_fp8, fp8, awq, gptq",
     ),
     "missing size": ({k: v for k, v in LLAMA.items() if k != "hidden_size"}, "hidden_size", "missing"),
     "size a string": (LLAMA | {"hidden_size": "64"}, "hidden_size", "whole number"),

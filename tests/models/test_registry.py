@@ -67,4 +67,4 @@ def test_targets_cover_every_parameter_once(make_spec):
         for target in model.weight_targets().values()
     )
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
-    assert model.head.weight.data_ptr() == model.embedding.weight.data_ptr()
+    assert model.head.stored.matrix.data_ptr() == model.embedding.weight.data_ptr()

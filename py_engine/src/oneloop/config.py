@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
 DtypeSetting = Literal["auto", DtypeName]
+QuantizationName = Literal["fp8", "fp8-block", "compressed-tensors", "fbgemm_fp8", "awq", "gptq"]
 DEFAULT_MODEL = "smollm2"
 """Name of the embedded chat model (SmolLM2-135M-Instruct), fetched once into the cache folder."""
 NULL_MODEL = "null"
@@ -100,6 +101,13 @@ class ModelConfig(_Settings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto",
         "type of weights and KV; auto: float32 on a CPU, on a GPU the checkpoint's 16-bit type, else bfloat16",
+    )
+    quantization: Literal["fp8", "fp8-block", "compressed-tensors", "fbgemm_fp8", "awq", "gptq"] | None = (
+        setting(
+            None,
+            "fp8 makes 8-bit floats of the weights while loading, with a scale per row, fp8-block per 128 x 128; "
+            "quantised checkpoints say how they are, and must agree where it is given",
+        )
     )
     max_model_len: int | Literal["auto"] | None = setting(
         None,

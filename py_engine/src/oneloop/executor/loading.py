@@ -70,6 +70,7 @@ class ModelLoading:
             model.model,
             revision=model.revision,
             load_format=model.load_format,
+            quantization=model.quantization,
             progress=progress or no_progress,
         )
         self._source = source

@@ -1,21 +1,37 @@
 """The tensors that a checkpoint must have, from its ModelSpec alone. No torch: headers are checked before its import.
 
-The models' weight_targets() name the same tensors with the same shapes; a test holds the two together.
+The models' weight_targets() name the stored tensors with the same shapes; a test holds the two together.
 """
 
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from oneloop.formats.quantization.spec import StoredTensor
+from oneloop.formats.safetensors import FLOATS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from oneloop.formats.model_spec import ModelSpec
 
 Shape = tuple[int, ...]
 
 
+class LinearMap(NamedTuple):
+    """One whose weight may be stored in another way than as plain numbers."""
+
+    names: tuple[str, ...]
+    """Of the modules that are computed together, their weights one below the other."""
+    out_sizes: tuple[int, ...]
+    in_size: int
+    bias: bool
+
+
 def expected_tensors(spec: ModelSpec) -> dict[str, Shape]:
-    """Hugging Face tensor name → shape, [out, in] for matrices. A tied head has no tensor of its own."""
+    """Hugging Face tensor name → shape of every parameter, [out, in] for matrices, as a model that is not quantised has
+    them. A tied head has no tensor of its own."""
     tensors: dict[str, Shape] = {
         "model.embed_tokens.weight": (spec.vocab_size, spec.hidden_size),
         "model.norm.weight": (spec.hidden_size,),
@@ -29,26 +45,61 @@ def expected_tensors(spec: ModelSpec) -> dict[str, Shape]:
 
 def layer_tensors(spec: ModelSpec) -> dict[str, Shape]:
     """Those of one layer, named from the layer on."""
-    hidden, wide, head = spec.hidden_size, spec.intermediate_size, spec.head_dim
-    queries, keys = spec.num_heads * head, spec.num_kv_heads * head
+    hidden, head = spec.hidden_size, spec.head_dim
     tensors: dict[str, Shape] = {
         "input_layernorm.weight": (hidden,),
         "post_attention_layernorm.weight": (hidden,),
     }
-    for name, out_size, in_size, bias in (
-        ("self_attn.q_proj", queries, hidden, spec.qkv_bias),
-        ("self_attn.k_proj", keys, hidden, spec.qkv_bias),
-        ("self_attn.v_proj", keys, hidden, spec.qkv_bias),
-        ("self_attn.o_proj", hidden, queries, spec.output_bias),
-        ("mlp.gate_proj", wide, hidden, spec.mlp_bias),
-        ("mlp.up_proj", wide, hidden, spec.mlp_bias),
-        ("mlp.down_proj", hidden, wide, spec.mlp_bias),
-    ):
-        tensors[f"{name}.weight"] = (out_size, in_size)
-        if bias:
-            tensors[f"{name}.bias"] = (out_size,)
+    for names, out_sizes, in_size, bias in layer_maps(spec):
+        for name, out_size in zip(names, out_sizes, strict=True):
+            tensors[f"{name}.weight"] = (out_size, in_size)
+            if bias:
+                tensors[f"{name}.bias"] = (out_size,)
     if spec.qk_norm:
         tensors |= {"self_attn.q_norm.weight": (head,), "self_attn.k_norm.weight": (head,)}
+    return tensors
+
+
+def layer_maps(spec: ModelSpec) -> tuple[LinearMap, ...]:
+    """Those of one layer, named from the layer on."""
+    hidden, wide, head = spec.hidden_size, spec.intermediate_size, spec.head_dim
+    queries, keys = spec.num_heads * head, spec.num_kv_heads * head
+    return (
+        LinearMap(
+            ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            (queries, keys, keys),
+            hidden,
+            spec.qkv_bias,
+        ),
+        LinearMap(("self_attn.o_proj",), (hidden,), queries, spec.output_bias),
+        LinearMap(("mlp.gate_proj", "mlp.up_proj"), (wide, wide), hidden, spec.mlp_bias),
+        LinearMap(("mlp.down_proj",), (hidden,), wide, spec.mlp_bias),
+    )
+
+
+def linear_maps(spec: ModelSpec) -> Iterator[LinearMap]:
+    """All of the model, but for a tied head, which is the embedding."""
+    for index in range(spec.num_layers):
+        for one in layer_maps(spec):
+            yield one._replace(names=tuple(f"model.layers.{index}.{name}" for name in one.names))
+    if not spec.tie_word_embeddings:
+        yield LinearMap(("lm_head",), (spec.vocab_size,), spec.hidden_size, bias=False)
+
+
+def stored_tensors(spec: ModelSpec) -> dict[str, StoredTensor]:
+    """Hugging Face tensor name → what a folder's files have under it: as expected_tensors, but that the weights of
+    quantised maps are stored in the scheme's own tensors. ModelError where the scheme does not fit the model."""
+    tensors = {name: StoredTensor((shape,), FLOATS) for name, shape in expected_tensors(spec).items()}
+    if spec.quantization is None:
+        return tensors
+    for names, out_sizes, in_size, _ in linear_maps(spec):
+        scheme = spec.quantization.scheme_of(names)
+        if scheme is None:
+            continue
+        for name, out_size in zip(names, out_sizes, strict=True):
+            del tensors[f"{name}.weight"]
+            for part, tensor in scheme.tensors(out_size, in_size).items():
+                tensors[f"{name}.{part}"] = tensor
     return tensors
 
 

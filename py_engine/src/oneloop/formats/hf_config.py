@@ -11,6 +11,7 @@ from oneloop.errors import ModelError
 from oneloop.formats.json_file import read_json_object
 from oneloop.formats.json_values import JsonValues
 from oneloop.formats.model_spec import ModelSpec, RopeScaling
+from oneloop.formats.quantization.config import read_quantization
 
 _MAX_BYTES = 4 << 20
 _MAX_WIDTH = 1 << 20
@@ -84,6 +85,7 @@ def hf_model_spec(folder: Path) -> ModelSpec:
         mlp_bias=config.boolean("mlp_bias", default=False) if family.mlp_bias is None else family.mlp_bias,
         qk_norm=family.qk_norm,
         dtype=_dtype(config),
+        quantization=read_quantization(config),
     )
 
 
@@ -102,10 +104,6 @@ def _refuse_variants(config: JsonValues) -> None:
     activation = config.string("hidden_act", default="silu")
     if activation not in _ACTIVATIONS:
         config.fail("hidden_act", f"{activation!r} is not supported; supported is silu")
-    if "quantization_config" in config:
-        config.fail(
-            "quantization_config", "quantised checkpoints of this kind are not supported; take the original"
-        )
 
 
 def _head_dim(config: JsonValues, family: _Family, hidden_size: int, num_heads: int) -> int:

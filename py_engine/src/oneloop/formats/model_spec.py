@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from oneloop.formats.quantization.spec import QuantizationSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,3 +61,5 @@ class ModelSpec:
     """RMSNorm over head_dim on queries and keys before the rotary embedding (Qwen3)."""
     dtype: Literal["float32", "bfloat16", "float16"]
     """Type the checkpoint declares."""
+    quantization: QuantizationSpec | None = None
+    """How linear maps are stored; None: as plain numbers."""

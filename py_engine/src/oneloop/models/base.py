@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from oneloop.attention.kv_cache import PagedKVCache
     from oneloop.attention.metadata import AttentionMetadata
     from oneloop.formats.model_spec import ModelSpec
+    from oneloop.quant.base import Target
 
 
 class Model(Protocol):
@@ -21,10 +22,10 @@ class Model(Protocol):
     dtype: torch.dtype
     device: torch.device
 
-    def weight_targets(self) -> dict[str, torch.Tensor]:
-        """Hugging Face checkpoint tensor name → the tensor of exactly that shape to copy it into.
+    def weight_targets(self) -> dict[str, Target]:
+        """Hugging Face checkpoint tensor name → the tensor of exactly that shape to copy it into, or who takes it.
 
-        Views of fused parameters. A tied head has no target of its own.
+        Views of fused parameters. A tied head has no target of its own. Asked for once, by the loader.
         """
 
     def forward(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from oneloop.attention.kv_cache import PagedKVCache
     from oneloop.attention.metadata import AttentionMetadata
     from oneloop.formats.model_spec import ModelSpec
+    from oneloop.quant.base import Target
 
 
 class DecoderLayer:
@@ -44,6 +45,7 @@ class DecoderLayer:
             bias=spec.mlp_bias,
             dtype=dtype,
             device=device,
+            quantization=spec.quantization,
         )
 
     def __call__(
@@ -53,8 +55,8 @@ class DecoderLayer:
         self.attention(x, rotary, kv, metadata, norm=self.attention_norm)
         self.mlp(x, norm=self.mlp_norm)
 
-    def weight_targets(self) -> dict[str, torch.Tensor]:
-        """Checkpoint tensor name → the view that it fills."""
+    def weight_targets(self) -> dict[str, Target]:
+        """Checkpoint tensor name → where it goes."""
         return (
             self.attention_norm.weight_targets()
             | self.attention.weight_targets()
@@ -83,10 +85,11 @@ class Decoder:
             bias=False,
             dtype=dtype,
             device=device,
+            quantization=spec.quantization,
             weight=tied,
         )
 
-    def weight_targets(self) -> dict[str, torch.Tensor]:
+    def weight_targets(self) -> dict[str, Target]:
         """See Model."""
         targets = self.embedding.weight_targets() | self.norm.weight_targets()
         for layer in self.layers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from oneloop.formats.expected import num_parameters
+from oneloop.formats.expected import linear_maps, num_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,8 +18,15 @@ FP8_BYTES: Final = 1
 
 
 def weight_bytes(spec: ModelSpec, item_bytes: int) -> int:
-    """Every parameter once, in the type it is computed with."""
-    return num_parameters(spec) * item_bytes
+    """Every parameter once, of so many bytes each, but for the weights of quantised maps: as they are kept."""
+    total = num_parameters(spec) * item_bytes
+    if spec.quantization is None:
+        return total
+    for names, out_sizes, in_size, _ in linear_maps(spec):
+        scheme = spec.quantization.scheme_of(names)
+        if scheme is not None:
+            total += scheme.kept_bytes(out_sizes, in_size) - sum(out_sizes) * in_size * item_bytes
+    return total
 
 
 def kv_item_bytes(config: EngineConfig, item_bytes: int) -> int:
