@@ -278,3 +278,45 @@ async def test_t7_numbers_without_bounds_are_refused_while_others_stream(server)
         assert time.monotonic() - began < 2
     await watching
     assert len(gaps) > 100
+
+
+@pytest.mark.parametrize("prompts", ["text", "ids", "several"])
+async def test_a_streamed_echo_with_logprobs_says_what_the_whole_reply_says(server, prompts):
+    """The first chunk of each choice has the prompt and its numbers, and all chunks together are the whole reply."""
+    prompt = {"text": "naïve 語 <|im_start|>", "ids": prompt_of(60), "several": ["a", "hello there", "a longer one"]}
+    body = {
+        "prompt": prompt[prompts], "echo": True, "logprobs": 2, "max_tokens": 5, "seed": 1, "ignore_eos": True, "n": 2,
+    }  # fmt: skip
+    for limits in ({}, {"max_tokens": 0, "n": 1}, {"n": 1, "stream_options": {"include_usage": True}}):
+        asked = {**body, **limits}
+        _, whole = await server.post(COMPLETIONS, **{**asked, "stream_options": None})
+        chunks = await server.stream(COMPLETIONS, **asked)
+        if "stream_options" in limits:
+            assert chunks.pop()["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+        for choice in whole["choices"]:
+            own = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
+            assert "".join(c["text"] for c in own) == choice["text"]
+            assert own[0]["logprobs"]["token_logprobs"][0] is None
+            assert len(own[0]["logprobs"]["tokens"]) >= 1
+            for name, values in choice["logprobs"].items():
+                assert [value for c in own for value in c["logprobs"][name]] == values
+            assert own[-1]["finish_reason"] == choice["finish_reason"]
+
+
+async def test_a_client_that_leaves_before_its_echo_is_known_leaves_nothing(server):
+    body = {"prompt": prompt_of(450), "echo": True, "logprobs": 20, "max_tokens": 1, "stream": True}
+    data = json.dumps(body).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    port = int(server.url.rpartition(":")[2])
+    for _ in range(4):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head + b"Content-Length: %d\r\n\r\n" % len(data) + data)
+        await writer.drain()
+        await asyncio.sleep(0.02)
+        writer.close()
+    async with asyncio.timeout(10):
+        while server.engine.stats().num_running or server.engine.stats().num_waiting:
+            await asyncio.sleep(0.02)
+    assert server.engine.stats().num_used_blocks == 0
+    chunks = await server.stream(COMPLETIONS, **body)
+    assert len(chunks[0]["choices"][0]["logprobs"]["tokens"]) == 450

@@ -32,6 +32,7 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "mcp_servers": ([],),
     "n": (1,),
     "logprobs": (False,),
+    "logprob_token_ids": ([],),
     "top_logprobs": (0,),
 }
 _FORMATS = ("json_schema",)

@@ -134,6 +134,7 @@ _NAMES = {
     for name in (
         "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
         "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids", "logprobs", "prompt_logprobs", "logit_bias",
+        "logprob_token_ids",
         "allowed_token_ids", "bad_words", "length_penalty", "early_stopping",
     )
 }  # fmt: skip
