@@ -8,6 +8,7 @@ import io
 import json
 import random
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -283,7 +284,11 @@ async def test_t7_numbers_without_bounds_are_refused_while_others_stream(server)
 @pytest.mark.parametrize("prompts", ["text", "ids", "several"])
 async def test_a_streamed_echo_with_logprobs_says_what_the_whole_reply_says(server, prompts):
     """The first chunk of each choice has the prompt and its numbers, and all chunks together are the whole reply."""
-    prompt = {"text": "naïve 語 <|im_start|>", "ids": prompt_of(60), "several": ["a", "hello there", "a longer one"]}
+    prompt = {
+        "text": "naïve 語 <|im_start|>",
+        "ids": prompt_of(60),
+        "several": ["a", "hello there", "a longer one"],
+    }
     body = {
         "prompt": prompt[prompts], "echo": True, "logprobs": 2, "max_tokens": 5, "seed": 1, "ignore_eos": True, "n": 2,
     }  # fmt: skip
@@ -315,8 +320,30 @@ async def test_a_client_that_leaves_before_its_echo_is_known_leaves_nothing(serv
         await asyncio.sleep(0.02)
         writer.close()
     async with asyncio.timeout(10):
-        while server.engine.stats().num_running or server.engine.stats().num_waiting:
+        while server.engine.stats().num_running or server.engine.stats().num_waiting:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     assert server.engine.stats().num_used_blocks == 0
     chunks = await server.stream(COMPLETIONS, **body)
     assert len(chunks[0]["choices"][0]["logprobs"]["tokens"]) == 450
+
+
+@pytest.mark.parametrize(
+    ("sizes", "good", "bad"),
+    [(None, [32], [16, 33, 0]), ((), [32, 1, 16], [33, 0, -1, 10**30]), ((8, 32), [8, 32], [16])],
+)  # fmt: skip
+async def test_dimensions_where_the_model_says_so(server, monkeypatch, sizes, good, bad):
+    """The first numbers of the whole vector, of length 1 again unless that is switched off."""
+    info = replace(server.engine.model_info, short_vectors=sizes)
+    monkeypatch.setattr(type(server.engine), "model_info", property(lambda _: info))
+    _, reply = await server.post(EMBEDDINGS, input="hello", normalize=False)
+    whole = np.array(reply["data"][0]["embedding"])
+    for size in good:
+        for normalize in (True, False):
+            status, reply = await server.post(EMBEDDINGS, input="hello", dimensions=size, normalize=normalize)
+            assert status == 200, reply
+            cut = whole[:size]
+            expected = cut / np.linalg.norm(cut) if normalize else cut
+            assert np.array(reply["data"][0]["embedding"]) == pytest.approx(expected, abs=1e-6)
+    for size in bad:
+        status, reply = await server.post(EMBEDDINGS, input="hello", dimensions=size)
+        assert (status, reply["error"]["param"], reply["error"]["code"]) == (400, "dimensions", 400), reply

@@ -48,8 +48,8 @@ class RequestStream:
     __slots__ = (
         "_final_only", "_is_relayed", "_last_token_at", "_metrics", "_on_end", "_on_news", "_pending", "_relay",
         "_unsent", "_waiter", "_wakes_at_end", "cumulative_logprobs", "ends_thinking", "finish_reason", "handle",
-        "is_ranked", "num_cached_tokens", "num_generated_tokens", "num_sequences", "pooled", "prompt", "prompt_logprobs",
-        "prompt_token_ids", "request_id", "times",
+        "is_ranked", "num_cached_tokens", "num_generated_tokens", "num_sequences", "pooled", "prompt",
+        "prompt_logprobs", "prompt_token_ids", "request_id", "times",
     )  # fmt: skip
 
     def __init__(
@@ -122,7 +122,7 @@ class RequestStream:
         return self.take()
 
     async def wait_news(self) -> None:
-        """Wait until something can be taken, or all has been: what is said of the prompt is known then. One consumer."""
+        """Wait until something can be taken, or all has been. What is said of the prompt is known then."""
         while not self._pending and self._last_token_at:
             self._waiter = asyncio.get_running_loop().create_future()
             try:

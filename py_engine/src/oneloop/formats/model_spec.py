@@ -58,3 +58,5 @@ class ModelSpec:
     """RMSNorm over head_dim on queries and keys before the rotary embedding (Qwen3)."""
     dtype: Literal["float32", "bfloat16", "float16"]
     """Type the checkpoint declares."""
+    short_vectors: tuple[int, ...] | None = None
+    """Sizes at which a pooled vector's first numbers are a vector too (Matryoshka); (): any. None: there are none."""

@@ -345,7 +345,7 @@ fn append(list: &mut [i32], len: &mut usize, tokens: &[i32]) {
 /// `flags` of a sample of the output token `output_index`.
 #[inline]
 pub(crate) fn sample_flags(flags: u32, output_index: u32, min_tokens: u32) -> u32 {
-    let own = flags & !flags::RULES;
+    let own = flags & !(flags::RULES | flags::PICKS);
     if output_index < min_tokens {
         own | flags::MIN_TOKENS
     } else {

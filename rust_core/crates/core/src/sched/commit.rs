@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::state::{LaunchedRow, LaunchedSample, LaunchedStep, Scheduler};
-use crate::batch::{NUM_LOGPROB_COLUMNS, OutputView};
+use crate::batch::{NUM_LOGPROB_COLUMNS, OutputView, flags};
 use crate::delta::{Delta, Deltas, FinishReason, LogprobEntry, Mark, StopReason};
 use crate::error::Error;
 use crate::trace::Outcome;
@@ -193,7 +193,7 @@ impl Scheduler {
         told.token_ids.push(token);
         let sequence = &self.sequences[id as usize];
         if let Ok(num_top) = usize::try_from(sequence.num_logprobs) {
-            let picks: &[i32] = if sequence.has_picks {
+            let picks: &[i32] = if sequence.flags & flags::PICKS != 0 {
                 &self.requests[sequence.request as usize].spec.sampling.picks
             } else {
                 &[]

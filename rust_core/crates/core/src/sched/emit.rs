@@ -91,7 +91,7 @@ impl Scheduler {
             mask_sample(sequence, output_index, step, launched);
         }
         sequence.num_pending += 1;
-        let first_pick = if sequence.has_picks {
+        let first_pick = if sequence.flags & flags::PICKS != 0 {
             step.push_picks(&self.requests[sequence.request as usize].spec.sampling.picks)
         } else {
             0

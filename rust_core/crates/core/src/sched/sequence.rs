@@ -58,8 +58,6 @@ pub(crate) struct Sequence {
     /// `flags` bits that its samples set in the header, without the one for `min_tokens`.
     pub(crate) flags: u32,
     pub(crate) num_logprobs: i32,
-    /// Whether its request names tokens whose log-probabilities it wants.
-    pub(crate) has_picks: bool,
     /// A beam: its next token is known only when those of all beams are.
     pub(crate) is_beam: bool,
     /// First entry of the block table that the device does not know; `TOLD` for none.
@@ -108,7 +106,6 @@ impl Sequence {
             min_tokens: 0,
             flags: 0,
             num_logprobs: -1,
-            has_picks: false,
             is_beam: false,
             first_stale: TOLD,
             shares_tail: false,

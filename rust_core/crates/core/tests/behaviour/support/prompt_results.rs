@@ -66,9 +66,10 @@ pub(crate) fn write(slab: &mut Slab, prefix: impl Fn(i32) -> Option<u64>) {
     let tokens = slab.ints("pick_token", slab.count("num_picks")).to_vec();
     assert_eq!(starts.last().map_or(0, |&end| end as usize), tokens.len());
     for (&index, range) in indices.iter().zip(starts.windows(2)) {
-        for place in range[0] as usize..range[1] as usize {
-            let value = prefix(index).map_or(7.0, |prefix| pick(prefix, tokens[place].into()));
-            slab.array_mut::<f32>("pick_logprob")[place] = value;
+        let range = range[0] as usize..range[1] as usize;
+        let values = &mut slab.array_mut::<f32>("pick_logprob")[range.clone()];
+        for (value, &token) in values.iter_mut().zip(&tokens[range]) {
+            *value = prefix(index).map_or(7.0, |prefix| pick(prefix, token.into()));
         }
     }
     let count = slab.count("num_pools");
