@@ -11,7 +11,12 @@ from typing import Any
 
 import pytest
 
-CHAT, COMPLETIONS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
+CHAT, COMPLETIONS, MESSAGES, RESPONSES = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/messages",
+    "/v1/responses",
+)
 GENERATE = "/inference/v1/generate"
 HELLO = [{"role": "user", "content": "hello"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
@@ -164,7 +169,11 @@ IGNORED: dict[str, Base] = {
 
 
 def cases(table: dict[str, Base]) -> list[Any]:
-    return [pytest.param(path, {name: value}, id=f"{path}-{name}") for path, fields in table.items() for name, value in fields.items()]
+    return [
+        pytest.param(path, {name: value}, id=f"{path}-{name}")
+        for path, fields in table.items()
+        for name, value in fields.items()
+    ]
 
 
 async def told(server: Any, path: str, changes: Base) -> tuple[int, str | None, str]:
@@ -182,7 +191,11 @@ async def test_honoured(server: Any, path: str, changes: Base) -> None:
 
 @pytest.mark.parametrize(
     ("path", "changes"),
-    [pytest.param(path, changes, id=f"{path}-{index}") for path, rows in TOGETHER.items() for index, changes in enumerate(rows)],
+    [
+        pytest.param(path, changes, id=f"{path}-{index}")
+        for path, rows in TOGETHER.items()
+        for index, changes in enumerate(rows)
+    ],
 )
 async def test_honoured_with_what_they_need(server: Any, path: str, changes: Base) -> None:
     status, ignored, body = await told(server, path, changes)
