@@ -151,8 +151,9 @@ REFUSED: dict[str, Base] = {
     CHAT: {**UNSUPPORTED, **MEDIA, "chat_template": "{{ messages }}", "top_logprobs": 2, "stream_options": {"include_usage": True},
            "logprob_token_ids": [1], "tools": []},
     COMPLETIONS: {**UNSUPPORTED, "suffix": "x", "best_of": 5, "logprob_token_ids": [1]},
-    MESSAGES: {**UNSUPPORTED, "n": 2, "logprobs": True, "top_logprobs": 2, "logprob_token_ids": [1], "mcp_servers": [{"a": 1}]},
-    RESPONSES: {**UNSUPPORTED, "n": 2, "conversation": "c", "prompt": {"id": "p"}, "logprob_token_ids": [1],
+    MESSAGES: {**UNSUPPORTED, "n": 2, "logprobs": True, "top_logprobs": 2, "logprob_token_ids": [1], "mcp_servers": [{"a": 1}],
+               "chat_template": "{{ messages }}"},
+    RESPONSES: {**UNSUPPORTED, "n": 2, "conversation": "c", "prompt": {"id": "p"}, "logprob_token_ids": [1], "chat_template": "{{ messages }}",
                 "previous_response_id": "resp_none"},
 }  # fmt: skip
 IGNORED: dict[str, Base] = {

@@ -32,7 +32,10 @@ SCHEMA = {
 TAG = {
     "type": "structural_tag",
     "format": {
-        "type": "triggered_tags", "triggers": ["<a>"], "at_least_one": True, "stop_after_first": True,
+        "type": "triggered_tags",
+        "triggers": ["<a>"],
+        "at_least_one": True,
+        "stop_after_first": True,
         "tags": [{"begin": "<a>", "content": {"type": "regex", "pattern": "b{2}"}, "end": "</a>"}],
     },
 }

@@ -199,11 +199,15 @@ async def test_no_usage_unless_asked(server: Any) -> None:
 async def test_choices_are_complete_and_differ(server: Any) -> None:
     """H06."""
     body = {"prompt": "x", "n": 8, "temperature": 1, "max_tokens": 16, "seed": 3}
-    answers = await asyncio.gather(*[server.post(COMPLETIONS, body) for _ in range(30)])
-    texts = [[choice["text"] for choice in answer["choices"]] for _, answer in answers]
-    assert all(len(one) == 8 for one in texts)
-    assert all(one == texts[0] for one in texts)
-    assert len(set(texts[0])) > 1
+    for ends in ({}, {"stop": ["e", "a"]}):  # some end early
+        texts = []
+        for _ in range(5):
+            answers = await asyncio.gather(*[server.post(COMPLETIONS, {**body, **ends}) for _ in range(30)])
+            for _, answer in answers:
+                assert [choice["index"] for choice in answer["choices"]] == list(range(8))
+                texts.append([choice["text"] for choice in answer["choices"]])
+        assert all(one == texts[0] for one in texts)
+        assert len(set(texts[0])) > 1
 
 
 async def test_prompt_major_indexes(server: Any) -> None:
@@ -352,7 +356,17 @@ async def test_defaults_of_max_tokens(server: Any) -> None:
 
 
 async def test_min_tokens_hold_off_text_stops(server: Any) -> None:
-    """H09."""
-    body = {"prompt": "notes", "max_tokens": 60, "min_tokens": 50, "temperature": 0, "stop": "e"}
+    """H09: the first match behind min_tokens ends it, and no earlier one."""
+    body = {"prompt": "notes", "max_tokens": 100, "seed": 4, "allowed_token_ids": list(b"abcdefgh")}
+    body["return_token_ids"] = True
     _, answer = await server.post(COMPLETIONS, body)
-    assert answer["usage"]["completion_tokens"] >= 50
+    tokens = answer["choices"][0]["token_ids"]  # bytes
+    stop = bytes(tokens[70:71]).decode()
+    assert stop.encode() in bytes(tokens[:50])
+    place = bytes(tokens).index(stop.encode(), 50)
+    _, answer = await server.post(COMPLETIONS, {**body, "min_tokens": 50, "stop": stop})
+    (choice,) = answer["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
+    assert choice["token_ids"] == tokens[: place + 1]
+    assert choice["text"].encode() == bytes(tokens[:place])
+    assert answer["usage"]["completion_tokens"] == place + 1 > 50

@@ -16,6 +16,7 @@ import pytest
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 EMBEDDINGS = "/v1/embeddings"
+GENERATE = "/inference/v1/generate"
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
@@ -347,3 +348,45 @@ async def test_dimensions_where_the_model_says_so(server, monkeypatch, sizes, go
     for size in bad:
         status, reply = await server.post(EMBEDDINGS, input="hello", dimensions=size)
         assert (status, reply["error"]["param"], reply["error"]["code"]) == (400, "dimensions", 400), reply
+
+
+async def test_t9_token_ids_that_are_none_beside_a_neighbour(server):
+    """Each is refused by name, wherever a client may put it, and who runs in the same batch keeps its text."""
+    size = server.engine.model_info.vocab_size
+    assert size > len(server.engine.tokenizer.vocabulary), "rows of the model that are no token"
+    golden = {"prompt": prompt_of(20), "max_tokens": 400, "temperature": 0, "ignore_eos": True, "logprobs": 1}
+    _, alone = await server.post(COMPLETIONS, **golden)
+    neighbour = asyncio.create_task(server.post(COMPLETIONS, **golden))
+    await asyncio.sleep(0.05)
+    asked = {"prompt": "x", "max_tokens": 2}
+
+    def generate(params):
+        return {"token_ids": [65], "sampling_params": params}
+
+    for bad in (size, -1, 999_999_999, 2**40):
+        for path, body, field in (
+            (COMPLETIONS, {**asked, "prompt": [65, bad]}, "prompt"),
+            (COMPLETIONS, {**asked, "prompt": [[65], [bad]]}, "prompt[1]"),
+            (COMPLETIONS, {**asked, "logit_bias": {str(bad): 1}}, "logit_bias"),
+            (COMPLETIONS, {**asked, "stop_token_ids": [bad]}, "stop_token_ids"),
+            (COMPLETIONS, {**asked, "stop_token_ids": [bad], "min_tokens": 1}, "stop_token_ids"),
+            (COMPLETIONS, {**asked, "allowed_token_ids": [65, bad]}, "allowed_token_ids"),
+            (COMPLETIONS, {**asked, "logprobs": 0, "logprob_token_ids": [65, bad]}, "logprob_token_ids"),
+            (GENERATE, {"token_ids": [65, bad]}, "token_ids"),
+            (GENERATE, generate({"logit_bias": {str(bad): 1}}), "sampling_params.logit_bias"),
+            ("/detokenize", {"tokens": [bad]}, "tokens"),
+            (EMBEDDINGS, {"input": [65, bad]}, "input"),
+        ):  # fmt: skip
+            status, reply = await server.post(path, **body)
+            assert (status, reply["error"]["param"]) == (400, field), (bad, path, reply)
+            assert not neighbour.done(), "the neighbour must have run meanwhile"
+    for field, value in (
+        ("prompt", [65, size - 1]),
+        ("stop_token_ids", [size - 1]),
+        ("allowed_token_ids", [65, size - 1]),
+    ):
+        status, reply = await server.post(COMPLETIONS, **{**asked, field: value})
+        assert status == 200, reply
+    status, reply = await neighbour
+    assert status == 200
+    assert reply["choices"][0]["text"] == alone["choices"][0]["text"]
