@@ -208,7 +208,7 @@ async def test_wire_bytes_of_a_socket(scripted: Any) -> None:
         async def until(*kinds: str) -> None:
             while True:
                 message = (await ws.receive_str()).encode()
-lines.append(re.sub(rb"[0-9a-f]{32}", b"X", message))
+                lines.append(re.sub(rb"[0-9a-f]{32}", b"X", message))
                 if any(b'"type":"%s"' % kind.encode() in message for kind in kinds):
                     return
 
