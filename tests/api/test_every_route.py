@@ -14,8 +14,8 @@ LEAKS = re.compile(
     r"(/\w+/|\.py|Traceback|0x[0-9a-f]{6}|site-packages|line \d+, in|python3|orjson|aiohttp|msgspec)"
 )
 ROUTES = (
-    CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE, "/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/v1/embeddings",
-    "/inference/v1/generate", "/render", "/v1/responses/render", "/derender", f"{COMPLETIONS}/derender",
+    CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE, "/v1/messages", "/v1/messages/count_tokens", "/v1/responses",
+    "/v1/embeddings", "/inference/v1/generate", "/render", "/v1/responses/render", "/derender", f"{COMPLETIONS}/derender",
     "/v1/requests/x/control",
 )  # fmt: skip
 UNREADABLE = [

@@ -75,4 +75,4 @@ def test_the_layout_is_aligned_and_dense() -> None:
     rows, words = GOOD.get("max_num_seqs", 256), -(-GOOD["vocab_size"] // 32)
     assert masks == [("mask_header", 8), ("sample_mask_row", rows), ("mask_word", rows * words)]
     assert layout.header["step_id"] == 0
-    assert len(set(layout.header.values())) == len(layout.header) == 26
+    assert len(set(layout.header.values())) == len(layout.header) == 28
