@@ -21,6 +21,8 @@ MAX_LOGPROBS = 20
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_PROMPT_ENTRIES = 1 << 21
 """Log-probabilities of one prompt: its tokens times (1 + prompt_logprobs). They are held until they are sent."""
+MAX_LOGPROB_ENTRIES = 1 << 22
+"""Log-probabilities of one request's answers: n times tokens times those of each. A whole reply holds them all."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 1024
 """Length of one stop string in UTF-8; text is held back by up to this much."""
@@ -271,15 +273,29 @@ class ResolvedParams:
             raise RequestError(
                 "min_tokens", f"min_tokens ({self.min_tokens}) is above what the context leaves ({room})"
             )
-        if self.max_tokens is None or self.max_tokens <= room:
-            return self
-        if self.max_tokens_is_default:
-            return replace(self, max_tokens=room)
-        raise RequestError(
-            "max_tokens",
-            f"this model's maximum context length is {max_model_len} tokens; the prompt has {num_prompt_tokens} and "
-            f"max_tokens asks for {self.max_tokens} more; shorten either",
-        )
+        if self.max_tokens is not None and self.max_tokens > room and not self.max_tokens_is_default:
+            raise RequestError(
+                "max_tokens",
+                f"this model's maximum context length is {max_model_len} tokens; the prompt has {num_prompt_tokens} and "
+                f"max_tokens asks for {self.max_tokens} more; shorten either",
+            )
+        return self._cut(room)
+
+    def _cut(self, room: int) -> ResolvedParams:
+        """The same with a max_tokens that nobody chose cut to the room, and to the log-probabilities that are held."""
+        most = room
+        if self.logprobs is not None:
+            most = min(room, MAX_LOGPROB_ENTRIES // (self.n * (1 + self.num_alternatives)))
+        chosen = 0 if self.max_tokens is None or self.max_tokens_is_default else self.max_tokens
+        if max(chosen, self.min_tokens) > most:
+            raise RequestError(
+                "logprobs",
+                f"logprobs: one request may have {MAX_LOGPROB_ENTRIES} log-probabilities, which of {self.n} answers with "
+                f"{1 + self.num_alternatives} for each token are {most} tokens; ask for fewer of one of these",
+            )
+        if self.max_tokens is None:
+            return self if most == room else replace(self, max_tokens=most)
+        return self if self.max_tokens <= most else replace(self, max_tokens=most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
