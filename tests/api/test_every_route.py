@@ -15,7 +15,8 @@ LEAKS = re.compile(
 )
 ROUTES = (
     CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE, "/v1/messages", "/v1/messages/count_tokens", "/v1/responses",
-    "/v1/embeddings", "/inference/v1/generate", "/render", "/v1/responses/render", "/derender", f"{COMPLETIONS}/derender",
+    "/v1/embeddings", "/inference/v1/generate", "/render", "/v1/responses/render", "/derender",
+    f"{COMPLETIONS}/derender",
     "/v1/requests/x/control",
 )  # fmt: skip
 UNREADABLE = [

@@ -276,8 +276,8 @@ class ResolvedParams:
         if self.max_tokens is not None and self.max_tokens > room and not self.max_tokens_is_default:
             raise RequestError(
                 "max_tokens",
-                f"this model's maximum context length is {max_model_len} tokens; the prompt has {num_prompt_tokens} and "
-                f"max_tokens asks for {self.max_tokens} more; shorten either",
+                f"this model's maximum context length is {max_model_len} tokens; the prompt has {num_prompt_tokens} "
+                f"and max_tokens asks for {self.max_tokens} more; shorten either",
             )
         return self._cut(room)
 
@@ -290,8 +290,8 @@ class ResolvedParams:
         if max(chosen, self.min_tokens) > most:
             raise RequestError(
                 "logprobs",
-                f"logprobs: one request may have {MAX_LOGPROB_ENTRIES} log-probabilities, which of {self.n} answers with "
-                f"{1 + self.num_alternatives} for each token are {most} tokens; ask for fewer of one of these",
+                f"logprobs: one request may have {MAX_LOGPROB_ENTRIES} log-probabilities, which of {self.n} answers "
+                f"with {1 + self.num_alternatives} for each token are {most} tokens; ask for fewer of one of these",
             )
         if self.max_tokens is None:
             return self if most == room else replace(self, max_tokens=most)
