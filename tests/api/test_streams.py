@@ -196,6 +196,20 @@ async def test_no_usage_unless_asked(server: Any) -> None:
     assert all("usage" not in json.loads(event) for event in events[:-1])
 
 
+async def test_usage_that_the_server_forces(serve: Any) -> None:
+    """--enable-force-include-usage: as if every stream had asked for it; whole replies are as ever."""
+    async with serve(enable_force_include_usage=True) as server:
+        for path, body in ((CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": "a"})):
+            for options in ({}, {"stream_options": {"include_usage": False}}):
+                *chunks, last, end = await server.stream(
+                    path, {**body, "max_tokens": 5, "ignore_eos": True, **options}
+                )
+                assert end == "[DONE]"
+                assert json.loads(last)["usage"]["completion_tokens"] == 5
+                assert all(json.loads(chunk)["usage"] is None for chunk in chunks)
+            assert (await server.post(path, {**body, "max_tokens": 5}))[0] == 200
+
+
 async def test_choices_are_complete_and_differ(server: Any) -> None:
     """H06."""
     body = {"prompt": "x", "n": 8, "temperature": 1, "max_tokens": 16, "seed": 3}

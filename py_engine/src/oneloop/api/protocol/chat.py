@@ -73,7 +73,7 @@ def read_chat(members: Mapping[str, Any], limits: Limits, defaults: SamplingDefa
     fields = Fields(members)
     model = fields.text("model")
     form = read_chat_form(fields, limits)
-    stream = read_stream_options(fields)
+    stream = read_stream_options(fields, limits)
     tools = read_tools(fields)
     include_reasoning = fields.flag("include_reasoning", True)
     documents = read_documents(fields)

@@ -65,7 +65,7 @@ def read_completion(
     """Check a body but for its prompts. ApiError (400) naming the field."""
     fields = Fields(members)
     model = fields.text("model")
-    stream = read_stream_options(fields)
+    stream = read_stream_options(fields, limits)
     max_tokens = fields.integer("max_tokens")
     logprobs = fields.integer("logprobs")
     if read_logprob_token_ids(fields, logprobs):

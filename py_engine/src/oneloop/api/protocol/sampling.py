@@ -152,7 +152,7 @@ def read_n(fields: Fields, num_prompts: int, limits: Limits) -> int:
     return n
 
 
-def read_stream_options(fields: Fields) -> StreamOptions:
+def read_stream_options(fields: Fields, limits: Limits) -> StreamOptions:
     """`stream` and `stream_options`."""
     stream = fields.flag("stream", False)
     options = fields.object("stream_options")
@@ -162,7 +162,7 @@ def read_stream_options(fields: Fields) -> StreamOptions:
     continuous = nested.flag("continuous_usage_stats", False)
     return StreamOptions(
         stream=stream,
-        include_usage=nested.flag("include_usage", False),
+        include_usage=nested.flag("include_usage", False) or (stream and limits.force_usage),
         continuous_usage=continuous,
     )
 
