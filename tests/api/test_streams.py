@@ -250,10 +250,12 @@ async def test_stop_string_never_leaks(server: Any) -> None:
         assert (parts[-1]["finish_reason"], parts[-1]["stop_reason"]) == ("stop", stop)
 
 
+@pytest.mark.parametrize("content", ["hello", "日本語で答えて"])
 @pytest.mark.parametrize("top", [None, 0, 1, 5, 20])
-async def test_chat_logprobs(server: Any, top: int | None) -> None:
-    """H04: one entry per token, its top list as long as asked, the bytes joining up to the text."""
-    body: dict[str, Any] = {"messages": HELLO, "max_tokens": 20, "seed": 2, "logprobs": True}
+async def test_chat_logprobs(server: Any, top: int | None, content: str) -> None:
+    """H04: one entry per token, its top list as long as asked, the bytes joining up to the text; streamed as whole."""
+    messages = [{"role": "user", "content": content}]
+    body: dict[str, Any] = {"messages": messages, "max_tokens": 20, "seed": 2, "logprobs": True}
     if top is not None:
         body["top_logprobs"] = top
     _, answer = await server.post(CHAT, body)
@@ -262,7 +264,9 @@ async def test_chat_logprobs(server: Any, top: int | None) -> None:
     assert len(entries) == answer["usage"]["completion_tokens"]
     assert all(len(entry["top_logprobs"]) == (top or 0) for entry in entries)
     assert b"".join(bytes(entry["bytes"]) for entry in entries).decode() == choice["message"]["content"]
-    _, plain = await server.post(CHAT, {"messages": HELLO, "max_tokens": 20, "seed": 2})
+    chunks = [json.loads(event) for event in (await server.stream(CHAT, body))[:-1]]
+    assert joined_chat(chunks, 1)[0]["logprobs"] == entries
+    _, plain = await server.post(CHAT, {"messages": messages, "max_tokens": 20, "seed": 2})
     assert plain["choices"][0]["message"] == choice["message"]
     assert plain["choices"][0]["logprobs"] is None
 
