@@ -303,6 +303,10 @@ BAD_GENERATE = [
     ({"token_ids": [1], "sampling_params": {"logprobs": 21}}, "sampling_params.logprobs"),
     ({"token_ids": [1], "sampling_params": {"stop": [""]}}, "sampling_params.stop"),
     ({"token_ids": [1], "sampling_params": {"logprob_token_ids": [1]}}, "sampling_params.logprob_token_ids"),
+    (
+        {"token_ids": [1], "sampling_params": {"logprobs": 0, "logprob_token_ids": [264]}},
+        "sampling_params.logprob_token_ids",
+    ),
     ({"token_ids": [1], "sampling_params": {"prompt_logprobs": 21}}, "sampling_params.prompt_logprobs"),
     ({"token_ids": [1], "sampling_params": {"use_beam_search": True, "bad_words": ["a"]}}, "sampling_params.bad_words"),
     ({"token_ids": [1], "sampling_params": {"use_beam_search": True, "stop": "a"}}, "sampling_params.stop"),

@@ -206,8 +206,27 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "full_attention",
     ),
     "dtype": (LLAMA | {"torch_dtype": "int8"}, "torch_dtype", "int8"),
+    "matryoshka, no list": (LLAMA | {"matryoshka_dimensions": 64}, "matryoshka_dimensions", "list of sizes"),
+    "matryoshka, too large": (
+        LLAMA | {"matryoshka_dimensions": [2, 1 << 20]},
+        "matryoshka_dimensions",
+        "1 to hidden_size",
+    ),
     "tie a string": (LLAMA | {"tie_word_embeddings": "yes"}, "tie_word_embeddings", "true or false"),
 }
+
+
+@pytest.mark.parametrize(
+    ("extra", "sizes"),
+    [
+        ({}, None),
+        ({"is_matryoshka": False}, None),
+        ({"is_matryoshka": True}, ()),
+        ({"matryoshka_dimensions": [16]}, (16, LLAMA["hidden_size"])),
+    ],
+)
+def test_vectors_that_may_be_cut(tmp_path: Path, extra: dict, sizes: tuple[int, ...] | None) -> None:
+    assert hf_model_spec(folder(tmp_path, LLAMA | extra)).short_vectors == sizes
 
 
 @pytest.mark.parametrize("name", REFUSED)

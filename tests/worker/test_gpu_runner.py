@@ -349,6 +349,32 @@ def test_logprobs(run):
         assert [value for _, value in entries] == pytest.approx([value for _, value in others], abs=2e-4)
 
 
+def test_named_tokens(run):
+    """Beside requests that name none, forked, masked, with scored prompts: the same numbers from both runners."""
+    rng = random.Random(3)
+    prompts = [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for length in (3, 30, 9, 17)]
+    options = [
+        {"logprobs": 0, "logprob_token_ids": [5, 1, VOCAB_SIZE - 1], **GREEDY},
+        {"logprobs": 2, **GREEDY},
+        {"logprobs": 0, "logprob_token_ids": list(range(40)), "n": 2, "prompt_logprobs": 1, **GREEDY},
+        {"logprobs": 0, "logprob_token_ids": [7], "allowed_token_ids": [1, 2, 3], **GREEDY},
+    ]
+    requests = [
+        (prompt, {"max_tokens": 4, "ignore_eos": True, **own})
+        for prompt, own in zip(prompts, options, strict=True)
+    ]
+    cpu, gpu = run(requests, max_num_batched_tokens=24)
+    assert gpu.texts == cpu.texts
+    assert len(gpu.logprobs) == len(cpu.logprobs) == 4 * 5
+    widths = set()
+    for (rank, entries), (other_rank, others) in zip(gpu.logprobs, cpu.logprobs, strict=True):
+        assert rank == other_rank
+        assert [token for token, _ in entries] == [token for token, _ in others]
+        assert [value for _, value in entries] == pytest.approx([value for _, value in others], abs=1e-3)
+        widths.add(len(entries))
+    assert widths == {4, 3, 41, 2}
+
+
 def test_warm_up_leaves_no_trace(models, core_factory, buffer_factory, monkeypatch):
     """Also where the interpreter runs it, on few sizes: the same answers after it."""
     monkeypatch.setattr("oneloop.worker.gpu.runner.MAX_CAPTURED_TOKENS", 16)

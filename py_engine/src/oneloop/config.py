@@ -244,6 +244,9 @@ class ServerConfig(_Settings):
     strict_fields: bool = setting(
         False, "answer 400 to fields that have no effect, instead of naming them in X-Oneloop-Ignored"
     )
+    enable_force_include_usage: bool = setting(
+        False, "end every stream with its usage, as stream_options.include_usage asks for"
+    )
     tool_call_parser: str = setting(
         "auto", "format of the model's tool calls, none for no tools; auto: by the chat template"
     )

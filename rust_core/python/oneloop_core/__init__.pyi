@@ -343,6 +343,7 @@ class Core:
         frequency_penalty: float = 0.0,
         seed: int | None = None,
         logprobs: int | None = None,
+        logprob_token_ids: Sequence[int] = (),
         prompt_logprobs: int | None = None,
         pooling: Literal["last", "mean"] | None = None,
         beam_search: tuple[float, Literal["heuristic", "always", "never"]] | None = None,
@@ -382,6 +383,7 @@ class Core:
         sequences of ids of which none may come. thinking_budget: after so many tokens without thinking_end (token ids),
         these are forced; with a grammar it needs grammar_after.
         top_k: 0 = off. temperature 0 = greedy. seed: any i64. logprobs: 0 … MAX_LOGPROBS top entries per token.
+        logprob_token_ids: with logprobs, at most 128 tokens whose log-probabilities are told behind these.
         Raises RequestError naming the argument: empty prompt, id out of range, prompt + 1 > max_model_len, a
         sequence that could never fit the pool, n > max_num_seqs, non-finite or out-of-range numbers.
         """

@@ -154,6 +154,7 @@ def _make_limits(engine: TextSide, config: ServerConfig, vocab_size: int, max_mo
         max_body_bytes=config.max_body_bytes,
         priority=False,
         request_templates=config.trust_request_chat_template,
+        force_usage=config.enable_force_include_usage,
     )
 
 

@@ -312,6 +312,7 @@ class AsyncEngine:
             stream.prompt_token_ids,
             stream.num_sequences,
             self._loaded().token_text,
+            is_ranked=stream.is_ranked,
         )
 
     def abort(self, request_id: str) -> bool:
@@ -439,6 +440,7 @@ class AsyncEngine:
             final_only=final_only,
             relay=self._relay,
             ends_thinking=accepted.constraints.knows_thinking,
+            is_ranked=not params.logprob_token_ids,
         )
         self._streams[handle] = stream
         self._without_streams.clear()

@@ -100,7 +100,8 @@ class Logprob:
     """One entry of a top list, as vLLM's users know it."""
 
     logprob: float
-    rank: int
+    rank: int | None
+    """1 is the likeliest; None for a token that the request named."""
     decoded_token: str
 
 
@@ -145,8 +146,11 @@ class OutputBuilder:
         prompt_token_ids: list[int],
         num_sequences: int,
         token_text: Callable[[int], str],
+        *,
+        is_ranked: bool = True,
     ) -> None:
-        """token_text: text of one token id, for the entries of log-probability lists."""
+        """token_text: text of one token id, for the entries of log-probability lists. is_ranked: as RequestStream's."""
+        self._is_ranked = is_ranked
         self._request_id = request_id
         self._prompt = prompt
         self._prompt_token_ids = prompt_token_ids
@@ -201,14 +205,14 @@ class OutputBuilder:
             output.logprobs, output.cumulative_logprob = [], 0.0
         assert output.cumulative_logprob is not None
         for token in logprobs:
-            output.logprobs.append(self._entry(token))
+            output.logprobs.append(self._entry(token, is_ranked=self._is_ranked))
             output.cumulative_logprob += token[1][0][1]
 
-    def _entry(self, token: TokenLogprobs) -> dict[int, Logprob]:
+    def _entry(self, token: TokenLogprobs, *, is_ranked: bool = True) -> dict[int, Logprob]:
         rank, entries = token
         own_id, own = entries[0]
         tops = {
-            token_id: Logprob(value, place, self._token_text(token_id))
+            token_id: Logprob(value, place if is_ranked else None, self._token_text(token_id))
             for place, (token_id, value) in enumerate(entries[1:], start=1)
         }
         tops[own_id] = Logprob(own, rank, self._token_text(own_id))

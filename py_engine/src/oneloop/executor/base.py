@@ -46,6 +46,8 @@ class ModelInfo:
     """Tokens per KV block."""
     hidden_size: int = 0
     """Numbers of a pooled hidden state. 0: this executor has none."""
+    short_vectors: tuple[int, ...] | None = None
+    """As ModelSpec has it."""
     quick_step_tokens: int | None = None
     """Tokens of a step that streams hardly notice (worker/roofline.py). None: the device's rates are unknown."""
 

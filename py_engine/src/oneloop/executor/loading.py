@@ -42,6 +42,7 @@ class LoadedModel:
             num_blocks=self.plan.num_blocks,
             block_size=self.plan.block_size,
             hidden_size=self.model.spec.hidden_size,
+            short_vectors=self.model.spec.short_vectors,
             quick_step_tokens=self._quick_step_tokens(),
         )
 

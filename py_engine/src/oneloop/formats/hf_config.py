@@ -86,7 +86,22 @@ def hf_model_spec(folder: Path) -> ModelSpec:
         qk_norm=family.qk_norm,
         dtype=_dtype(config),
         quantization=read_quantization(config),
+        short_vectors=_short_vectors(config, hidden_size),
     )
+
+
+def _short_vectors(config: JsonValues, hidden_size: int) -> tuple[int, ...] | None:
+    """`is_matryoshka`, `matryoshka_dimensions`: what embedding models say of vectors that are cut."""
+    key = "matryoshka_dimensions"
+    sizes = config.raw(key)
+    if sizes is None:
+        return () if config.boolean("is_matryoshka", default=False) else None
+    if not isinstance(sizes, list) or not sizes:
+        config.fail(key, "a list of sizes is needed")
+    for size in sizes:
+        if type(size) is not int or not 1 <= size <= hidden_size:
+            config.fail(key, f"must hold sizes of 1 to hidden_size ({hidden_size})")
+    return tuple(sorted({*sizes, hidden_size}))
 
 
 def _architecture(config: JsonValues) -> str:

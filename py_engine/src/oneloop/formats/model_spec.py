@@ -63,3 +63,5 @@ class ModelSpec:
     """Type the checkpoint declares."""
     quantization: QuantizationSpec | None = None
     """How linear maps are stored; None: as plain numbers."""
+    short_vectors: tuple[int, ...] | None = None
+    """Sizes at which a pooled vector's first numbers are a vector too (Matryoshka); (): any. None: there are none."""

@@ -1,4 +1,5 @@
-"""What a step gives of prompts beside tokens: log-probabilities of their tokens, sums of their hidden states.
+"""What a step gives beside tokens: log-probabilities of a prompt's tokens, sums of its hidden states, log-probabilities
+of tokens that a request has named.
 
 For any device. Logits are made of SCORES_AT_ONCE rows at a time, so that a long prompt takes no more memory than a
 short one. Nothing here waits for the device.
@@ -15,7 +16,7 @@ from oneloop.worker.memory.scores import POOLED_AT_ONCE, SCORES_AT_ONCE
 from oneloop_kernels.ops.sampling import SAMPLING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from oneloop.models.base import Model
 
@@ -68,6 +69,35 @@ class PromptResults:
             scores.token_ids[part, : num_top + 1] = top.token_ids
             scores.logprobs[part, : num_top + 1] = top.logprobs
         return scores
+
+    def pick(
+        self,
+        hidden: torch.Tensor,
+        token_index: torch.Tensor,
+        starts: Sequence[int],
+        device_starts: torch.Tensor,
+        token_ids: torch.Tensor,
+    ) -> torch.Tensor:
+        """Log-probabilities of named tokens, [n] float32.
+
+        hidden: as for score(). token_index: [m], starts, device_starts: [m + 1] (the same numbers, here and on the
+        device), token_ids: [n]: token_ids[starts[i] : starts[i + 1]] may follow row token_index[i] of hidden.
+        """
+        vocab_size, device = self._model.spec.vocab_size, hidden.device
+        picks = torch.empty(token_ids.shape[0], dtype=torch.float32, device=device)
+        rows = torch.zeros(SCORES_AT_ONCE, dtype=token_index.dtype, device=device)
+        places = torch.arange(token_ids.shape[0], dtype=device_starts.dtype, device=device)
+        row_of_pick = torch.searchsorted(device_starts[1:], places, right=True)
+        for start in range(0, token_index.shape[0], SCORES_AT_ONCE):
+            stop = min(start + SCORES_AT_ONCE, token_index.shape[0])
+            rows[: stop - start] = token_index[start:stop]
+            logits = self._model.compute_logits(hidden.index_select(0, rows))[:, :vocab_size].to(
+                torch.float32
+            )
+            part = slice(starts[start], starts[stop])
+            own = row_of_pick[part] - start
+            picks[part] = logits[own, token_ids[part].to(torch.int64)] - logits.logsumexp(-1)[own]
+        return picks
 
     def pool(self, hidden: torch.Tensor, ranges: Iterable[tuple[int, int]]) -> torch.Tensor:
         """hidden: as for score(). ranges: [start, end) of tokens. [number of ranges, hidden_size] float32: the sums of

@@ -30,8 +30,10 @@ _WITHOUT_EFFECT = ("metadata", "service_tier", "container", "context_management"
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     **{name: harmless for name, harmless in unsupported.CHAT.items() if name != "tool_choice"},
     "mcp_servers": ([],),
+    "chat_template": (),
     "n": (1,),
     "logprobs": (False,),
+    "logprob_token_ids": ([],),
     "top_logprobs": (0,),
 }
 _FORMATS = ("json_schema",)

@@ -16,6 +16,7 @@ from oneloop.api.protocol.messages import read_template_arguments
 from oneloop.api.protocol.sampling import read_text_form
 from oneloop.api.protocol.structured import read_structured
 from oneloop.api.protocol.tools import ToolUse, read_tools
+from oneloop.engine.params import MAX_LOGPROB_TOKEN_IDS
 from oneloop.parsers.engine import PROMPT_END_CHARS
 from oneloop.tokenize.output_text import MAX_TAIL, TextForm, TextState
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 Api = Literal["chat", "completion"]
 STATE_VERSION = 1
-MAX_TOP = 20
+MAX_TOP = MAX_LOGPROB_TOKEN_IDS
 _FINISH_REASONS = ("stop", "length", "abort", "error")
 _REPLY_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _TOKEN_NAME = re.compile(r"token_id:([0-9]{1,8})")

@@ -30,6 +30,8 @@ _WITHOUT_EFFECT = ("user", "safety_identifier", "prompt_cache_key", "prompt_cach
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     **{name: harmless for name, harmless in unsupported.CHAT.items() if name != "tool_choice"},
     "conversation": (),
+    "chat_template": (),
+    "logprob_token_ids": ([],),
     "prompt": (),
     "n": (1,),
 }

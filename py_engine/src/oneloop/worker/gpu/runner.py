@@ -155,7 +155,7 @@ class GpuModelRunner:
         if header.num_cow:
             count = index["num_cow"]
             self.kv.copy_blocks(slab["cow_src"], slab["cow_dst"], slab["header"][count : count + 1])
-        if header.num_scores or header.num_pools:
+        if header.looks_at_hidden:
             self._forward_with_results(header, slab_index)
         elif header.num_tokens:
             self._forward(header)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from oneloop.worker.buckets import MAX_CAPTURED_TOKENS, largest_bucket
 from oneloop.worker.gpu.captures import GraphSizes
 from oneloop.worker.memory.ledger import Reserved
-from oneloop.worker.memory.scores import MAX_SCORES_PER_STEP, score_bytes
+from oneloop.worker.memory.scores import MAX_PICKS_PER_ROW, MAX_SCORES_PER_STEP, score_bytes
 from oneloop.worker.memory.sizes import longest_context, max_blocks_per_seq, weight_bytes
 
 if TYPE_CHECKING:
@@ -142,7 +142,8 @@ def step_buffer_bytes(spec: ModelSpec, config: EngineConfig) -> int:
     deltas = 3 * (2 * num_seqs + min(num_seqs, 8) * table_width)
     history = min(num_seqs * context, max(65_536, 4 * context))
     scores = min(config.resolved.step_tokens, MAX_SCORES_PER_STEP) * (2 + 1 + 2 * 21)
-    rows = num_seqs * (_SLAB_ROW_WORDS + spec.hidden_size + -(-spec.vocab_size // 32))
+    row_words = _SLAB_ROW_WORDS + 2 * (1 + MAX_PICKS_PER_ROW) + spec.hidden_size + -(-spec.vocab_size // 32)
+    rows = num_seqs * row_words
     slab = 4 * (num_tokens + deltas + _SLAB_LISTS + history + scores + rows) + _SLAB_FRAME_BYTES
     inputs = num_tokens * (4 + 4 + 8) + 4 * num_seqs * _SLAB_ROW_WORDS
     return slab + inputs + num_seqs * table_width * 4

@@ -13,6 +13,8 @@ POOLED_AT_ONCE: Final = 256
 """Hidden states that are widened to float32 at a time."""
 MAX_SCORES_PER_STEP: Final = 2048
 """Prompt tokens of one step with results, as the core bounds them."""
+MAX_PICKS_PER_ROW: Final = 128
+"""Tokens that one sample may name, as the core bounds them."""
 _COLUMNS: Final = 21
 
 

@@ -9,6 +9,8 @@ pub(crate) const MIN_TOKENS: u32 = 1 << 3;
 pub(crate) const LOGPROBS: u32 = 1 << 4;
 /// Of a sequence alone, never of a header: something may bind its tokens.
 pub(crate) const RULES: u32 = 1 << 31;
+/// The same: its request names tokens whose log-probabilities it wants.
+pub(crate) const PICKS: u32 = 1 << 30;
 
 /// The bits of every sample with these columns; `MIN_TOKENS` depends on the sample.
 pub(crate) fn of(sampling: &Sampling) -> u32 {

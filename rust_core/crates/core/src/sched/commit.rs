@@ -3,13 +3,21 @@
 use std::sync::Arc;
 
 use super::state::{LaunchedRow, LaunchedSample, LaunchedStep, Scheduler};
-use crate::batch::{NUM_LOGPROB_COLUMNS, OutputView};
+use crate::batch::{NUM_LOGPROB_COLUMNS, OutputView, flags};
 use crate::delta::{Delta, Deltas, FinishReason, LogprobEntry, Mark, StopReason};
 use crate::error::Error;
 use crate::trace::Outcome;
 
 /// What the executor returns for a row whose logits hold NaN or +∞.
 const NO_TOKEN: i32 = -1;
+
+/// Where a sample's results lie in the slab.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    /// Among the samples.
+    position: usize,
+    first_pick: usize,
+}
 
 /// Why a sequence ends with its new token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,6 +99,10 @@ impl Scheduler {
             return;
         }
         sequence.num_pending -= 1;
+        let place = Place {
+            position,
+            first_pick: sample.first_pick as usize,
+        };
         let token = outputs.output_token[position];
         let vocab_size = self.config.vocab_size;
         if token < 0 || token as u32 >= vocab_size {
@@ -127,9 +139,9 @@ impl Scheduler {
         self.counters.num_generation_tokens += 1;
         let mark = deltas.mark();
         let ending = match self.sequences[id as usize].gathered.take() {
-            None => self.tell(id, token, is_over, position, outputs, deltas),
+            None => self.tell(id, token, is_over, place, outputs, deltas),
             Some(mut gathered) => {
-                let ending = self.tell(id, token, is_over, position, outputs, &mut gathered);
+                let ending = self.tell(id, token, is_over, place, outputs, &mut gathered);
                 if ending.is_none() {
                     self.sequences[id as usize].gathered = Some(gathered);
                     return;
@@ -169,7 +181,7 @@ impl Scheduler {
         id: u32,
         token: i32,
         is_over: bool,
-        position: usize,
+        place: Place,
         outputs: &OutputView<'_>,
         told: &mut Deltas,
     ) -> Option<Ending> {
@@ -179,8 +191,14 @@ impl Scheduler {
             Some(_) => Outcome::Stopped,
         });
         told.token_ids.push(token);
-        if let Ok(num_top) = usize::try_from(self.sequences[id as usize].num_logprobs) {
-            read_logprobs(position, num_top, outputs, told);
+        let sequence = &self.sequences[id as usize];
+        if let Ok(num_top) = usize::try_from(sequence.num_logprobs) {
+            let picks: &[i32] = if sequence.flags & flags::PICKS != 0 {
+                &self.requests[sequence.request as usize].spec.sampling.picks
+            } else {
+                &[]
+            };
+            read_logprobs(place, num_top, picks, outputs, told);
         }
         ending
     }
@@ -302,8 +320,15 @@ impl Scheduler {
     }
 }
 
-/// Copies the sampled token's and the top tokens' log-probabilities out of the slab.
-fn read_logprobs(position: usize, num_top: usize, outputs: &OutputView<'_>, deltas: &mut Deltas) {
+/// Copies the log-probabilities of the sampled token, the top tokens and the named ones out of the slab.
+fn read_logprobs(
+    place: Place,
+    num_top: usize,
+    picks: &[i32],
+    outputs: &OutputView<'_>,
+    deltas: &mut Deltas,
+) {
+    let position = place.position;
     let columns = position * NUM_LOGPROB_COLUMNS..position * NUM_LOGPROB_COLUMNS + num_top + 1;
     let start = deltas.logprob_ids.len() as u32;
     deltas
@@ -312,6 +337,11 @@ fn read_logprobs(position: usize, num_top: usize, outputs: &OutputView<'_>, delt
     deltas
         .logprob_values
         .extend_from_slice(&outputs.output_logprob[columns]);
+    deltas.logprob_ids.extend_from_slice(picks);
+    let picked = place.first_pick..place.first_pick + picks.len();
+    deltas
+        .logprob_values
+        .extend_from_slice(&outputs.pick_logprob[picked]);
     deltas.logprob_entries.push(LogprobEntry {
         rank: outputs.output_rank[position],
         range: start..deltas.logprob_ids.len() as u32,

@@ -61,6 +61,11 @@ pub(crate) fn random_request(rng: &mut Rng, config: &CoreConfig) -> SubmitReques
     } else {
         None
     };
+    let mut own = Rng(!rng.0);
+    if request.logprobs.is_some() && own.once_in(2) {
+        let count = own.within(1, 4);
+        request.logprob_token_ids = (0..count).map(|_| own.within(0, 40) as i64).collect();
+    }
     request.priority = rng.within(0, 3) as i64;
     request.adapter = rng.pick(&[-1, -1, -1, 0, 1]);
     request.eos_token_ids = vec![rng.within(0, 9) as i64];
