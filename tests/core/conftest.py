@@ -224,9 +224,10 @@ def ordered_text(matcher: GrammarMatcher, value: Any, style: tuple[str, str], sc
 
     The first that is tried is that of the `properties` in the schema that name most of them, and others behind them.
     """
-    tries = itertools.count()
     comma, colon = style
     orders = [{}, *named_orders(schema)]
+    # What is within a member seldom decides about those behind it: at first each has one spelling.
+    tries, num_spellings = itertools.count(), 1
 
     def pushed(matcher: GrammarMatcher, text: str) -> GrammarMatcher | None:
         fork, ids = matcher.fork(), list(text.encode())
@@ -263,7 +264,7 @@ def ordered_text(matcher: GrammarMatcher, value: Any, style: tuple[str, str], sc
             after = pushed(matcher, before)
             if after is None:
                 continue
-            for then, text in spelled(after, values[name]):
+            for then, text in itertools.islice(spelled(after, values[name]), num_spellings):
                 rest = tuple(other for other in left if other != name)
                 if rest:
                     for end, tail in parts(then, comma, closing, rest, key, values):
@@ -271,7 +272,11 @@ def ordered_text(matcher: GrammarMatcher, value: Any, style: tuple[str, str], sc
                 elif (end_of_all := pushed(then, closing)) is not None:
                     yield end_of_all, before + text + closing
 
-    return next((text for end, text in spelled(matcher, value) if end.may_end()), None)
+    found = next((text for end, text in spelled(matcher, value) if end.may_end()), None)
+    if found is None:
+        tries, num_spellings = itertools.count(), MAX_TRIES
+        found = next((text for end, text in spelled(matcher, value) if end.may_end()), None)
+    return found
 
 
 @pytest.fixture
