@@ -40,6 +40,8 @@ pub(crate) struct RuleSpec {
     pub(crate) grammar: Option<SharedGrammar>,
     /// The grammar holds once these were generated; empty: from the first token.
     pub(crate) grammar_after: Vec<i32>,
+    /// What would end the sequence before its grammar holds, and so may not come until then.
+    pub(crate) too_early: Vec<i32>,
     /// Bits of the tokens that may come at all; empty: every one.
     pub(crate) allowed: Vec<u32>,
     /// Of two tokens and more: shorter ones are among `allowed`.
@@ -139,10 +141,11 @@ impl Rules {
                 .bad_words
                 .iter()
                 .any(|word| may_end_with(outputs, pending, &word[..word.len() - 1]));
-        match (depends, spec.allowed.is_empty()) {
+        let is_fixed = !spec.allowed.is_empty() || !self.too_early().is_empty();
+        match (depends, is_fixed) {
             (true, _) => Binding::Depends,
-            (false, false) => Binding::Fixed,
-            (false, true) => Binding::Free,
+            (false, true) => Binding::Fixed,
+            (false, false) => Binding::Free,
         }
     }
 
@@ -214,6 +217,10 @@ impl Rules {
             *word &= allowed;
             binds = true;
         }
+        for &token in self.too_early() {
+            clear_bit(mask, token);
+            binds = true;
+        }
         for bad in spec.bad_words.iter().filter(|_| depends) {
             if let Some((&last, before)) = bad.split_last()
                 && outputs.ends_with(before)
@@ -236,6 +243,12 @@ impl Rules {
     fn try_advance(&mut self, outputs: &[i32], ends: bool) -> Result<bool, String> {
         if let Some(problem) = self.problem.take() {
             return Err(problem);
+        }
+        if let Some(&token) = outputs
+            .last()
+            .filter(|&&token| self.is_too_early(token, outputs))
+        {
+            return Err(refused(token));
         }
         let Some((&token, before)) = outputs.split_last().filter(|_| !ends) else {
             return Ok(false);
@@ -262,6 +275,19 @@ impl Rules {
             self.note_thinking(outputs);
         }
         Ok(is_over)
+    }
+
+    /// What may not come yet: the grammar is to hold first.
+    fn too_early(&self) -> &[i32] {
+        match self.grammar {
+            Phase::Awaited => &self.spec.too_early,
+            Phase::Without | Phase::Holds(_) => &[],
+        }
+    }
+
+    /// Whether the last output, which nothing has forced, must not have come.
+    fn is_too_early(&self, token: i32, outputs: &[i32]) -> bool {
+        self.forced_at(outputs.len() as u32 - 1).is_none() && self.too_early().contains(&token)
     }
 
     /// The end of the thinking may have come, or be due.

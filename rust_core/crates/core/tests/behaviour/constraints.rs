@@ -87,6 +87,11 @@ fn run(core: &mut Core, script: &[i32]) -> (Vec<Option<Vec<i32>>>, End) {
     (choices, end)
 }
 
+fn all_but(banned: &[i32]) -> Vec<i32> {
+    let is_free = |id: &i32| !banned.contains(id);
+    (0..VOCAB_SIZE as i32).filter(is_free).collect()
+}
+
 fn error_of(end: &End) -> &str {
     assert_eq!(end.0, Some(FinishReason::Error));
     end.1.as_deref().unwrap()
@@ -235,7 +240,46 @@ fn a_grammar_waits_for_the_end_of_the_thinking() {
     asked.grammar_after = vec![8, 9];
     core.submit(asked).unwrap();
     let (choices, end) = run(&mut core, &[9, 8, 9, 4]);
-    assert_eq!(choices, [None, None, None, Some(vec![4])]);
+    let thinking = Some(all_but(&[EOS as i32]));
+    let all = [thinking.clone(), thinking.clone(), thinking, Some(vec![4])];
+    assert_eq!(choices, all);
+    assert_eq!(end, STOP);
+}
+
+#[test]
+fn nothing_ends_the_text_before_its_grammar_holds() {
+    let waits = SubmitRequest {
+        grammar: Some(grammar(&[&[(4, 1)], &[]])),
+        grammar_after: vec![8],
+        stop_token_ids: vec![6, 8],
+        ..ask()
+    };
+    let mut core = core();
+    core.submit(waits.clone()).unwrap();
+    // Two steps ahead: their masks are those of a text that still thinks, and need not wait.
+    let mut steps: Vec<Step> = (0..2).map(|_| Step::schedule(&mut core)).collect();
+    assert!(steps.iter().all(Step::is_masked));
+    assert!(!steps[0].waits());
+    for (step, token) in steps.iter_mut().zip([1, 2]) {
+        assert_eq!(step.choices(&mut core, 0), Some(all_but(&[6, EOS as i32])));
+        assert_eq!(step.commit(&mut core, &[token]), [GOES_ON]);
+    }
+    // What ends the thinking may end the text as well: that is what was asked.
+    let mut step = Step::schedule(&mut core);
+    step.choices(&mut core, 0);
+    assert_eq!(step.commit(&mut core, &[8]), [STOP]);
+    // A device that does not keep to the mask is found out.
+    core.submit(waits.clone()).unwrap();
+    let (_, end) = run(&mut core, &[EOS as i32]);
+    assert!(error_of(&end).contains("token id 25"), "{end:?}");
+    let ignoring = SubmitRequest {
+        ignore_eos: true,
+        stop_token_ids: Vec::new(),
+        ..waits
+    };
+    core.submit(ignoring).unwrap();
+    let (choices, end) = run(&mut core, &[EOS as i32, 8, 4]);
+    assert_eq!(choices, [None, None, Some(vec![4])]);
     assert_eq!(end, STOP);
 }
 
@@ -253,7 +297,8 @@ fn thinking_ends_when_its_budget_is_used_up() {
     core.submit(asked).unwrap();
     // The begin of the marker is there already.
     let (choices, end) = run(&mut core, &[1, 1, 8, 9, 4]);
-    assert_eq!(choices[..3], [None, None, None]);
+    let thinking = Some(all_but(&[EOS as i32]));
+    assert_eq!(choices[..3], [thinking.clone(), thinking.clone(), thinking]);
     assert_eq!(choices[3..], [Some(vec![9]), Some(vec![4])]);
     assert_eq!(end, STOP);
     core.submit(none).unwrap();

@@ -144,6 +144,15 @@ pub(crate) fn next(request: &SubmitRequest, outputs: &[i32], banned: &[i32]) -> 
             *may = mask[token / 32] >> (token % 32) & 1 == 1;
         }
         binds = true;
+    } else if request.grammar.is_some() {
+        // An answer is to come: nothing ends the text before it, but what ends the thinking.
+        let ends = request.eos_token_ids.iter().filter(|_| !request.ignore_eos);
+        for &token in ends.chain(&request.stop_token_ids) {
+            if !request.grammar_after.contains(&token) {
+                may[token as usize] = false;
+                binds = true;
+            }
+        }
     }
     if let Some(allowed) = &request.allowed_token_ids {
         for (token, may) in may.iter_mut().enumerate() {
