@@ -207,6 +207,50 @@ async def test_headers_of_the_client_and_fields_without_effect(server: Any) -> N
         assert (await reply.json())["id"] == "msg_mine"
 
 
+async def test_names_within_objects_and_blocks(server: Any) -> None:
+    """`cache_control` may stand anywhere, and what comes back from a reply is known."""
+    marked = {"cache_control": {"type": "ephemeral"}}
+    body = {
+        **ASK,
+        "system": [{"type": "text", "text": "x", **marked, "lang": "en"}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "x", **marked, "txt": 1}], "nam": "n"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "x", "signature": "s"},
+                    {"type": "redacted_thinking", "data": "x"},
+                    {"type": "text", "text": "x", "citations": None},
+                    {"type": "tool_use", "id": "1", "name": "get", "inputs": {}},
+                ],
+            },
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "result": "x"}]},
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "document",
+                        "source": {"type": "text", "data": "x", "media_type": "text/plain", "url": "u"},
+                        "title": "t",
+                    }
+                ],
+            },
+        ],
+        "tools": [{**WEATHER, **marked, "inputschema": {}}],
+        "tool_choice": {"type": "none", "nam": "x"},
+        "thinking": {"type": "disabled", "budget": 5},
+        "output_config": {"effort": "low"},
+    }
+    async with server.session.post(server.url + "/v1/messages", json=body) as reply:
+        assert reply.status == 200, await reply.text()
+        named = reply.headers["X-Oneloop-Ignored"].split(", ")
+    assert sorted(named) == [
+        "messages[0].content[0].txt", "messages[0].nam", "messages[1].content[3].inputs", "messages[2].content[0].result",
+        "messages[3].content[0].source.url", "messages[3].content[0].title", "output_config.effort", "system[0].lang",
+        "thinking.budget", "tool_choice.nam", "tools[0].inputschema",
+    ]  # fmt: skip
+
+
 def message(content: Any, role: str = "user") -> dict[str, Any]:
     return {"messages": [{"role": role, "content": content}]}
 

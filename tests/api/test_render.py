@@ -239,6 +239,8 @@ BAD_RESPONSES = [
     ({"generate_response": generated(), "prompt_tokens": [1, 2]}, "prompt_tokens"),
     ({"generate_response": generated(), "chat_request": 5}, "chat_request"),
     ({"generate_response": generated(), "chat_request": {"stop": 5}}, "chat_request.stop"),
+    ({"generate_response": generated(), "chat_request": {"min_tokens": 2**63}}, "chat_request.min_tokens"),
+    ({"generate_response": generated(), "chat_request": {"min_tokens": -1}}, "chat_request.min_tokens"),
     ({"generate_response": generated(), "model": "nobody"}, "model"),
     ({"stream": True}, "generate_chunk"), ({"stream": True, "generate_response": generated()}, "generate_chunk"),
 ]  # fmt: skip

@@ -325,7 +325,34 @@ async def test_fields_without_effect(server: Any) -> None:
         "nonsense": 1,
     }
     async with server.session.post(server.url + PATH, json=body) as reply:
-        assert reply.headers["X-Oneloop-Ignored"] == "include, text.verbosity, user, service_tier, nonsense"
+        assert reply.headers["X-Oneloop-Ignored"] == "include, user, service_tier, nonsense, text.verbosity"
+
+
+async def test_names_within_objects_and_items(server: Any) -> None:
+    """What comes back from a reply is known, what nobody knows is named by its path."""
+    call = {"type": "function_call", "id": "fc_1", "status": "completed", "call_id": "c", "name": "f"}
+    known = {"type": "output_text", "text": "x", "annotations": [], "logprobs": []}
+    body = {
+        **ASK,
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "x", "txt": 1}], "nam": "n"},
+            {"type": "message", "id": "m", "status": "completed", "role": "assistant", "content": [known]},
+            {**call, "argument": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "x", "outputs": "y"},
+            {"type": "reasoning", "id": "r", "content": [{"type": "reasoning_text", "text": "x", "a": 1}]},
+        ],
+        "tools": [{"type": "function", "name": "f", "parameter": {}}],
+        "tool_choice": {"type": "function", "name": "f", "mode": "x"},
+        "reasoning": {"efort": "low"},
+        "stream_options": {"include_usage": True, "include_usag": True},
+    }
+    async with server.session.post(server.url + PATH + "/render", json=body) as reply:
+        assert reply.status == 200, await reply.text()
+        named = reply.headers["X-Oneloop-Ignored"].split(", ")
+    assert sorted(named) == [
+        "input[0].content[0].txt", "input[0].nam", "input[2].argument", "input[3].outputs", "input[4].content[0].a",
+        "reasoning.efort", "stream_options.include_usag", "tool_choice.mode", "tools[0].parameter",
+    ]  # fmt: skip
 
 
 def item(**members: Any) -> dict[str, Any]:

@@ -253,6 +253,9 @@ class Delta:
     @property
     def error(self) -> str | None:
         """Message, when finish_reason is "error"."""
+    @property
+    def is_request_at_fault(self) -> bool:
+        """Whether that is because what the request asks for contradicts itself, or is too much work for one token."""
 
 @final
 class PromptLogprobs:

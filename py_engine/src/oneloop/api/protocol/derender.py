@@ -219,10 +219,7 @@ def _generated(
 
 
 def _output(outer: Fields, place: str, raw: Any, limits: Limits) -> Output:
-    if type(raw) is not dict:
-        name = outer.name(place)
-        raise bad_request(name, f"{name} must be an object, got {shown(raw)}")
-    fields = outer.inner(raw, place)
+    fields = outer.member(place, raw)
     given = fields.given("token_ids")
     if given is not None and type(given) is not list:
         raise fields.refuse("token_ids", f"must be a list of token ids, got {shown(given)}")
@@ -256,16 +253,10 @@ def _logprobs(outer: Fields, limits: Limits) -> list[TokenLogprobs] | None:
 
 
 def _token_logprobs(outer: Fields, place: str, raw: Any, limits: Limits) -> TokenLogprobs:
-    if type(raw) is not dict:
-        name = outer.name(place)
-        raise bad_request(name, f"{name} must be an object, got {shown(raw)}")
-    fields = outer.inner(raw, place)
+    fields = outer.member(place, raw)
     entries = [_entry(fields, limits)]
     for index, top in enumerate(fields.array("top_logprobs", at_most=MAX_TOP) or []):
-        name = f"top_logprobs[{index}]"
-        if type(top) is not dict:
-            raise fields.refuse(name, f"must be an object, got {shown(top)}")
-        entries.append(_entry(fields.inner(top, name), limits))
+        entries.append(_entry(fields.member(f"top_logprobs[{index}]", top), limits))
     return 0, entries
 
 
@@ -312,10 +303,7 @@ def _state(fields: Fields, limits: Limits) -> dict[int, ChoiceState] | None:
     choices = state.array("choices", at_most=limits.max_sequences) or []
     found: dict[int, ChoiceState] = {}
     for place, choice in enumerate(choices):
-        name = f"choices[{place}]"
-        if type(choice) is not dict:
-            raise state.refuse(name, f"must be an object, got {shown(choice)}")
-        inner = state.inner(choice, name)
+        inner = state.member(f"choices[{place}]", choice)
         index = _count(inner, "index", limits.max_sequences - 1) or 0
         if index in found:
             raise state.refuse("choices", "must have different indexes")

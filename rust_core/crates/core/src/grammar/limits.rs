@@ -50,7 +50,7 @@ pub(crate) const WHITESPACE: &str = r"\x20|\r?\n[\x20\x09]{0,48}";
 /// What the grammar engine may spend on building a grammar, and on one mask (some 20 ms, of which most take 0.05).
 pub(crate) fn engine_limits() -> ParserLimits {
     ParserLimits {
-        max_items_in_row: 2_000,
+        max_items_in_row: 10_000,
         initial_lexer_fuel: 1_000_000,
         step_lexer_fuel: 200_000,
         step_max_items: 50_000,
