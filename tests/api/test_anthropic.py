@@ -99,6 +99,20 @@ async def test_a_call_that_is_cut(scripted: Any, rules: Any) -> None:
     assert reply["content"][-1]["input"] == {}
 
 
+@pytest.mark.usefixtures("marked")
+async def test_a_call_without_an_end_is_not_to_be_made(scripted: Any, rules: Any) -> None:
+    """The model has ended amid a call: its input is lost, so nobody may take the turn for one of calls."""
+    scripted.engine.script, scripted.engine.in_step = '[get|{"city": "K', True
+    reply = await ask(scripted, max_tokens=60)
+    assert (reply["stop_reason"], reply["content"][0]["input"]) == ("end_turn", {})
+    body = {**ASK, "max_tokens": 60, "stream": True}
+    async with scripted.session.post(scripted.url + "/v1/messages", json=body) as streamed_reply:
+        [last] = [e for e in rules.named_events(await streamed_reply.read()) if e["type"] == "message_delta"]
+    assert last["delta"]["stop_reason"] == "end_turn"
+    scripted.engine.script = '[now|{}][get|{"city": "K'
+    assert (await ask(scripted, max_tokens=60))["stop_reason"] == "tool_use"
+
+
 async def test_stop_sequences(scripted: Any, rules: Any) -> None:
     scripted.engine.script = "one two three"
     reply = await ask(scripted, max_tokens=50, stop_sequences=["two", "never"])

@@ -1,5 +1,8 @@
-"""What a request asks of its answer's tokens may leave none of them, or need too much work: its own client is told which
-field is at fault, with 400, wherever the answer stands. Over the null executor, whose tokens are bytes."""
+"""What a request asks of its answer's tokens may leave none of them, or need too much work.
+
+Its own client is told which field is at fault, with 400, wherever the answer stands. Over the null executor, whose
+tokens are bytes.
+"""
 
 from __future__ import annotations
 

@@ -97,6 +97,24 @@ async def test_reasoning_and_calls(scripted: Any, rules: Any) -> None:
 
 
 @pytest.mark.usefixtures("marked")
+async def test_items_say_whether_they_are_whole(scripted: Any, rules: Any) -> None:
+    """A call that the model leaves off is not; neither is what a limit cuts, and events say what the end says."""
+    for script, limit, statuses in (
+        ('[now|{}][get|{"city": "K', 60, ["completed", "incomplete"]),
+        ("<t>hm</t>yes", 60, ["completed", "completed"]),
+        ("<t>hm</t>yes", 11, ["completed", "incomplete"]),
+        ("[now|{}]", 8, ["completed"]),
+    ):
+        scripted.engine.script, scripted.engine.in_step = script, True
+        whole = await ask(scripted, max_output_tokens=limit)
+        events, final = await streamed(scripted, rules, max_output_tokens=limit)
+        done = [event["item"]["status"] for event in events if event["type"] == "response.output_item.done"]
+        for told in ([item["status"] for item in whole["output"]], done):
+            assert told == statuses, script
+        assert [item["status"] for item in final["output"]] == statuses
+
+
+@pytest.mark.usefixtures("marked")
 async def test_a_call_too_deep_to_be_stored(roomy: Any) -> None:
     arguments = '{"a":' * 300 + "1" + "}" * 300
     roomy.engine.script = f"[get|{arguments}]"

@@ -38,8 +38,10 @@ pub(crate) const MAX_PATTERN_BYTES: usize = 8 << 10;
 pub(crate) const MAX_PATTERN_DEPTH: usize = 48;
 /// Rules of a grammar in text.
 pub(crate) const MAX_RULES: usize = 2048;
-/// Brackets within brackets of a grammar in text.
-pub(crate) const MAX_GRAMMAR_DEPTH: usize = 100;
+/// Brackets within brackets of a grammar in Lark: what the engine takes.
+pub(crate) const MAX_LARK_DEPTH: usize = 28;
+/// The same in GBNF, where a repeated one becomes two.
+pub(crate) const MAX_EBNF_DEPTH: usize = 13;
 /// Tags of a structural tag.
 pub(crate) const MAX_TAGS: usize = 256;
 

@@ -256,9 +256,7 @@ impl Rules {
                 return Err(refused(token));
             }
             if let Some(constraint) = self.constraint() {
-                constraint
-                    .advance(token as u32)
-                    .map_err(Failure::of_request)?;
+                constraint.advance(token as u32)?;
                 is_over = constraint.is_over();
             }
             self.note_thinking(outputs);

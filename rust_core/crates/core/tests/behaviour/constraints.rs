@@ -145,7 +145,7 @@ impl Constraint for Faulty {
         Err("it is too large".into())
     }
 
-    fn advance(&mut self, _: u32) -> Result<(), String> {
+    fn advance(&mut self, _: u32) -> Result<(), Failure> {
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
+use oneloop_core::Failure;
 use oneloop_core::grammar::{
     Constraint, GrammarCompiler, GrammarSpec, JsonStyle, MAX_SOURCE_BYTES,
 };
@@ -208,9 +209,11 @@ fn steps_are_bounded_and_fail_alone() {
         mask.fill(0);
         let stepped = matcher
             .fill_mask(&mut mask)
+            .map_err(Failure::of_request)
             .and_then(|()| matcher.advance(97 + (random >> 63) as u32));
         assert!(began.elapsed() < Duration::from_secs(1));
-        if stepped.is_err() {
+        if let Err(failure) = stepped {
+            assert!(failure.is_of_request, "{failure}");
             break;
         }
     }
