@@ -259,7 +259,8 @@ async def test_names_within_objects_and_blocks(server: Any) -> None:
         assert reply.status == 200, await reply.text()
         named = reply.headers["X-Oneloop-Ignored"].split(", ")
     assert sorted(named) == [
-        "messages[0].content[0].txt", "messages[0].nam", "messages[1].content[3].inputs", "messages[2].content[0].result",
+        "messages[0].content[0].txt", "messages[0].nam", "messages[1].content[3].inputs",
+        "messages[2].content[0].result",
         "messages[3].content[0].source.url", "messages[3].content[0].title", "output_config.effort", "system[0].lang",
         "thinking.budget", "tool_choice.nam", "tools[0].inputschema",
     ]  # fmt: skip
