@@ -273,6 +273,7 @@ async def test_who_leaves_cancels(scripted: Any, rules: Any) -> None:
     reply.close()
     await scripted.settled()
     assert (await until_ended(scripted, response_id))["status"] == "cancelled"
+    assert scripted.engine.generated < 200
 
 
 async def test_failures(scripted: Any, rules: Any) -> None:
