@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from oneloop.api.errors import bad_request
+from oneloop.api.parsing import EndState
 from oneloop.api.protocol.fields import Fields, shown, token_ids
 from oneloop.api.protocol.messages import read_template_arguments
 from oneloop.api.protocol.sampling import read_text_form
@@ -31,6 +32,7 @@ STATE_VERSION = 1
 MAX_TOP = 20
 _FINISH_REASONS = ("stop", "length", "abort", "error")
 _REPLY_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_MARK_TAIL = re.compile(r"(?:[0-9a-f]{2}){0,64}")
 _TOKEN_NAME = re.compile(r"token_id:([0-9]{1,8})")
 _MAX_CREATED = 1 << 40
 _MAX_COUNT = 1 << 40
@@ -100,6 +102,8 @@ class ChoiceState:
     ended: bool = False
     said: str = ""
     """All of the text so far, where it is taken apart: the parser reads it again."""
+    end: EndState | None = None
+    """What is known of the token that ends the thinking, where a form holds behind it."""
 
     def wire(self, index: int) -> dict[str, Any]:
         """As JSON carries it."""
@@ -112,6 +116,7 @@ class ChoiceState:
             "num_chars": text.num_chars,
             "ended": self.ended,
             "said": self.said,
+            **({} if self.end is None else {"thinking_end": _end_wire(self.end)}),
         }
 
 
@@ -324,6 +329,26 @@ def _choice_state(fields: Fields, limits: Limits) -> ChoiceState:
         ),
         ended=fields.flag("ended", False),
         said=_said(fields, limits),
+        end=_end(fields),
+    )
+
+
+def _end_wire(end: EndState) -> dict[str, Any]:
+    return {"has_come": end.has_come, "num_marks": end.num_marks, "tail": end.tail.hex()}
+
+
+def _end(outer: Fields) -> EndState | None:
+    given = outer.object("thinking_end")
+    if given is None:
+        return None
+    fields = outer.inner(given, "thinking_end")
+    tail = fields.text("tail") or ""
+    if not _MARK_TAIL.fullmatch(tail):
+        raise fields.refuse("tail", "must be bytes in hexadecimal; send the state as the last reply had it")
+    return EndState(
+        has_come=fields.flag("has_come", False),
+        num_marks=_count(fields, "num_marks", _MAX_COUNT) or 0,
+        tail=bytes.fromhex(tail),
     )
 
 
