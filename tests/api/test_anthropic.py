@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from oneloop.api.anthropic.history import read_history
+from oneloop.api.protocol.fields import Fields
 from oneloop.tokenize.conversation import Message, Tool, ToolCall
 
 ASK = {"model": "fake", "max_tokens": 12, "messages": [{"role": "user", "content": "hello"}]}
@@ -198,6 +200,17 @@ async def test_the_billing_line_spoils_no_prefix(server: Any, serve: Any) -> Non
     async with serve(keep_billing_header=True) as other:
         await ask(other, system=systems[0])
         assert "billing" in prompt_of(other)
+
+
+def test_blocks_keep_their_order() -> None:
+    """Texts before, between and behind the results of calls are turns of their own there."""
+    results = [{"type": "tool_result", "tool_use_id": name, "content": name} for name in "ab"]
+    texts = [{"type": "text", "text": text} for text in ("one", "two", "three", "four")]
+    content = [texts[0], texts[1], results[0], texts[2], results[1], texts[3]]
+    turns = read_history(Fields({"messages": [{"role": "user", "content": content}]}), "")
+    assert [(turn["role"], turn["content"]) for turn in turns] == [
+        ("user", "one\ntwo"), ("tool", "a"), ("user", "three"), ("tool", "b"), ("user", "four"),
+    ]  # fmt: skip
 
 
 async def test_counting(server: Any) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from oneloop.api.protocol.fields import Fields
+from oneloop.api.responses.history import read_input
 from oneloop.tokenize.conversation import Message, Tool, ToolCall
 
 ASK = {"model": "fake", "input": "hello", "max_output_tokens": 12}
@@ -170,6 +172,27 @@ async def test_items_of_the_input(server: Any) -> None:
     )
     assert form.template_arguments["reasoning_effort"] == "low"
     assert given.tools == (Tool(name="get", description="weather", parameters={"type": "object"}),)
+
+
+@pytest.mark.parametrize(
+    ("item", "thought"),
+    [
+        ({"content": [{"type": "reasoning_text", "text": "all of it"}]}, "all of it"),
+        ({"summary": [{"type": "summary_text", "text": "in short"}]}, "in short"),
+        (
+            {
+                "content": [{"type": "reasoning_text", "text": "all of it"}],
+                "summary": [{"type": "summary_text", "text": "in short"}],
+            },
+            "all of it",
+        ),
+        ({"content": [], "summary": [{"type": "summary_text", "text": "in short"}]}, "in short"),
+    ],
+)
+def test_what_was_thought(item: dict[str, Any], thought: str) -> None:
+    """Its text; the summary only of an item without one."""
+    [turn] = read_input(Fields({"input": [{"type": "reasoning", **item}]}), [])
+    assert turn["reasoning"] == thought
 
 
 @pytest.mark.usefixtures("marked")

@@ -626,6 +626,9 @@ class StreamRelay:
     def take_gaps(self) -> tuple[list[int], float]:
         """(observations per bucket, their sum) of the times between tokens since the last call."""
 
+class GrammarBusyError(CoreError):
+    """A grammar was not looked at, as others take too much time; the same may be asked again."""
+
 class GrammarError(CoreError):
     """A grammar that is refused, or that cannot go on.
 
@@ -653,7 +656,8 @@ class GrammarCompiler:
         whitespace_pattern: str | None = None,
         closed_objects: bool = False,
     ) -> Grammar:
-        """Compile within 2 s, without the GIL, in a thread of its own. GrammarError (see docs/structured-output.md).
+        """Compile within 2 s, without the GIL, in a thread of its own. GrammarError (see docs/structured-output.md);
+        GrammarBusyError while too many compilations have not noticed that their time is over.
 
         source: JSON text (json_schema, structural_tag), a pattern, texts (choice), a grammar in Lark or GBNF, or
         nothing (json_object). The rest is about JSON: no white space between tokens; a pattern for it; objects that say
