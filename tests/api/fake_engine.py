@@ -97,6 +97,7 @@ class FakeDelta:
     pooled: bytes | None = None
     cumulative_logprob: float | None = None
     error: str | None = None
+    is_request_at_fault: bool = False
 
 
 class Writer:

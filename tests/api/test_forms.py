@@ -138,6 +138,16 @@ async def test_forms_that_cannot_be_kept_are_refused(serve: Any) -> None:
             await check_good(server)
 
 
+async def test_a_form_is_checked_though_nothing_will_have_it(serve: Any) -> None:
+    """max_tokens 0 generates nothing."""
+    async with null_server(serve) as server:
+        for regex, expected in (("a", 200), ("(", 400)):
+            body = {**completion(regex=regex), "max_tokens": 0, "echo": True}
+            status, answer = await server.post(COMPLETIONS, body)
+            assert status == expected, answer
+        assert answer["error"]["param"] == "structured_outputs.regex"
+
+
 async def test_costly_forms_are_kept_or_refused(serve: Any) -> None:
     """T18: never free text."""
     async with null_server(serve) as server:

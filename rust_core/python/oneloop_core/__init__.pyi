@@ -253,6 +253,9 @@ class Delta:
     @property
     def error(self) -> str | None:
         """Message, when finish_reason is "error"."""
+    @property
+    def is_request_at_fault(self) -> bool:
+        """Whether that is because what the request asks for contradicts itself, or is too much work for one token."""
 
 @final
 class PromptLogprobs:
@@ -625,6 +628,9 @@ class StreamRelay:
     def take_gaps(self) -> tuple[list[int], float]:
         """(observations per bucket, their sum) of the times between tokens since the last call."""
 
+class GrammarBusyError(CoreError):
+    """A grammar was not looked at, as others take too much time; the same may be asked again."""
+
 class GrammarError(CoreError):
     """A grammar that is refused, or that cannot go on.
 
@@ -652,7 +658,8 @@ class GrammarCompiler:
         whitespace_pattern: str | None = None,
         closed_objects: bool = False,
     ) -> Grammar:
-        """Compile within 2 s, without the GIL, in a thread of its own. GrammarError (see docs/structured-output.md).
+        """Compile within 2 s, without the GIL, in a thread of its own. GrammarError (see docs/structured-output.md);
+        GrammarBusyError while too many compilations have not noticed that their time is over.
 
         source: JSON text (json_schema, structural_tag), a pattern, texts (choice), a grammar in Lark or GBNF, or
         nothing (json_object). The rest is about JSON: no white space between tokens; a pattern for it; objects that say

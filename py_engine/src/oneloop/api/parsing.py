@@ -132,14 +132,17 @@ class Parsing:
         after = end if self.grammar is not None else ()
         return TokenConstraints(grammar_after=after, thinking_budget=budget, thinking_end=end)
 
-    def parser(self, usage: Usage) -> ReplyParser:
-        """For one sequence. usage: is told of its tokens of thinking."""
+    def parser(self, usage: Usage, end_state: EndState | None = None) -> ReplyParser:
+        """For one sequence. usage: is told of its tokens of thinking.
+
+        end_state: `ReplyParser.end_state` behind tokens that are not added again, though all of the text is.
+        """
         calls = self._calls()
         formats = self.formats
         reasoning = formats.reasoning if self._may_think else None
         end: EndToken | None = None
         if self.constraints.grammar_after and formats.ends_surely:
-            end = EndToken(formats.tokenizer, formats.thinking_end[0])
+            end = EndToken(formats.tokenizer, formats.thinking_end[0], end_state)
         parser = make_parser(
             reasoning,
             calls,
@@ -303,6 +306,11 @@ class ReplyParser:
         """Whether all that follows is content as it stands."""
         return self._parser.is_plain
 
+    @property
+    def end_state(self) -> EndState | None:
+        """What is known of the token that ends the thinking; None where any mark does."""
+        return None if self._end is None else self._end.state
+
     def add(self, text: str, token_ids: Sequence[int], finish_reason: FinishReason | None) -> list[Event]:
         """What is certain with this text of these tokens; with a finish reason, all."""
         if self._end is not None:
@@ -349,6 +357,17 @@ class _CallIds:
         return f"call_{number}" if self._format is None else self._format.call_id(number)
 
 
+@dataclass(frozen=True, slots=True)
+class EndState:
+    """What `EndToken` knows of the tokens so far."""
+
+    has_come: bool = False
+    num_marks: int = 0
+    """Of the text up to the token, with its own."""
+    tail: bytes = b""
+    """The end of their text, in which a mark may have begun."""
+
+
 class EndToken:
     """Tells the token that ends the thinking from other tokens with the same text.
 
@@ -357,15 +376,20 @@ class EndToken:
 
     __slots__ = ("_has_come", "_mark", "_num_asked", "_num_marks", "_tail", "_token", "_tokenizer")
 
-    def __init__(self, tokenizer: Tokenizer, token: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, token: int, state: EndState | None = None) -> None:
         self._tokenizer = tokenizer
         self._token = token
         self._mark = tokenizer.token_bytes(token)
-        self._has_come = False
-        self._num_marks = 0
-        """Of the text up to the token, with its own."""
+        state = state or EndState()
+        self._has_come = state.has_come
+        self._num_marks = state.num_marks
+        self._tail = state.tail
         self._num_asked = 0
-        self._tail = b""
+
+    @property
+    def state(self) -> EndState:
+        """To go on from, with all of the text again."""
+        return EndState(self._has_come, self._num_marks, self._tail)
 
     def add(self, token_ids: Sequence[int]) -> None:
         """More tokens have come."""

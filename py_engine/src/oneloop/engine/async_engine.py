@@ -427,7 +427,7 @@ class AsyncEngine:
             handle = assembly.submit(accepted, final_only=final_only)
         except CoreRequestError as error:
             field = _CLIENTS_NAMES.get(error.field, error.field)
-            raise RequestError(field, error.message) from None
+            raise RequestError(field, error.message.replace(error.field, field, 1)) from None
         stream = RequestStream(
             handle=handle,
             request_id=request_id or f"request-{next(self._request_numbers)}",
@@ -441,6 +441,7 @@ class AsyncEngine:
             relay=self._relay,
             ends_thinking=accepted.constraints.knows_thinking,
             is_ranked=not params.logprob_token_ids,
+            bound_by=params.bound_by,
         )
         self._streams[handle] = stream
         self._without_streams.clear()

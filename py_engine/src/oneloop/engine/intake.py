@@ -74,7 +74,7 @@ class Intake:
         defaults. Raises RequestError, and OverloadedError where too many grammars are being compiled.
         """
         resolved = self._resolve(params)
-        if resolved.beam_search is not None and constraints.binds:
+        if resolved.beam_search is not None and (constraints.binds or resolved.grammar is not None):
             raise RequestError(
                 "use_beam_search",
                 "use_beam_search goes not with what binds the answer's tokens, as a tool call that must come or a "

@@ -52,6 +52,10 @@ class Added(Protocol):
     def error(self) -> str | None:
         """One line, when finish_reason is "error"."""
 
+    @property
+    def is_request_at_fault(self) -> bool:
+        """Whether what the request asks for cannot be, when finish_reason is "error"."""
+
 
 @dataclass(slots=True)
 class SequenceDelta:
@@ -64,6 +68,7 @@ class SequenceDelta:
     finish_reason: FinishReason | None
     stop_reason: int | str | None = None
     error: str | None = None
+    is_request_at_fault: bool = False
 
     @classmethod
     def of(cls, added: Added) -> SequenceDelta:
@@ -79,6 +84,7 @@ class SequenceDelta:
             added.finish_reason,
             added.stop_reason,
             added.error,
+            added.is_request_at_fault,
         )
 
     def merge(self, later: Added) -> None:
@@ -93,6 +99,7 @@ class SequenceDelta:
         self.finish_reason = later.finish_reason
         self.stop_reason = later.stop_reason
         self.error = later.error
+        self.is_request_at_fault = later.is_request_at_fault
 
 
 @dataclass(slots=True)

@@ -235,6 +235,14 @@ class ResolvedParams:
     pooling: Literal["last", "mean"] | None = None
     """The prompt's hidden states as one vector, instead of tokens (engine/pooling.py)."""
 
+    @property
+    def bound_by(self) -> str | None:
+        """The field that binds the tokens most, if any: named where nothing can come next."""
+        if self.grammar is not None:
+            return self.grammar.field
+        named = ("allowed_token_ids", "bad_words", "min_tokens")
+        return next((name for name in named if getattr(self, name)), None)
+
     def resolve(self, _: SamplingDefaults, *, vocab_size: int, max_sequences: int) -> ResolvedParams:
         """As SamplingParams.resolve(): there is nothing left to do, for the same model.
 

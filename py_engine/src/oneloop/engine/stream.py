@@ -47,8 +47,8 @@ class RequestStream:
 
     __slots__ = (
         "_final_only", "_is_relayed", "_last_token_at", "_metrics", "_on_end", "_on_news", "_pending", "_relay",
-        "_unsent", "_waiter", "_wakes_at_end", "cumulative_logprobs", "ends_thinking", "finish_reason", "handle",
-        "is_ranked", "num_cached_tokens", "num_generated_tokens", "num_sequences", "pooled", "prompt",
+        "_unsent", "_waiter", "_wakes_at_end", "bound_by", "cumulative_logprobs", "ends_thinking", "finish_reason",
+        "handle", "is_ranked", "num_cached_tokens", "num_generated_tokens", "num_sequences", "pooled", "prompt",
         "prompt_logprobs", "prompt_token_ids", "request_id", "times",
     )  # fmt: skip
 
@@ -67,14 +67,17 @@ class RequestStream:
         relay: Relay | None = None,
         ends_thinking: bool = False,
         is_ranked: bool = True,
+        bound_by: str | None = None,
     ) -> None:
         """final_only: the core reports a sequence once, at its end, so tokens have no times of their own.
 
         relay: None: every delta is the consumer's to write. ends_thinking: whether its thinking can be ended.
+        bound_by: the request's field that binds its tokens, if any.
         """
         self.ends_thinking = ends_thinking
         self.is_ranked = is_ranked
         """Whether the log-probabilities beside each token's are the likeliest ones', best first."""
+        self.bound_by = bound_by
         self.handle = handle
         """The core's handle."""
         self.request_id = request_id

@@ -23,7 +23,7 @@ pub use config::{
     MAX_SCORES_PER_STEP, MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS,
     MIN_TEMPERATURE, Policy,
 };
-pub use delta::{Delta, Deltas, FinishReason, StopReason, TokenLogprobs, Told};
+pub use delta::{Delta, Deltas, Failure, FinishReason, StopReason, TokenLogprobs, Told};
 pub use engine::{Core, Stats};
 pub use error::Error;
 pub use grammar::{Automaton, Constraint, ConstraintSource, SharedGrammar};

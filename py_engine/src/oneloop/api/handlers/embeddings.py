@@ -83,7 +83,7 @@ async def _entry(
 ) -> dict[str, Any]:
     """One element of `data`, once its request has ended. Others get a turn between two."""
     for delta in await stream.all_deltas():
-        check_delta(state, delta)
+        check_delta(state, stream, delta)
     assert stream.pooled is not None
     vector = vector_of(stream.pooled, normalize=asked.normalize, size=asked.dimensions)
     encoded: str | orjson.Fragment

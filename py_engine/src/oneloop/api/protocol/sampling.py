@@ -11,6 +11,7 @@ from oneloop.api.protocol.fields import shown
 from oneloop.engine.params import (
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORDS,
+    MAX_INT32,
     MAX_LOGIT_BIAS,
     MAX_LOGPROB_TOKEN_IDS,
     MAX_STOP_STRINGS,
@@ -103,8 +104,16 @@ def read_text_form(fields: Fields) -> TextForm:
         skip_special_tokens=fields.flag("skip_special_tokens", True),
         stop=_stop(fields),
         include_stop_str_in_output=fields.flag("include_stop_str_in_output", False),
-        min_tokens=max(fields.integer("min_tokens") or 0, 0),
+        min_tokens=_min_tokens(fields),
     )
+
+
+def _min_tokens(fields: Fields) -> int:
+    """Of a text: the core counts in 32 bits."""
+    min_tokens = fields.integer("min_tokens") or 0
+    if not 0 <= min_tokens <= MAX_INT32:
+        raise fields.refuse("min_tokens", f"must be in 0 … {MAX_INT32}, got {min_tokens}")
+    return min_tokens
 
 
 def check_sampling(

@@ -115,7 +115,7 @@ class Generation:
                     added = stream.take()
                     self._count(job)
                     for delta in added:
-                        check_delta(self._state, delta)
+                        check_delta(self._state, stream, delta)
                         num_open -= delta.finish_reason is not None
                         events.append(encoder.encode(prompt * n + delta.index, delta))
                 await self._tell(b"".join(events))

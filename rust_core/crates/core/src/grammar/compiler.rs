@@ -65,7 +65,7 @@ impl GrammarCompiler {
     pub fn compile(&self, spec: GrammarSpec) -> Result<Grammar, GrammarError> {
         spec.check_size()?;
         if self.inner.num_abandoned.load(Ordering::Relaxed) >= MAX_ABANDONED {
-            return Err(GrammarError::new(
+            return Err(GrammarError::busy(
                 "too many grammars are being compiled that take too long; try again later",
             ));
         }
@@ -82,7 +82,7 @@ impl GrammarCompiler {
             .name("oneloop-grammar".to_owned())
             .stack_size(COMPILE_STACK_BYTES)
             .spawn(work)
-            .map_err(|error| GrammarError::new(format!("no thread could be started: {error}")))?;
+            .map_err(|error| GrammarError::busy(format!("no thread could be started: {error}")))?;
         match receiver.recv_timeout(self.timeout) {
             Ok(result) => result,
             Err(RecvTimeoutError::Timeout) => self.abandon(receiver),

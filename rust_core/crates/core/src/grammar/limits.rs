@@ -56,8 +56,10 @@ pub(crate) const MAX_PATTERN_BYTES: usize = 8 << 10;
 pub(crate) const MAX_PATTERN_DEPTH: usize = 48;
 /// Rules of a grammar in text.
 pub(crate) const MAX_RULES: usize = 2048;
-/// Brackets within brackets of a grammar in text.
-pub(crate) const MAX_GRAMMAR_DEPTH: usize = 100;
+/// Brackets within brackets of a grammar in Lark: what the engine takes.
+pub(crate) const MAX_LARK_DEPTH: usize = 28;
+/// The same in GBNF, where a repeated one becomes two.
+pub(crate) const MAX_EBNF_DEPTH: usize = 13;
 /// Tags of a structural tag.
 pub(crate) const MAX_TAGS: usize = 256;
 
@@ -68,7 +70,7 @@ pub(crate) const WHITESPACE: &str = r"\x20|\r?\n[\x20\x09]{0,48}";
 /// What the grammar engine may spend on building a grammar, and on one mask (some 20 ms, of which most take 0.05).
 pub(crate) fn engine_limits() -> ParserLimits {
     ParserLimits {
-        max_items_in_row: 2_000,
+        max_items_in_row: 10_000,
         initial_lexer_fuel: 1_000_000,
         step_lexer_fuel: 200_000,
         step_max_items: 50_000,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::state::{LaunchedRow, LaunchedSample, LaunchedStep, Scheduler};
 use crate::batch::{NUM_LOGPROB_COLUMNS, OutputView, flags};
-use crate::delta::{Delta, Deltas, FinishReason, LogprobEntry, Mark, StopReason};
+use crate::delta::{Delta, Deltas, Failure, FinishReason, LogprobEntry, Mark, StopReason};
 use crate::error::Error;
 use crate::trace::Outcome;
 
@@ -113,12 +113,13 @@ impl Scheduler {
                     "the model returned token id {token}, outside its vocabulary of {vocab_size}"
                 )
             };
+            let failure = Arc::new(Failure::of_engine(message));
             self.note_outcome(Outcome::Failed);
             if self.sequences[id as usize].is_beam {
                 let request = self.sequences[id as usize].request;
-                self.fail_request(request, &Arc::from(message), deltas);
+                self.fail_request(request, &failure, deltas);
             } else {
-                self.end_with_error(id, &Arc::from(message), deltas);
+                self.end_with_error(id, &failure, deltas);
             }
             return;
         }
@@ -129,10 +130,10 @@ impl Scheduler {
         sequence.outputs.push(token);
         let is_over = match self.obey(id, token) {
             Ok(is_over) => is_over,
-            Err(problem) => {
+            Err(failure) => {
                 self.sequences[id as usize].outputs.pop();
                 self.note_outcome(Outcome::Failed);
-                self.end_with_error(id, &Arc::from(problem), deltas);
+                self.end_with_error(id, &Arc::new(failure), deltas);
                 return;
             }
         };
@@ -164,7 +165,7 @@ impl Scheduler {
 
     /// Takes the last output to the sequence's rules: whether nothing may follow it, or why it must not be.
     #[inline]
-    fn obey(&mut self, id: u32, token: i32) -> Result<bool, String> {
+    fn obey(&mut self, id: u32, token: i32) -> Result<bool, Failure> {
         let sequence = &mut self.sequences[id as usize];
         let Some(rules) = &mut sequence.rules else {
             return Ok(false);
@@ -303,7 +304,7 @@ impl Scheduler {
     }
 
     /// Ends one sequence with an error; text that was held back is handed out first.
-    pub(super) fn end_with_error(&mut self, id: u32, message: &Arc<str>, deltas: &mut Deltas) {
+    pub(super) fn end_with_error(&mut self, id: u32, failure: &Arc<Failure>, deltas: &mut Deltas) {
         let mark = deltas.mark();
         let sequence = &mut self.sequences[id as usize];
         if let Some(gathered) = sequence.gathered.take() {
@@ -314,7 +315,7 @@ impl Scheduler {
         }
         let mut delta = self.new_delta(id, mark, deltas);
         delta.finish_reason = Some(FinishReason::Error);
-        delta.error = Some(message.clone());
+        delta.error = Some(failure.clone());
         deltas.entries.push(delta);
         self.end_sequence(id, FinishReason::Error);
     }

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use oneloop_core::{
-    Automaton, Constraint, ConstraintSource, Core, FinishReason, SharedGrammar, SubmitRequest,
+    Automaton, Constraint, ConstraintSource, Core, Failure, FinishReason, SharedGrammar,
+    SubmitRequest,
 };
 
 use crate::support::constraints::Maze;
@@ -70,7 +71,7 @@ impl Step {
     }
 }
 
-type End = (Option<FinishReason>, Option<Arc<str>>);
+type End = (Option<FinishReason>, Option<Arc<Failure>>);
 
 const GOES_ON: End = (None, None);
 const STOP: End = (Some(FinishReason::Stop), None);
@@ -92,9 +93,13 @@ fn all_but(banned: &[i32]) -> Vec<i32> {
     (0..VOCAB_SIZE as i32).filter(is_free).collect()
 }
 
-fn error_of(end: &End) -> &str {
+fn failure_of(end: &End) -> &Failure {
     assert_eq!(end.0, Some(FinishReason::Error));
     end.1.as_deref().unwrap()
+}
+
+fn error_of(end: &End) -> &str {
+    &failure_of(end).message
 }
 
 #[test]
@@ -122,6 +127,7 @@ fn a_token_that_must_not_come_ends_its_sequence_alone() {
     assert_eq!(step.slab.mask(1), None);
     let ends = step.commit(&mut core, &[6, 6]);
     assert!(error_of(&ends[0]).contains("token id 6"), "{ends:?}");
+    assert!(!failure_of(&ends[0]).is_of_request, "{ends:?}");
     assert_eq!(ends[1], GOES_ON);
     assert_eq!(core.stats().num_errored, 1);
     core.audit().unwrap();
@@ -144,7 +150,7 @@ impl Constraint for Faulty {
         Err("it is too large".into())
     }
 
-    fn advance(&mut self, _: u32) -> Result<(), String> {
+    fn advance(&mut self, _: u32) -> Result<(), Failure> {
         Ok(())
     }
 
@@ -170,6 +176,7 @@ fn a_constraint_that_fails_or_panics_ends_its_sequence_alone() {
         // Even EOS is no way out.
         let ends = step.commit(&mut core, &[EOS as i32, 6]);
         assert!(error_of(&ends[0]).contains(message), "{ends:?}");
+        assert_eq!(failure_of(&ends[0]).is_of_request, !panics, "{ends:?}");
         assert_eq!(ends[1], GOES_ON);
         Step::schedule(&mut core).commit(&mut core, &[3]);
         core.audit().unwrap();
@@ -386,12 +393,14 @@ fn what_contradicts_itself_is_an_error_and_no_endless_wait() {
     core.submit(asked).unwrap();
     let (_, end) = run(&mut core, &[5]);
     assert!(error_of(&end).contains("contradict"), "{end:?}");
+    assert!(failure_of(&end).is_of_request, "{end:?}");
     let mut asked = ask();
     asked.allowed_token_ids = Some(vec![EOS]);
     asked.min_tokens = 2;
     core.submit(asked).unwrap();
     let (_, end) = run(&mut core, &[5]);
     assert!(error_of(&end).contains("min_tokens"), "{end:?}");
+    assert!(failure_of(&end).is_of_request, "{end:?}");
 }
 
 /// Makes a request wrong.

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
+use oneloop_core::Failure;
 use oneloop_core::grammar::{
     Constraint, GrammarCompiler, GrammarSpec, JsonStyle, MAX_SOURCE_BYTES,
 };
@@ -250,14 +251,17 @@ fn a_compilation_ends_in_time() {
         ))
     };
     let began = Instant::now();
-    let errors: Vec<String> = (0..8)
-        .map(|_| compiler.compile(slow()).err().unwrap().problem)
+    let errors: Vec<_> = (0..8)
+        .map(|_| compiler.compile(slow()).err().unwrap())
         .collect();
     assert!(began.elapsed() < Duration::from_secs(2));
-    assert!(errors[0].contains("takes more than"), "{errors:?}");
+    assert!(errors[0].problem.contains("takes more than"), "{errors:?}");
+    assert!(!errors[0].is_busy);
+    let busy: Vec<_> = errors.iter().filter(|error| error.is_busy).collect();
+    assert!(!busy.is_empty(), "{errors:?}");
     assert!(
-        errors.iter().any(|error| error.contains("try again later")),
-        "{errors:?}"
+        busy.iter()
+            .all(|error| error.problem.contains("try again later"))
     );
     // Those that ran on end by themselves, and then others get their turn again.
     let waited = Instant::now();
@@ -290,9 +294,11 @@ fn steps_are_bounded_and_fail_alone() {
         mask.fill(0);
         let stepped = matcher
             .fill_mask(&mut mask)
+            .map_err(Failure::of_request)
             .and_then(|()| matcher.advance(97 + (random >> 63) as u32));
         assert!(began.elapsed() < Duration::from_secs(1));
-        if stepped.is_err() {
+        if let Err(failure) = stepped {
+            assert!(failure.is_of_request, "{failure}");
             break;
         }
     }
