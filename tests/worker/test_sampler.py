@@ -226,7 +226,8 @@ def test_a_mask_takes_tokens_away_before_everything_else(sample, make_sampling, 
         row[~mask if mask is not None else []] = -torch.inf
     kinds = [
         {"temperature": 0.0}, {"temperature": 0.8}, {"temperature": 1.2, "top_k": 2},
-        {"min_p": 0.05, "temperature": 1.0}, {"temperature": 1.0, "top_p": 0.7}, {"bias": {7: 5.0, 8: 6.0}}, {"presence_penalty": 2.0, "history": (3, 4)},
+        {"min_p": 0.05, "temperature": 1.0}, {"temperature": 1.0, "top_p": 0.7},
+        {"bias": {7: 5.0, 8: 6.0}}, {"presence_penalty": 2.0, "history": (3, 4)},
         {"temperature": 2.0, "banned": (1, 2), "min_tokens": 3},
     ]  # fmt: skip
     for seed in range(5):

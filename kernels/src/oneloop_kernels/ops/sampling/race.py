@@ -71,8 +71,10 @@ def _largest_of_groups(logits: torch.Tensor) -> torch.Tensor:
 
 def _largest_of_blocks(values: torch.Tensor, dim: int) -> torch.Tensor:
     """The largest of every NOISE_GROUP values. Fast where the result is laid out as the values are."""
-    whole = values.shape[dim] // NOISE_GROUP * NOISE_GROUP
-    largest = values.narrow(dim, 0, whole).unflatten(dim, (-1, NOISE_GROUP)).amax(dim + 1)
+    num_whole = values.shape[dim] // NOISE_GROUP
+    whole = num_whole * NOISE_GROUP
+    blocks = (*values.shape[:dim], num_whole, NOISE_GROUP, *values.shape[dim + 1 :])
+    largest = values.narrow(dim, 0, whole).reshape(blocks).amax(dim + 1)
     if whole == values.shape[dim]:
         return largest
     rest = values.narrow(dim, whole, values.shape[dim] - whole).amax(dim, keepdim=True)

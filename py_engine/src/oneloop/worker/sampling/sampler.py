@@ -145,7 +145,7 @@ class Sampler:
         slots: npt.NDArray[np.int32],
         output_index: npt.NDArray[np.int32],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(largest logits, tokens) [n]. Greedy rows, rows drawn from all and rows drawn from the likeliest: each at once."""
+        """(largest logits, tokens) [n]. Greedy rows, rows drawn from all and from the likeliest: each group at once."""
         columns = self._rows.columns
         best = contenders.largest()
         random = columns.temperature[slots] > 0
