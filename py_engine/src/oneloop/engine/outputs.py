@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
+from oneloop.engine.interpreter import no_collections
 from oneloop.errors import GenerationError
 
 if TYPE_CHECKING:
@@ -183,7 +184,9 @@ class OutputBuilder:
         """Take in what a stream tells beside its deltas: of the prompt, and of texts that beam search found."""
         logprobs = stream.take_prompt_logprobs()
         if logprobs is not None:
-            self._prompt_logprobs = [None, *(self._entry(token) for token in logprobs.tokens())]
+            # Of a prompt of 1,000 tokens thousands of objects: the collector would take longer than all the rest.
+            with no_collections():
+                self._prompt_logprobs = [None, *map(self._entry, logprobs.tokens())]
         for index, logprob in stream.cumulative_logprobs.items():
             self._outputs[index].cumulative_logprob = logprob
 

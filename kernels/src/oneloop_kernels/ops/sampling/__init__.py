@@ -110,6 +110,10 @@ class SamplingOps(Protocol):
     def draw(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
         """[num_rows] int64. The logits are overwritten. Which of equal logits top_k and top_p keep is left open."""
 
+    def draw_among(self, logits: torch.Tensor, token_ids: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """`draw` where every token but token_ids is −∞. logits: [num_rows, n], of token_ids ([num_rows, n] int64, each
+        once, and any id where the logit is −∞); overwritten. Of equal scores the first wins."""
+
     def noise(self, seed: torch.Tensor, output_index: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         """[num_rows, n] float32 Gumbel noise as above. token_ids: [n] or [num_rows, n] int32."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from oneloop.worker.memory.scores import SCORES_AT_ONCE
+from oneloop.worker.memory.scores import DEVICE_SCORES_AT_ONCE
 from oneloop.worker.prompt_results import PromptResults
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class DeviceResults:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._results = PromptResults(model)
+        self._results = PromptResults(model, DEVICE_SCORES_AT_ONCE)
 
     def launch(
         self, hidden: torch.Tensor, slab: DeviceSlab, host: HostSlab, views: SlabViews, header: StepHeader
@@ -58,10 +58,10 @@ class DeviceResults:
     def warm_up(self) -> None:
         """Compile and load what is launched: a request that is the first to want scores holds up no stream."""
         spec, device = self._model.spec, self._model.device
-        hidden = torch.zeros(SCORES_AT_ONCE, spec.hidden_size, dtype=self._model.dtype, device=device)
-        rows = torch.zeros(SCORES_AT_ONCE, dtype=torch.int32, device=device)
+        hidden = torch.zeros(DEVICE_SCORES_AT_ONCE, spec.hidden_size, dtype=self._model.dtype, device=device)
+        rows = torch.zeros(DEVICE_SCORES_AT_ONCE, dtype=torch.int32, device=device)
         self._results.score(hidden, rows, rows, 1)
-        self._results.pool(hidden, [(0, SCORES_AT_ONCE)])
+        self._results.pool(hidden, [(0, DEVICE_SCORES_AT_ONCE)])
         starts = torch.arange(2, dtype=torch.int32, device=device)
         self._results.pick(hidden, rows[:1], [0, 1], starts, rows[:1])
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from oneloop.worker.buckets import MAX_CAPTURED_TOKENS, largest_bucket
 from oneloop.worker.gpu.captures import GraphSizes
 from oneloop.worker.memory.ledger import Reserved
-from oneloop.worker.memory.scores import MAX_PICKS_PER_ROW, MAX_SCORES_PER_STEP, score_bytes
+from oneloop.worker.memory.scores import MAX_PICKS_PER_ROW, MAX_SCORES_PER_STEP, device_score_bytes
 from oneloop.worker.memory.sizes import longest_context, max_blocks_per_seq, weight_bytes
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def gpu_reserved(spec: ModelSpec, item_bytes: int, config: EngineConfig) -> Rese
     num_seqs = config.resolved.max_num_seqs
     num_tokens = largest_bucket(config.resolved.step_tokens, num_seqs)
     activations = activation_bytes(spec, item_bytes, num_tokens)
-    logits = max(logits_bytes(spec, item_bytes, num_seqs), score_bytes(spec, item_bytes))
+    logits = max(logits_bytes(spec, item_bytes, num_seqs), device_score_bytes(spec, item_bytes))
     workspaces = attention_workspace_bytes(spec, num_seqs, num_tokens) + GEMM_WORKSPACE_BYTES
     return Reserved(
         context=CONTEXT_BYTES,
