@@ -30,5 +30,8 @@ class Fp8Linear(Protocol):
 
 FP8_LINEAR: Family[Fp8Linear] = Family(
     "fp8_linear",
-    (Implementation("reference", "oneloop_kernels.ops.fp8_linear.reference", "linear"),),
+    (
+        Implementation("triton", "oneloop_kernels.ops.fp8_linear.gpu", "linear", frozenset({"cuda"})),
+        Implementation("reference", "oneloop_kernels.ops.fp8_linear.reference", "linear"),
+    ),
 )
