@@ -166,7 +166,7 @@ def test_quantisation(inputs, kernel_dtype, by_block, before, size):
     )
     x[2] = 0
     norm = Norm(inputs.normal(size, dtype=kernel_dtype), EPS) if before == "norm" else None
-    plain = rms_norm(x, norm.weight, EPS) if norm is not None else silu_mul(x) if gated else x
+    plain = rms_norm(x, norm.weight, EPS) if norm is not None else silu_mul(x.clone()) if gated else x
     wanted, wanted_scales = quantize_blocks(plain) if by_block else quantize_rows(plain)
     values, scales = quantize(x, norm=norm, gated=gated, by_block=by_block)
     torch.testing.assert_close(scales, wanted_scales.t() if by_block else wanted_scales, rtol=2e-3, atol=1e-9)

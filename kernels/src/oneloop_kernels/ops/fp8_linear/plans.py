@@ -47,6 +47,30 @@ _H200: Final[Mapping[Shape, Choices]] = MappingProxyType(
             (16, StreamPlan(64, 256, 10, programs=96)),
             (32, StreamPlan(64, 256, 8, programs=96)),
             (64, StreamPlan(64, 256, 6, programs=96)),
+            (128, DensePlan((32, 16), 8)),
+        ),
+        (4096, 4096, False): (
+            (8, StreamPlan(64, 256, 5, programs=256)),
+            (16, StreamPlan(64, 256, 5, programs=128)),
+            (32, StreamPlan(64, 256, 8, programs=128)),
+            (64, StreamPlan(64, 256, 6, programs=128)),
+            (128, DensePlan((32,), 10)),
+            (256, DensePlan((64,), 8)),
+        ),
+        (28672, 4096, True): (
+            (8, StreamPlan(64, 256, 3, programs=224)),
+            (16, StreamPlan(128, 256, 3, programs=112)),
+            (32, StreamPlan(64, 256, 5, programs=112)),
+            (64, StreamPlan(64, 256, 4, programs=112)),
+            (128, DensePlan((64, 32, 16), 4)),
+            (256, DensePlan((128,), 4)),
+        ),
+        (4096, 14336, False): (
+            (8, StreamPlan(128, 256, 6, programs=128)),
+            (16, StreamPlan(64, 256, 5, programs=256)),
+            (32, StreamPlan(64, 256, 8, programs=128)),
+            (64, StreamPlan(64, 256, 6, programs=128)),
+            (128, DensePlan((32,), 10)),
         ),
     }
 )
