@@ -1,6 +1,6 @@
 """8-bit linear maps of Llama 3 8B, their input's quantisation included, beside the same maps in bf16.
 
-`python -m oneloop_bench.kernels.fp8_linear [--only TEXT] [--rows 1,32]`: names are "gate_up 0008 rows by row", "… by block" and
+`python -m oneloop_bench.kernels.fp8_linear [--only TEXT] [--rows 1,32]`: "gate_up 0008 rows by row", "… by block" and
 "… bf16". GB/s counts what each must move; the share is of the ceiling of memory, or of products in bf16: those of 8
 bits may pass it.
 

@@ -53,18 +53,25 @@ def by_plan(plan: Plan | None, call: LinearCall, scales: torch.Tensor) -> torch.
 
 def many_rows(call: LinearCall, scales: Scales) -> torch.Tensor:
     """The call, its x quantised, by cuBLAS; scales are per row."""
-    out = torch._scaled_mm(
-        call.x,
-        call.weight.t(),
-        scales.x[:, None],
-        scales.weight[None, :],
-        None if call.bias is None else call.bias.to(torch.bfloat16),
-        out_dtype=torch.bfloat16,
-        use_fast_accum=True,
-    ).to(scales.dtype)
+    out = product(call.x, call.weight, scales, call.bias)
     if call.gated:
         out = silu_mul(out)
     return out if call.residual is None else call.residual.add_(out)
+
+
+def product(
+    x: torch.Tensor, weight: torch.Tensor, scales: Scales, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """x · weightᵀ + bias by torch, which has it for results in bfloat16."""
+    return torch._scaled_mm(
+        x,
+        weight.t(),
+        scales.x[:, None],
+        scales.weight[None, :],
+        None if bias is None else bias.to(torch.bfloat16),
+        out_dtype=torch.bfloat16,
+        use_fast_accum=True,
+    ).to(scales.dtype)
 
 
 def may_stream(call: LinearCall) -> bool:
