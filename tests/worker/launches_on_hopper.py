@@ -39,7 +39,6 @@ MODELS = (
     ("float16", 8, {"num_heads": 4, "num_kv_heads": 4, "head_dim": 256}),
     ("float32", 16, LLAMA | BIASES | {"num_heads": 8, "num_kv_heads": 1, "head_dim": 64}),
     ("bfloat16", 16, LLAMA | {"quantization": QuantizationSpec(method="fp8", scheme=WHILE_LOADING["fp8"])}),
-    ("bfloat16", 16, {"quantization": QuantizationSpec(method="fp8", scheme=WHILE_LOADING["fp8-block"])}),
 )
 """Type, block size, and in what the model differs from the program's."""
 CPU = torch.device("cpu")
@@ -96,11 +95,10 @@ def launch_fp8_linear_maps() -> None:
     from oneloop_kernels.ops.fp8_linear.plans import TilesPlan
     from oneloop_kernels.ops.fp8_linear.triton.quantize import quantize
 
-    streams = [StreamPlan(64, 128, 4), StreamPlan(64, 128, 4, programs=5)]
-    by_row, by_block = [*streams, DensePlan((32, 16, 8), 3), TilesPlan(64)], [*streams, TilesPlan(64)]
-    for gated, bias, norm, rows in itertools.product(
-        (False, True), (False, True), (False, True), (1, 32, 128)
-    ):
+    by_block = (StreamPlan(64, 128, 4), TilesPlan(64))
+    by_row = (*by_block, DensePlan((32, 16, 8), 3))
+    around = ((False, False, False), (False, True, True), (True, True, True))  # gated, bias, norm
+    for (gated, bias, norm), rows in itertools.product(around, (1, 32, 128)):
         shape = (512,) if rows == 1 else (512 // rows, 8)
         for plan in by_row if rows == 1 else by_block:
             call = LinearCall(
