@@ -15,7 +15,7 @@ from oneloop_kernels.ops.linear import NUM_TICKETS, LinearCall, Norm
 from oneloop_kernels.ops.linear.plans import DensePlan, StreamPlan, can_stream
 from oneloop_kernels.ops.rms_norm.reference import rms_norm
 from oneloop_kernels.ops.silu_mul.reference import silu_mul
-from oneloop_kernels.testing import assert_close
+from oneloop_kernels.testing import assert_close, gated_scale
 
 EPS = 1e-5
 FUSIONS = {
@@ -78,20 +78,26 @@ def make_call(
 
 
 def in_double(call, scales):
-    """The formula on what the kernel quantises x to."""
+    """The formula on what the kernel quantises x to; and the scale of errors where there is a gate."""
     by_block = scales.dim() == 2
     values, factors = quantize(call.x, norm=call.norm, by_block=by_block)
     x = dequantized(values, factors.t().contiguous() if by_block else factors).double()
     out = x @ dequantized(call.weight, scales).double().t()
     if call.bias is not None:
         out += call.bias.double()
+    scale = None
     if call.gated:
+        scale = gated_scale(*out.chunk(2, -1))
         out = silu_mul(out)
-    return out if call.residual is None else out + call.residual.double()
+    return (out if call.residual is None else out + call.residual.double()), scale
+
+
+def compare(out, expected, scale):
+    assert_close(out, expected, kind="linear" if scale is None else "gated linear of 8 bits", scale=scale)
 
 
 def check(call, scales, plan, dtype):
-    expected = in_double(call, scales)
+    expected, scale = in_double(call, scales)
     if call.residual is not None:
         call = call._replace(residual=call.residual.clone())
     out = by_plan(plan, call, scales)
@@ -99,7 +105,7 @@ def check(call, scales, plan, dtype):
         assert out.data_ptr() == call.residual.data_ptr()
     assert out.dtype == dtype
     assert not call.tickets.any()
-    assert_close(out, expected, kind="gated linear" if call.gated else "linear")
+    compare(out, expected, scale)
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)
@@ -151,8 +157,8 @@ def test_what_the_family_takes(device_inputs, hopper, by_block, num_tokens):
         call, scales = make_call(
             device_inputs, torch.bfloat16, num_tokens, out_size, in_size, by_block=by_block, **FUSIONS[fusion]
         )
-        expected = in_double(call, scales)
-        assert_close(linear(call, scales), expected, kind="gated linear" if call.gated else "linear")
+        expected, scale = in_double(call, scales)
+        compare(linear(call, scales), expected, scale)
 
 
 @pytest.mark.parametrize("by_block", [False, True], ids=["by row", "by block"])

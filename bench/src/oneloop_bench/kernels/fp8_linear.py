@@ -5,7 +5,7 @@
 bits may pass it.
 
 --sweep: plans for each map and number of rows with scales by row, and at the end lines of
-`oneloop_kernels.ops.fp8_linear.plans.TUNED`. About 6 s per map and number of rows.
+`oneloop_kernels.ops.fp8_linear.plans.TUNED`. About 3 s per map and number of rows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from oneloop_bench.kernels.linear import (
     shrunken,
     widths_of,
 )
-from oneloop_bench.kernels.timing import KernelBench, bench_arguments
+from oneloop_bench.kernels.timing import Effort, KernelBench, bench_arguments, time_launches
 from oneloop_bench.report import run_bench
 from oneloop_kernels.launch import compiling_ahead
 from oneloop_kernels.ops.fp8_linear import BLOCK
@@ -50,6 +50,8 @@ WAYS: Final = ("by row", "by block", "bf16")
 ROWS: Final = (1, 8, 32, 128, 256, 2048, 8192)
 SWEEP_ROWS: Final = (1, 8, 16, 32, 64, 128, 256, 512)
 SMOKE_ROWS: Final = (1, 32)
+EFFORT: Final = Effort(launches=32, seconds=0.04, replays=6)
+"""Of the sweep, for each plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +100,17 @@ def num_bytes(one: Map, num_tokens: int, way: str) -> int:
     return plain if way == "bf16" else plain - one.out_size * one.in_size
 
 
-def compare(bench: KernelBench, one: Map, rows: Sequence[int]) -> None:
-    """The family's choice at every number of rows."""
+def compile_choices(bench: KernelBench, maps: Sequence[Map], rows: Sequence[int]) -> None:
+    """All that `compare` runs, several at a time."""
     with compiling_ahead(COMPILE_THREADS):
-        for num_tokens in rows:
+        for one, num_tokens in itertools.product(maps, rows):
             inputs = make_inputs(one, num_tokens, bench.device)
             for way in WAYS:
                 inputs.run(way)
+
+
+def compare(bench: KernelBench, one: Map, rows: Sequence[int]) -> None:
+    """The family's choice at every number of rows."""
     for num_tokens in rows:
         names = {way: f"{one.name} {num_tokens:04d} rows {way}" for way in WAYS}
         if not any(bench.wanted(name) for name in names.values()):
@@ -114,13 +120,17 @@ def compare(bench: KernelBench, one: Map, rows: Sequence[int]) -> None:
             num_bytes=num_bytes(one, num_tokens, "by row"),
         )
         for way, name in names.items():
-            bench.measure(
+            row = bench.measure(
                 name,
                 lambda inputs: inputs.run(way),  # noqa: B023
                 sets,
                 num_bytes=num_bytes(one, num_tokens, way),
                 num_flops=2 * num_tokens * one.out_size * one.in_size,
             )
+            if row is not None:
+                print(
+                    f"{row.name}: {row.us:.2f} µs, {row.gb_s:.0f} GB/s, {row.tflop_s:.0f} TFLOP/s", flush=True
+                )
 
 
 def candidates(one: Map, num_tokens: int) -> Iterator[StreamPlan | DensePlan]:
@@ -160,28 +170,38 @@ def dense_plans(one: Map, num_tokens: int) -> Iterator[DensePlan]:
             yield DensePlan(widths, stages, block_m)
 
 
-def sweep(bench: KernelBench, one: Map, full: Map, rows: Sequence[int]) -> list[tuple[int, Plan | None]]:
-    """The best plan (None: cuBLAS) for each number of rows that --only asks for. full: the map in its real size."""
+def compile_candidates(bench: KernelBench, maps: Sequence[Map], rows: Sequence[int]) -> None:
+    """All that `sweep` tries, several at a time."""
+    with compiling_ahead(COMPILE_THREADS):
+        for one, num_tokens in itertools.product(maps, rows):
+            if bench.wanted(one.name):
+                inputs = make_inputs(one, num_tokens, bench.device)
+                for plan in candidates(one, num_tokens):
+                    inputs.by(plan)
+
+
+def sweep(bench: KernelBench, one: Map, rows: Sequence[int]) -> list[tuple[int, Plan | None]]:
+    """The best plan (None: cuBLAS) for each number of rows, if --only asks for the map."""
     found: list[tuple[int, Plan | None]] = []
-    for num_tokens in rows:
-        name = f"{one.name} {num_tokens:04d} rows"
-        if not bench.wanted(name):
-            continue
+    for num_tokens in rows if bench.wanted(one.name) else ():
         moved = num_bytes(one, num_tokens, "by row")
         sets = bench.sets(lambda: make_inputs(one, num_tokens, bench.device), num_bytes=moved)  # noqa: B023
-        plans: dict[str, Plan | None] = {short(plan): plan for plan in candidates(full, num_tokens)}
-        tried: list[Plan | None] = list(plans.values())
+        plans: dict[str, Plan | None] = {"cuBLAS": None}
         if bench.device.type == "cuda":
-            with compiling_ahead(COMPILE_THREADS):
-                for plan in tried:
-                    sets[0].by(plan)
-            plans["cuBLAS"] = None
+            plans |= {short(plan): plan for plan in candidates(one, num_tokens)}
         else:
             plans = {"tiles": TilesPlan(16)}
-        ways: dict[str, Callable[[Inputs], object]] = {key: way(plan) for key, plan in plans.items()}
-        best = bench.best(name, ways, sets, num_bytes=moved)
-        if best is not None:
-            found.append((num_tokens, plans[best]))
+        times = {
+            key: time_launches(way(plan), sets, smoke=bench.smoke, effort=EFFORT).us
+            for key, plan in plans.items()
+        }
+        ranking = sorted(times, key=lambda key: times[key])
+        best = ", ".join(f"{key} {times[key]:.2f}" for key in (*ranking[:4], ranking[-1]))
+        print(
+            f"{one.name} {num_tokens:04d} rows, {moved / times[ranking[0]] / 1e3:.0f} GB/s: {best}",
+            flush=True,
+        )
+        found.append((num_tokens, plans[ranking[0]]))
     return found
 
 
@@ -199,12 +219,15 @@ def main() -> None:
     rows = own.rows or (SWEEP_ROWS if bench.sweep else ROWS)
     if bench.device.type != "cuda":
         rows = SMOKE_ROWS
+    maps: Sequence[Map] = MODELS["llama8b"][:4]
     lines = []
-    for full in MODELS["llama8b"][:4]:
-        one = full if bench.device.type == "cuda" else shrunken(full)
+    if bench.device.type == "cuda":
+        (compile_candidates if bench.sweep else compile_choices)(bench, maps, rows)
+    else:
+        maps = tuple(shrunken(one) for one in maps)
+    for one in maps:
         if bench.sweep:
-            found = sweep(bench, one, full, rows)
-            if found:
+            if found := sweep(bench, one, rows):
                 lines.append(f"    ({one.out_size}, {one.in_size}, {one.gated}): {tuple(found)!r},")
         else:
             compare(bench, one, rows)

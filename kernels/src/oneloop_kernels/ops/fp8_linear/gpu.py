@@ -59,9 +59,7 @@ def many_rows(call: LinearCall, scales: Scales) -> torch.Tensor:
     return out if call.residual is None else call.residual.add_(out)
 
 
-def product(
-    x: torch.Tensor, weight: torch.Tensor, scales: Scales, bias: torch.Tensor | None
-) -> torch.Tensor:
+def product(x: torch.Tensor, weight: torch.Tensor, scales: Scales, bias: torch.Tensor | None) -> torch.Tensor:
     """x · weightᵀ + bias by torch, which has it for results in bfloat16."""
     return torch._scaled_mm(
         x,
