@@ -123,6 +123,27 @@ def test_tiles_of_weights_that_share_a_scale(inputs, kernel_dtype):
     check(call, scales, TilesPlan(16, block_n=128, num_stages=2, num_warps=4), kernel_dtype)
 
 
+@pytest.mark.parametrize("name", ["triton", "reference"])
+@pytest.mark.parametrize("by_block", [False, True], ids=["by row", "by block"])
+def test_a_gate_that_the_map_before_has_left(inputs, kernel_device, kernel_dtype, name, by_block):
+    compute = FP8_LINEAR.resolve(kernel_device, kernel_dtype, name=name)
+    call, scales = make_call(
+        inputs, kernel_dtype, 9, 96, 208, by_block=by_block, block_rows=32, residual=True
+    )
+    gate_up = inputs.normal(9, 416, dtype=kernel_dtype)
+    if name == "reference":
+        plain = silu_mul(gate_up.clone())
+        values, factors = quantize_blocks(plain) if by_block else quantize_rows(plain)
+    else:
+        values, factors = quantize(gate_up, gated=True, by_block=by_block)
+        factors = factors.t().contiguous() if by_block else factors
+    x = dequantized(values, factors).double()
+    expected = call.residual.double() + x @ dequantized(call.weight, scales).double().t()
+    out = compute(call._replace(x=gate_up), scales, of_gate=True)
+    assert out.data_ptr() == call.residual.data_ptr()
+    compare(out, expected, None)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("num_tokens", [1, 7, 40, 300])
 @pytest.mark.parametrize("fusion", FUSIONS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -20,19 +20,40 @@ if TYPE_CHECKING:
     from oneloop_kernels.ops.linear import LinearCall
 
 
-def linear(call: LinearCall, scales: torch.Tensor) -> torch.Tensor:
+class GpuLinear:
     """See ops.fp8_linear.Fp8Linear."""
-    device = call.x.device
-    if not (INTERPRETED or can_stream(device)):
-        return by_reference(call, scales)
-    shape = (call.weight.shape[0], call.weight.shape[1], call.gated)
-    plan = plan_for(device, call.x.shape[0], shape, by_block=scales.dim() == 2, may_stream=may_stream(call))
-    return by_plan(plan, call, scales)
+
+    def __call__(self, call: LinearCall, scales: torch.Tensor, *, of_gate: bool = False) -> torch.Tensor:
+        """See Fp8Linear."""
+        if not _has_kernels(call):
+            return by_reference(call, scales, of_gate=of_gate)
+        return by_plan(_plan_of(call, scales), call, scales, of_gate=of_gate)
+
+    def leaves_gate(self, call: LinearCall, scales: torch.Tensor) -> bool:
+        """See Fp8Linear: cuBLAS has no gate, and the next map's quantisation reads what it leaves."""
+        return _has_kernels(call) and _plan_of(call, scales) is None
 
 
-def by_plan(plan: Plan | None, call: LinearCall, scales: torch.Tensor) -> torch.Tensor:
+linear: Final = GpuLinear()
+
+
+def _has_kernels(call: LinearCall) -> bool:
+    """Other generations have no such tensor cores, or other instructions for them."""
+    return INTERPRETED or can_stream(call.x.device)
+
+
+def _plan_of(call: LinearCall, scales: torch.Tensor) -> Plan | None:
+    weight = call.weight
+    shape = (weight.shape[0], weight.shape[1], call.gated)
+    by_block = scales.dim() == 2
+    return plan_for(call.x.device, call.x.shape[0], shape, by_block=by_block, may_stream=may_stream(call))
+
+
+def by_plan(
+    plan: Plan | None, call: LinearCall, scales: torch.Tensor, *, of_gate: bool = False
+) -> torch.Tensor:
     """The call by one plan; None: cuBLAS. On Hopper; TilesPlan also in the interpreter."""
-    quantized = quantize(call.x, norm=call.norm, by_block=scales.dim() == 2)
+    quantized = quantize(call.x, norm=call.norm, gated=of_gate, by_block=scales.dim() == 2)
     inner = call._replace(x=quantized.values, norm=None)
     factors = Scales(quantized.scales, scales, call.x.dtype)
     if isinstance(plan, StreamPlan):
