@@ -50,8 +50,8 @@ BY_BLOCK = {
 
 @pytest.fixture
 def hopper(kernel_device):
-    if not can_stream(kernel_device):
-        pytest.skip("needs a Hopper GPU")
+    """Tests that ask for it launch what only Hopper runs."""
+    assert can_stream(kernel_device)
 
 
 def make_call(
@@ -199,7 +199,7 @@ def test_quantisation(inputs, kernel_dtype, by_block, before, size):
     torch.testing.assert_close(scales, wanted_scales.t() if by_block else wanted_scales, rtol=2e-3, atol=1e-9)
     found, expected = values.float(), wanted.float()
     if INTERPRETED:  # which loses the carry where rounding reaches the next power of two
-        found = torch.where(found == expected / 2, expected, found)
+        found = torch.where((2 * found - expected).abs() < (found - expected).abs(), 2 * found, found)
     steps = (found - expected).abs() / torch.clamp(expected.abs(), min=2.0**-6)
     assert steps.max() <= 0.126  # of three bits behind the point
     assert (steps > 0).float().mean() < 0.05
