@@ -48,6 +48,15 @@ BY_BLOCK = {
 }
 
 
+def cases(plans, in_all_fusions):
+    """Some plans with everything around them; all with few and many rows."""
+    for name in in_all_fusions:
+        yield from ((name, 40, fusion) for fusion in FUSIONS)
+    for name in plans:
+        yield from ((name, num_tokens, "residual") for num_tokens in (1, 7, 300))
+        yield name, 300, "norm-gated-bias"
+
+
 @pytest.fixture
 def hopper(kernel_device):
     """Tests that ask for it launch what only Hopper runs."""
@@ -145,26 +154,20 @@ def test_a_gate_that_the_map_before_has_left(inputs, kernel_device, kernel_dtype
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("num_tokens", [1, 7, 40, 300])
-@pytest.mark.parametrize("fusion", FUSIONS)
-@pytest.mark.parametrize("plan", BY_ROW)
-def test_plans_of_scales_by_row(inputs, hopper, num_tokens, fusion, plan):
-    if plan == "cuBLAS" and num_tokens == 7 and fusion == "everything":
-        num_tokens = 513
+@pytest.mark.parametrize(("plan", "num_tokens", "fusion"), cases(BY_ROW, ["cut", "dense", "cuBLAS"]))
+def test_plans_of_scales_by_row(inputs, hopper, plan, num_tokens, fusion):
     call, scales = make_call(inputs, torch.bfloat16, num_tokens, 608, 1040, by_block=False, **FUSIONS[fusion])
     check(call, scales, BY_ROW[plan], torch.bfloat16)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("num_tokens", [1, 7, 40, 300])
-@pytest.mark.parametrize("fusion", FUSIONS)
-@pytest.mark.parametrize("plan", BY_BLOCK)
-def test_plans_of_scales_by_block(inputs, hopper, num_tokens, fusion, plan):
-    for rows in (32, 128):
-        call, scales = make_call(
-            inputs, torch.bfloat16, num_tokens, 640, 1040, by_block=True, block_rows=rows, **FUSIONS[fusion]
-        )
-        check(call, scales, BY_BLOCK[plan], torch.bfloat16)
+@pytest.mark.parametrize("rows", [32, 128])
+@pytest.mark.parametrize(("plan", "num_tokens", "fusion"), cases(BY_BLOCK, ["cut", "tiles"]))
+def test_plans_of_scales_by_block(inputs, hopper, plan, num_tokens, fusion, rows):
+    call, scales = make_call(
+        inputs, torch.bfloat16, num_tokens, 640, 1040, by_block=True, block_rows=rows, **FUSIONS[fusion]
+    )
+    check(call, scales, BY_BLOCK[plan], torch.bfloat16)
 
 
 @pytest.mark.gpu
