@@ -154,7 +154,7 @@ def test_a_gate_that_the_map_before_has_left(inputs, kernel_device, kernel_dtype
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("plan", "num_tokens", "fusion"), cases(BY_ROW, ["cut", "dense", "cuBLAS"]))
+@pytest.mark.parametrize(("plan", "num_tokens", "fusion"), list(cases(BY_ROW, ["cut", "dense", "cuBLAS"])))
 def test_plans_of_scales_by_row(inputs, hopper, plan, num_tokens, fusion):
     call, scales = make_call(inputs, torch.bfloat16, num_tokens, 608, 1040, by_block=False, **FUSIONS[fusion])
     check(call, scales, BY_ROW[plan], torch.bfloat16)
@@ -162,7 +162,7 @@ def test_plans_of_scales_by_row(inputs, hopper, plan, num_tokens, fusion):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [32, 128])
-@pytest.mark.parametrize(("plan", "num_tokens", "fusion"), cases(BY_BLOCK, ["cut", "tiles"]))
+@pytest.mark.parametrize(("plan", "num_tokens", "fusion"), list(cases(BY_BLOCK, ["cut", "tiles"])))
 def test_plans_of_scales_by_block(inputs, hopper, plan, num_tokens, fusion, rows):
     call, scales = make_call(
         inputs, torch.bfloat16, num_tokens, 640, 1040, by_block=True, block_rows=rows, **FUSIONS[fusion]

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from oneloop.device.cpus import usable_cpus
 from oneloop_bench.kernels.linear import (
-    COMPILE_THREADS,
     MAX_SHARED_BYTES,
     MODELS,
     SMS,
@@ -32,6 +32,7 @@ from oneloop_bench.kernels.linear import (
 )
 from oneloop_bench.kernels.timing import Effort, KernelBench, bench_arguments, time_launches
 from oneloop_bench.report import run_bench
+from oneloop_kernels.compiling.workers import CompileWorkers
 from oneloop_kernels.launch import compiling_ahead
 from oneloop_kernels.ops.fp8_linear import BLOCK
 from oneloop_kernels.ops.fp8_linear.gpu import by_plan, linear
@@ -100,13 +101,19 @@ def num_bytes(one: Map, num_tokens: int, way: str) -> int:
     return plain if way == "bf16" else plain - one.out_size * one.in_size
 
 
-def compile_choices(bench: KernelBench, maps: Sequence[Map], rows: Sequence[int]) -> None:
-    """All that `compare` runs, several at a time."""
-    with compiling_ahead(COMPILE_THREADS):
+def compile_all(bench: KernelBench, maps: Sequence[Map], rows: Sequence[int]) -> None:
+    """What `compare` or `sweep` runs, in other processes."""
+    number = usable_cpus()
+    workers = CompileWorkers.start(number)
+    with compiling_ahead(number, workers):
         for one, num_tokens in itertools.product(maps, rows):
             inputs = make_inputs(one, num_tokens, bench.device)
-            for way in WAYS:
+            for way in () if bench.sweep else WAYS:
                 inputs.run(way)
+            for plan in candidates(one, num_tokens) if bench.sweep else ():
+                inputs.by(plan)
+    if workers is not None:
+        workers.close()
 
 
 def compare(bench: KernelBench, one: Map, rows: Sequence[int]) -> None:
@@ -170,20 +177,10 @@ def dense_plans(one: Map, num_tokens: int) -> Iterator[DensePlan]:
             yield DensePlan(widths, stages, block_m)
 
 
-def compile_candidates(bench: KernelBench, maps: Sequence[Map], rows: Sequence[int]) -> None:
-    """All that `sweep` tries, several at a time."""
-    with compiling_ahead(COMPILE_THREADS):
-        for one, num_tokens in itertools.product(maps, rows):
-            if bench.wanted(one.name):
-                inputs = make_inputs(one, num_tokens, bench.device)
-                for plan in candidates(one, num_tokens):
-                    inputs.by(plan)
-
-
 def sweep(bench: KernelBench, one: Map, rows: Sequence[int]) -> list[tuple[int, Plan | None]]:
-    """The best plan (None: cuBLAS) for each number of rows, if --only asks for the map."""
+    """The best plan (None: cuBLAS) for each number of rows."""
     found: list[tuple[int, Plan | None]] = []
-    for num_tokens in rows if bench.wanted(one.name) else ():
+    for num_tokens in rows:
         moved = num_bytes(one, num_tokens, "by row")
         sets = bench.sets(lambda: make_inputs(one, num_tokens, bench.device), num_bytes=moved)  # noqa: B023
         plans: dict[str, Plan | None] = {"cuBLAS": None}
@@ -222,7 +219,8 @@ def main() -> None:
     maps: Sequence[Map] = MODELS["llama8b"][:4]
     lines = []
     if bench.device.type == "cuda":
-        (compile_candidates if bench.sweep else compile_choices)(bench, maps, rows)
+        maps = [one for one in maps if bench.wanted(one.name) or not bench.sweep]
+        compile_all(bench, maps, rows)
     else:
         maps = tuple(shrunken(one) for one in maps)
     for one in maps:
