@@ -178,6 +178,18 @@ def test_plain_checkpoints_are_quantised_while_loading(kit: Any, tmp_path: Path,
     assert distance(ours, kit.expected_logits(model)) < 2e-3
 
 
+def test_gguf_is_quantised_while_loading(kit: Any) -> None:
+    """The embedded model, its queries' and keys' rows in their own order again."""
+    plain = kit.load("smollm2")
+    loaded = load_model(resolve_model("smollm2", quantization="fp8"), dtype=torch.float32, device=CPU)
+    for ours, theirs in zip(loaded.layers[::10], plain.layers[::10], strict=True):
+        for name in ("qkv", "output"):
+            kept = getattr(ours.attention, name).stored
+            stored, scales = quantize_rows(getattr(theirs.attention, name).stored.matrix)
+            assert torch.equal(kept.matrix.float(), stored.float())
+            assert torch.equal(kept.scales, scales)
+
+
 def test_a_weight_of_another_type_is_refused(tmp_path: Path) -> None:
     quantization, store = LAYOUTS["fbgemm"]
     folder = write(tmp_path / "model", tiny(), quantization, store)

@@ -15,8 +15,11 @@ from dataclasses import replace
 import start_without_gpu as start
 import torch
 
+from oneloop.formats.quantization.config import WHILE_LOADING
+from oneloop.formats.quantization.spec import QuantizationSpec
+from oneloop_kernels.ops.fp8_linear import gpu as fp8_gpu
 from oneloop_kernels.ops.linear import NUM_TICKETS, LinearCall, Norm
-from oneloop_kernels.ops.linear.plans import FewRowsPlan, StreamPlan
+from oneloop_kernels.ops.linear.plans import DensePlan, FewRowsPlan, StreamPlan
 from oneloop_kernels.ops.paged_attention import DEVICE_ATTENTION, AttentionShape, AttentionStep
 from oneloop_kernels.ops.rope import ROPE, HeadNorms
 from oneloop_kernels.registry import TRITON, prefer
@@ -35,6 +38,7 @@ MODELS = (
     ("float16", 64, LLAMA | BIASES | {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64}),
     ("float16", 8, {"num_heads": 4, "num_kv_heads": 4, "head_dim": 256}),
     ("float32", 16, LLAMA | BIASES | {"num_heads": 8, "num_kv_heads": 1, "head_dim": 64}),
+    ("bfloat16", 16, LLAMA | {"quantization": QuantizationSpec(method="fp8", scheme=WHILE_LOADING["fp8"])}),
 )
 """Type, block size, and in what the model differs from the program's."""
 CPU = torch.device("cpu")
@@ -84,6 +88,31 @@ def launch_linear_maps() -> None:
                 tickets=tensor(NUM_TICKETS, dtype=torch.int32),
             ),
         ).run()
+
+
+def launch_fp8_linear_maps() -> None:
+    """Streams, chunks and tiles with either kind of scales, and the quantisation before them."""
+    from oneloop_kernels.ops.fp8_linear.plans import TilesPlan
+    from oneloop_kernels.ops.fp8_linear.triton.quantize import quantize
+
+    by_block = (StreamPlan(64, 128, 4), TilesPlan(64))
+    by_row = (*by_block, DensePlan((32, 16, 8), 3))
+    around = ((False, False, False), (False, True, True), (True, True, True))  # gated, bias, norm
+    for (gated, bias, norm), rows in itertools.product(around, (1, 32, 128)):
+        shape = (512,) if rows == 1 else (512 // rows, 8)
+        for plan in by_row if rows == 1 else by_block:
+            call = LinearCall(
+                tensor(16, 1024),
+                tensor(512, 1024, dtype=torch.float8_e4m3fn),
+                tensor(512) if bias else None,
+                norm=Norm(tensor(1024), 1e-6) if norm else None,
+                gated=gated,
+                residual=None if gated or norm else tensor(16, 512),
+                tickets=tensor(NUM_TICKETS, dtype=torch.int32),
+            )
+            fp8_gpu.by_plan(plan, call, tensor(*shape, dtype=torch.float32))
+    for by_group in (False, True):
+        quantize(tensor(16, 2048), gated=True, by_block=by_group)
 
 
 def launch_heads() -> None:
@@ -142,10 +171,15 @@ def launch_norms() -> None:
 
 def main() -> None:
     recorded = record_compilations()
+    # On a CPU torch has no such product; it launches nothing of ours.
+    vars(fp8_gpu)["product"] = lambda x, weight, scales, _bias: x.new_empty(
+        x.shape[0], weight.shape[0], dtype=scales.dtype
+    )
     start.gpu_runner.compiling_ahead = lambda *_arguments: nullcontext()
     with prefer(TRITON):
         launch_models()
         launch_linear_maps()
+        launch_fp8_linear_maps()
         launch_heads()
         launch_attention()
         launch_norms()

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from oneloop.quant.choose import stored_weight
+from oneloop.quant.fp8 import Fp8Weight
 from oneloop.quant.plain import PlainWeight
 from oneloop_kernels.ops.linear import NUM_TICKETS, LinearCall
+from oneloop_kernels.ops.silu_mul import SILU_MUL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +26,7 @@ class Linear:
     stored: how W is kept, [sum of the parts' sizes, in_size], uninitialised until the loader fills it.
     """
 
-    __slots__ = ("_parts", "_tickets", "bias", "stored")
+    __slots__ = ("_parts", "_silu_mul", "_tickets", "bias", "stored")
 
     def __init__(
         self,
@@ -46,6 +48,7 @@ class Linear:
         else:
             self.stored = stored_weight(quantization, in_size, parts, dtype=dtype, device=device)
         self.bias = torch.empty(out_size, dtype=dtype, device=device) if bias else None
+        self._silu_mul = SILU_MUL.resolve(device, dtype)
         self._tickets = torch.zeros(NUM_TICKETS, dtype=torch.int32, device=device)
 
     def __call__(
@@ -63,6 +66,20 @@ class Linear:
         returned.
         """
         return self.stored.multiply(self._call(x, norm, gated, residual))
+
+    def leaves_gate(self, x: torch.Tensor) -> bool:
+        """Whether the gated map of x is done sooner without its gate, left to the map that follows (`of_gate`)."""
+        stored = self.stored
+        return isinstance(stored, Fp8Weight) and stored.leaves_gate(
+            self._call(x, None, gated=True, residual=None)
+        )
+
+    def of_gate(self, gate_up: torch.Tensor, *, residual: torch.Tensor) -> torch.Tensor:
+        """As __call__ of silu(gate) · up. gate_up: [num_tokens, 2 · in_size] contiguous; it may be overwritten."""
+        call = self._call(gate_up, None, gated=False, residual=residual)
+        if isinstance(self.stored, Fp8Weight):
+            return self.stored.multiply_gate(call)
+        return self.stored.multiply(call._replace(x=self._silu_mul(gate_up)))
 
     def plain_call(self, x: torch.Tensor, *, norm: RMSNorm | None = None) -> LinearCall | None:
         """As __call__, for who computes it together with something else; None where W is not kept as plain numbers."""

@@ -55,7 +55,10 @@ class GatedMLP:
             self._add(x[first : first + MLP_TOKENS_AT_ONCE], norm)
 
     def _add(self, x: torch.Tensor, norm: RMSNorm) -> None:
-        self.down(self.gate_up(x, norm=norm, gated=True), residual=x)
+        if self.gate_up.leaves_gate(x):
+            self.down.of_gate(self.gate_up(x, norm=norm), residual=x)
+        else:
+            self.down(self.gate_up(x, norm=norm, gated=True), residual=x)
 
     def weight_targets(self) -> dict[str, Target]:
         """Checkpoint tensor name → where it goes."""

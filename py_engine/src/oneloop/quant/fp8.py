@@ -69,6 +69,14 @@ class Fp8Weight:
         """See StoredWeight."""
         return self._compute(call, self.scales)
 
+    def multiply_gate(self, call: LinearCall) -> torch.Tensor:
+        """As multiply, by silu(gate) · up; call.x is [gate | up]."""
+        return self._compute(call, self.scales, of_gate=True)
+
+    def leaves_gate(self, call: LinearCall) -> bool:
+        """Whether the gated call is done sooner without its gate, left to `multiply_gate` of the map that follows."""
+        return self._compute.leaves_gate(call, self.scales)
+
     def _take_scales(self, scales: torch.Tensor, stored: torch.Tensor) -> None:
         """A part's scales, as the checkpoint has them, to as many rows of its own as each stands for here."""
         if self._scheme.scales != "block":
