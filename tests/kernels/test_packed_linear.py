@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from oneloop_kernels.compiling.workers import CompileWorkers
 from oneloop_kernels.launch import compiling_ahead
 from oneloop_kernels.ops.linear import NUM_TICKETS, Norm
 from oneloop_kernels.ops.packed_linear import PACKED_LINEAR, PackedCall
@@ -186,28 +187,39 @@ def run_few_rows(call):
     return launch.run()
 
 
+class Uninitialised:
+    """In the place of random inputs, where kernels are only compiled."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def normal(self, *shape, dtype=torch.float32):
+        return torch.ones(shape, dtype=dtype, device=self.device)
+
+    def integers(self, low, high, *shape, dtype=torch.int64):
+        return torch.ones(shape, dtype=dtype, device=self.device)
+
+    def permutation(self, size):
+        return torch.arange(size, device=self.device)
+
+
 @pytest.fixture(scope="module")
-def compiled(kernel_device):
-    """On a GPU all kernels of this file compile at once: one after the other they take minutes."""
+def compiled(request, kernel_device):
+    """On a GPU what the chosen tests of this file stream by compiles at once: one by one it takes minutes."""
     if kernel_device.type != "cuda":
         return
-
-    class Uninitialised:
-        device = kernel_device
-
-        def normal(self, *shape, dtype=torch.float32):
-            return torch.ones(shape, dtype=dtype, device=kernel_device)
-
-        def integers(self, low, high, *shape, dtype=torch.int64):
-            return torch.ones(shape, dtype=dtype, device=kernel_device)
-
-        def permutation(self, size):
-            return torch.arange(size, device=kernel_device)
-
-    calls = [(spec, call_of(spec, Uninitialised(), dtype)) for dtype in DTYPES for spec in HOPPER.values()]
-    with compiling_ahead(COMPILE_THREADS):
+    chosen = [item.callspec.params for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    calls = [
+        (one["spec"], call_of(one["spec"], Uninitialised(kernel_device), one["half_dtype"]))
+        for one in chosen
+        if "spec" in one
+    ]
+    workers = CompileWorkers.start(COMPILE_THREADS)
+    with compiling_ahead(COMPILE_THREADS, workers):
         for spec, call in calls:
             run_stream(spec.plan)(call)
+    if workers is not None:
+        workers.close()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -112,6 +112,12 @@ def bench_arguments(description: str | None, argv: Sequence[str] | None = None) 
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    add_bench_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
+    """The same, for a bench that has more of its own."""
     parser.add_argument("--json", type=Path, help="also write the result to this file")
     parser.add_argument(
         "--sweep", action="store_true", help="try the kernels' configurations, print the best"
@@ -121,7 +127,6 @@ def bench_arguments(description: str | None, argv: Sequence[str] | None = None) 
     parser.add_argument("--tflops", type=float, help="ceiling of bf16 products in TFLOP/s")
     parser.add_argument("--measure-ceilings", action="store_true", help="measure both first (about 1 s)")
     parser.add_argument("--smoke", action="store_true", help="run everything a few times, measure nothing")
-    return parser.parse_args(argv)
 
 
 def bench_device() -> torch.device:
@@ -195,6 +200,7 @@ class KernelBench:
         *,
         num_bytes: float = 0,
         num_flops: float = 0,
+        effort: Effort | None = None,
     ) -> str | None:
         """--sweep: time every candidate, add the fastest as a row (with the runner-up), return its key.
 
@@ -203,7 +209,7 @@ class KernelBench:
         times: dict[str, Timing] = {}
         for key, launch in candidates.items():
             try:
-                times[key] = time_launches(launch, sets, smoke=self.smoke)
+                times[key] = time_launches(launch, sets, smoke=self.smoke, effort=effort)
             except Exception as error:  # whatever the compiler says: the other candidates go on
                 print(f"  {name}: {key} fails: {str(error).splitlines()[0] if str(error) else error!r}")
         if not times:
