@@ -51,7 +51,7 @@ class PackedWeight:
     dtype: torch.dtype
     """Of scales and of x."""
     order: torch.Tensor | None = None
-    """int64 [columns]."""
+    """int32 or int64 [columns]."""
 
     @property
     def groups(self) -> int:
@@ -77,6 +77,8 @@ class PackedCall(NamedTuple):
     gated: bool = False
     residual: torch.Tensor | None = None
     """[num_tokens, out], rows contiguous: the result is added into it, and it is returned."""
+    out: torch.Tensor | None = None
+    """[num_tokens, out], rows contiguous: without a residual, what the result is written to."""
     tickets: torch.Tensor | None = None
     """As `linear.LinearCall.tickets`."""
 
@@ -90,7 +92,7 @@ class PackedLinear(Protocol):
     """A linear map of packed weights with what surrounds it."""
 
     def __call__(self, call: PackedCall) -> torch.Tensor:
-        """Returns the residual or a new [num_tokens, out] of any strides.
+        """Returns the residual, or out, or a new [num_tokens, out] of any strides.
 
         Each weight is rounded to x's dtype, products are summed in float32.
         """

@@ -25,14 +25,13 @@ _AWQ_PLACES: Final = (0, 4, 1, 5, 2, 6, 3, 7)
 
 def awq(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor, *, group_size: int) -> Numbers:
     """Of 4 bits. group_size: as the checkpoint says, or the number of inputs."""
-    values = unpacked(qweight, 4, _AWQ_PLACES).t()
-    zeros = unpacked(qzeros, 4, _AWQ_PLACES).t()
-    return _with_zeros(values.contiguous(), scales.t(), zeros, 4, group_size)
+    values = unpacked(qweight, 4, _AWQ_PLACES).t().contiguous()
+    return Numbers(values, scales.t(), 4, group_size, "zero", unpacked(qzeros, 4, _AWQ_PLACES).t())
 
 
 def gptq(
     qweight: torch.Tensor,
-    qzeros: torch.Tensor,
+    qzeros: torch.Tensor | None,
     scales: torch.Tensor,
     g_idx: torch.Tensor | None,
     *,
@@ -40,12 +39,14 @@ def gptq(
     group_size: int,
     zeros_less_one: bool,
 ) -> Numbers:
-    """zeros_less_one: the first version of the format. g_idx: None where groups follow each other."""
-    values = unpacked(qweight.t(), bits).contiguous()
-    zeros = unpacked(qzeros, bits).t()
-    if zeros_less_one:
-        zeros = (zeros + 1) & ((1 << bits) - 1)
-    return _in_order(_with_zeros(values, scales.t(), zeros, bits, group_size), g_idx)
+    """zeros_less_one: the first version of the format. qzeros: None where all mean the middle, whatever is stored.
+    g_idx: None where groups follow each other. ValueError for groups of unequal sizes."""
+    numbers = Numbers(unpacked(qweight.t(), bits).contiguous(), scales.t(), bits, group_size)
+    if qzeros is not None:
+        zeros = unpacked(qzeros, bits).t()
+        zeros = (zeros + 1) & ((1 << bits) - 1) if zeros_less_one else zeros
+        numbers = numbers._replace(shift="zero", shifts=zeros)
+    return _in_order(numbers, g_idx)
 
 
 def compressed(
@@ -58,13 +59,11 @@ def compressed(
     group_size: int,
     columns: int,
 ) -> Numbers:
-    """columns: of the weight; the last int32 of a row may have more room."""
-    values = unpacked(packed, bits)[:, :columns].contiguous()
-    if zero_point is None:
-        numbers = Numbers(values, scale, bits, group_size)
-    else:
-        zeros = unpacked(zero_point.t(), bits).t()[: values.shape[0]]
-        numbers = _with_zeros(values, scale, zeros, bits, group_size)
+    """columns: of the weight; the last int32 of a row may have more room. ValueError as `gptq`."""
+    numbers = Numbers(unpacked(packed, bits)[:, :columns].contiguous(), scale, bits, group_size)
+    if zero_point is not None:
+        zeros = unpacked(zero_point.t(), bits).t()[: packed.shape[0]]
+        numbers = numbers._replace(shift="zero", shifts=zeros)
     return _in_order(numbers, g_idx)
 
 
@@ -76,17 +75,8 @@ def unpacked(words: torch.Tensor, bits: int, places: tuple[int, ...] | None = No
     return wide.to(torch.uint8).flatten(-2)
 
 
-def _with_zeros(
-    values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: Bits, group_size: int
-) -> Numbers:
-    """Zeros that are all the middle are left out."""
-    if bool((zeros == 1 << (bits - 1)).all()):
-        return Numbers(values, scales, bits, group_size)
-    return Numbers(values, scales, bits, group_size, "zero", zeros)
-
-
 def _in_order(numbers: Numbers, g_idx: torch.Tensor | None) -> Numbers:
-    """Columns sorted by their groups, where they are not. ValueError for groups of unequal sizes."""
+    """Columns sorted by their groups. ValueError for groups of unequal sizes."""
     if g_idx is None:
         return numbers
     columns, size = numbers.values.shape[1], numbers.group_size
@@ -94,6 +84,4 @@ def _in_order(numbers: Numbers, g_idx: torch.Tensor | None) -> Numbers:
     expected = torch.arange(columns, device=g_idx.device) // size
     if not torch.equal(g_idx.long()[order], expected):
         raise ValueError(f"g_idx: groups must have {size} inputs each")
-    if torch.equal(order, torch.arange(columns, device=order.device)):
-        return numbers
-    return numbers._replace(values=numbers.values[:, order].contiguous(), order=order)
+    return numbers._replace(values=numbers.values[:, order].contiguous(), order=order.int())

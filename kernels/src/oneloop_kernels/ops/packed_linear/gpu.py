@@ -33,6 +33,8 @@ def linear(call: PackedCall) -> torch.Tensor:
 def written_out(call: PackedCall) -> torch.Tensor:
     """A `prepared` call by cuBLAS."""
     weight = unpacked(call.weight).run()
-    return many_rows(
-        LinearCall(call.x, weight, call.bias, gated=call.gated, residual=call.residual, tickets=call.tickets)
+    plain = LinearCall(
+        call.x, weight, call.bias, gated=call.gated, residual=call.residual, tickets=call.tickets
     )
+    result = many_rows(plain)
+    return result if call.out is None or call.residual is not None else call.out.copy_(result)

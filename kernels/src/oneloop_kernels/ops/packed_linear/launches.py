@@ -22,7 +22,12 @@ _UNPACK_WARPS = 4
 
 
 def prepared(call: PackedCall) -> PackedCall:
-    """The norm and the order of x's columns launched at once, where there are."""
+    """The norm and the order of x's columns launched at once, where there are.
+
+    ValueError where the weight's rows are not in the halves that the call takes them for.
+    """
+    if (call.weight.halves == 2) != call.gated and call.weight.rows // 2 % TILE_ROWS:
+        raise ValueError(f"halves: a weight of {call.weight.halves} for a call with gated {call.gated}")
     x = call.x if call.norm is None else rms_norm(call.x, call.norm.weight, call.norm.eps)
     if call.weight.order is not None:
         x = x.index_select(1, call.weight.order)
@@ -132,6 +137,8 @@ def unpacked(weight: PackedWeight) -> Launch:
 def _result(call: PackedCall) -> torch.Tensor:
     if call.residual is not None:
         return call.residual
+    if call.out is not None:
+        return call.out
     return torch.empty(call.x.shape[0], call.out_size, dtype=call.x.dtype, device=call.x.device)
 
 

@@ -18,6 +18,8 @@ import torch
 from oneloop_kernels.ops.packed_linear import TILE_COLUMNS, TILE_ROWS, PackedWeight
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from oneloop_kernels.ops.packed_linear import Bits, Shift
 
 GROUP_SIZES: Final = (16, 32, 64, 128)
@@ -78,6 +80,50 @@ def pack(numbers: Numbers, dtype: torch.dtype, *, halves: int = 1) -> PackedWeig
         dtype,
         numbers.order,
     )
+
+
+def joined(parts: Sequence[Numbers]) -> Numbers:
+    """The rows of all parts one below the other. They must agree in all but their rows: see `agree`."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    shifts = [part.shifts for part in parts if part.shifts is not None]
+    return first._replace(
+        values=torch.cat([part.values for part in parts]),
+        scales=torch.cat([part.scales for part in parts]),
+        shifts=torch.cat(shifts) if shifts else None,
+    )
+
+
+def agree(one: Numbers, other: Numbers) -> bool:
+    """Whether both can be rows of one weight."""
+    if (one.bits, one.group_size, one.shift) != (other.bits, other.group_size, other.shift):
+        return False
+    if one.order is None or other.order is None:
+        return one.order is other.order
+    return torch.equal(one.order, other.order)
+
+
+def plain(numbers: Numbers) -> torch.Tensor:
+    """float32 [rows, columns], columns in x's order."""
+    columns = numbers.values.shape[1]
+    values = numbers.values.float()
+
+    def spread(per_group: torch.Tensor) -> torch.Tensor:
+        return per_group.float().repeat_interleave(numbers.group_size, 1)[:, :columns]
+
+    if numbers.shift == "zero":
+        assert numbers.shifts is not None
+        values -= spread(numbers.shifts)
+    else:
+        values -= 1 << (numbers.bits - 1)
+    values *= spread(numbers.scales)
+    if numbers.shift == "offset":
+        assert numbers.shifts is not None
+        values += spread(numbers.shifts)
+    if numbers.order is None:
+        return values
+    return torch.empty_like(values).index_copy_(1, numbers.order.long(), values)
 
 
 def unpack(weight: PackedWeight) -> Numbers:

@@ -20,8 +20,10 @@ def linear(call: PackedCall) -> torch.Tensor:
     """See ops.packed_linear.PackedLinear."""
     x = call.x if call.norm is None else rms_norm(call.x, call.norm.weight, call.norm.eps)
     if call.weight.order is not None:
-        x = x[:, call.weight.order]
+        x = x.index_select(1, call.weight.order)
     out = F.linear(x, dequantize(call.weight), call.bias)
     if call.gated:
         out = silu_mul(out)
-    return out if call.residual is None else call.residual.add_(out)
+    if call.residual is not None:
+        return call.residual.add_(out)
+    return out if call.out is None else call.out.copy_(out)

@@ -68,7 +68,7 @@ def gpu_reserved(spec: ModelSpec, item_bytes: int, config: EngineConfig) -> Rese
     workspaces = attention_workspace_bytes(spec, num_seqs, num_tokens) + GEMM_WORKSPACE_BYTES
     return Reserved(
         context=CONTEXT_BYTES,
-        weights=weight_bytes(spec, item_bytes),
+        weights=weight_bytes(spec, item_bytes, on_gpu=True),
         activations=activations,
         logits=logits,
         workspaces=workspaces,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from oneloop.formats.expected import linear_maps, num_parameters
+from oneloop.formats.quantization.fp8 import Fp8Scheme
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,14 +16,17 @@ if TYPE_CHECKING:
 ITEM_BYTES: Final[Mapping[DtypeName, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def weight_bytes(spec: ModelSpec, item_bytes: int) -> int:
-    """Every parameter once, of so many bytes each, but for the weights of quantised maps: as they are kept."""
+def weight_bytes(spec: ModelSpec, item_bytes: int, *, on_gpu: bool) -> int:
+    """Every parameter once, of so many bytes each, but for the weights of quantised maps: as they are kept.
+
+    Numbers of a few bits are kept on a GPU, where the model's are of 16 bits (quant.packed).
+    """
     total = num_parameters(spec) * item_bytes
     if spec.quantization is None:
         return total
     for names, out_sizes, in_size, _ in linear_maps(spec):
         scheme = spec.quantization.scheme_of(names)
-        if scheme is not None:
+        if isinstance(scheme, Fp8Scheme) or (scheme is not None and on_gpu and item_bytes == 2):
             total += scheme.kept_bytes(out_sizes, in_size) - sum(out_sizes) * in_size * item_bytes
     return total
 
