@@ -47,7 +47,8 @@ class GgufScheme:
             if form is None:
                 total += 2 * sum(sizes) * in_size
             else:
-                total += form.kept_bytes(sum(sizes), in_size, halves=halves_of(sizes))
+                halves = halves_of(sizes) if len(sizes) == len(parts) else 1
+                total += form.kept_bytes(sum(sizes), in_size, halves=halves)
         return total
 
 
