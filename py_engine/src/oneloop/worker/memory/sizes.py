@@ -31,6 +31,18 @@ def weight_bytes(spec: ModelSpec, item_bytes: int, *, on_gpu: bool) -> int:
     return total
 
 
+def written_out_bytes(spec: ModelSpec, item_bytes: int) -> int:
+    """The largest packed weight as the plain numbers of the model's type: of many rows it is multiplied as such."""
+    if spec.quantization is None or item_bytes != 2:
+        return 0
+    sizes = [
+        sum(out_sizes) * in_size * item_bytes
+        for names, out_sizes, in_size, _ in linear_maps(spec)
+        if not isinstance(spec.quantization.scheme_of(names), Fp8Scheme | None)
+    ]
+    return max(sizes, default=0)
+
+
 def kv_token_bytes(spec: ModelSpec, item_bytes: int) -> int:
     """Keys and values of one token in all layers: layers · 2 · KV heads · head size · bytes."""
     return spec.num_layers * 2 * spec.num_kv_heads * spec.head_dim * item_bytes
