@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -14,8 +14,8 @@ from oneloop_kernels.ops.linear import NUM_TICKETS, Norm
 from oneloop_kernels.ops.packed_linear import PACKED_LINEAR, PackedCall
 from oneloop_kernels.ops.packed_linear.gpu import written_out
 from oneloop_kernels.ops.packed_linear.launches import few_rows, prepared, stream, unpacked
-from oneloop_kernels.ops.packed_linear.packing import Numbers, dequantize, pack, unpack
-from oneloop_kernels.ops.packed_linear.plans import StreamPlan, can_stream, fitting
+from oneloop_kernels.ops.packed_linear.packing import Numbers, dequantize, pack, plain, unpack
+from oneloop_kernels.ops.packed_linear.plans import StreamPlan, can_stream, fitting, plan_for
 from oneloop_kernels.testing import assert_close, gated_scale
 
 EPS = 1e-5
@@ -58,12 +58,11 @@ FUSIONS = {
     "everything": {"norm": True, "gated": True, "bias": True, "residual": True, "order": True},
 }
 STREAMS = {
-    "cut": StreamPlan(64, 1, 4, programs=7),
-    "every block apart": StreamPlan(64, 1, 2, residents=2, programs=1000),
-    "several tiles a program": StreamPlan(64, 2, 5, residents=2, programs=3),
-    "wide tiles": StreamPlan(128, 1, 3, programs=4),
-    "wide tiles, long blocks": StreamPlan(128, 2, 3, programs=5, most_rows=32),
-    "three residents": StreamPlan(64, 1, 3, residents=3, programs=9, most_rows=16),
+    "cut": StreamPlan(1, 4, programs=7),
+    "every block apart": StreamPlan(1, 2, residents=2, programs=1000),
+    "several tiles a program": StreamPlan(2, 5, residents=2, programs=3),
+    "long blocks": StreamPlan(2, 3, programs=5, most_rows=32),
+    "three residents": StreamPlan(1, 3, residents=3, programs=9, most_rows=16),
 }
 
 
@@ -83,12 +82,21 @@ def stream_specs():
     """Odd sizes; as few and as many rows as there may be; programs with several tiles, with pieces, with none."""
     for name, kind in KINDS.items():
         yield f"cut: {name}", Spec(STREAMS["cut"], kind, 5, 200, 456, "everything")
-        yield f"wide tiles, long blocks: {name}", Spec(STREAMS["wide tiles, long blocks"], kind, 19, 200, 456)
+        yield f"long blocks: {name}", Spec(STREAMS["long blocks"], kind, 19, 200, 456)
     for fusion in FUSIONS:
         yield f"cut: {fusion}", Spec(STREAMS["cut"], KINDS["gptq"], 19, 600, 1000, fusion)
     for name, plan in STREAMS.items():
         for num_tokens in (1, 16, 40, 150):
             yield f"{name}: {num_tokens} rows", Spec(plan, KINDS["gptq"], num_tokens, 600, 520, "residual")
+    for kind in ("gptq", "symmetric", "a scale a row"):
+        for num_tokens in (1, 16):
+            yield f"sums of {kind}: {num_tokens} rows", Spec(
+                STREAMS["cut"], KINDS[kind], num_tokens, 200, 456, "everything"
+            )
+            rounding = replace(STREAMS["cut"], scales_sums=False)
+            yield f"weights of {kind}: {num_tokens} rows", Spec(rounding, KINDS[kind], num_tokens, 200, 456, "residual")
+    whole_offsets = Kind(4, "offset", 128)
+    yield "sums with offsets", Spec(STREAMS["long blocks"], whole_offsets, 3, 200, 456, "everything")
 
 
 HOPPER = dict(stream_specs())
@@ -137,20 +145,21 @@ def call_of(spec, inputs, dtype):
     )
 
 
-def sums(call):
-    """The formula in double precision, up to the activation."""
+def sums(call, exact):
+    """The formula in double precision, up to the activation. exact: with weights as they are, not rounded to x's type."""
     x = call.x.double()
     if call.norm is not None:
         x = x / (x.square().mean(-1, keepdim=True) + call.norm.eps).sqrt() * call.norm.weight.double()
     if call.weight.order is not None:
         x = x[:, call.weight.order]
-    out = x @ dequantize(call.weight).double().T
+    weight = plain(unpack(call.weight)._replace(order=None)) if exact else dequantize(call.weight)
+    out = x @ weight.double().T
     return out if call.bias is None else out + call.bias.double()
 
 
-def check(call, compute):
+def check(call, compute, *, exact=False):
     """The right values, written where they belong; x untouched; tickets back at zero."""
-    wanted, x = sums(call), call.x.clone()
+    wanted, x = sums(call, exact), call.x.clone()
     scale = None
     if call.gated:
         gate, up = wanted.chunk(2, -1)
@@ -285,14 +294,17 @@ def test_all_implementations_keep_the_contract(inputs, half_dtype, kernel_device
     assert "reference" in names
     for name in (*names, "triton"):
         call = make_call(inputs, half_dtype, KINDS["gptq"], num_tokens, 72, 200, **FUSIONS[fusion])
-        check(call, PACKED_LINEAR.resolve(kernel_device, half_dtype, name=name))
+        plan = plan_for(call.weight, num_tokens, gated=call.gated, may_split=True)
+        exact = name == "triton" and plan is not None and plan.on_sums(call.weight, num_tokens)
+        check(call, PACKED_LINEAR.resolve(kernel_device, half_dtype, name=name), exact=exact)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("spec", HOPPER.values(), ids=HOPPER)
 def test_kernel_of_hopper(inputs, half_dtype, kernel_device, compiled, spec):
     assert can_stream(kernel_device), "the GPU tests need a Hopper GPU"
-    check(call_of(spec, inputs, half_dtype), run_stream(spec.plan))
+    call = call_of(spec, inputs, half_dtype)
+    check(call, run_stream(spec.plan), exact=spec.plan.on_sums(call.weight, spec.num_tokens))
 
 
 @pytest.mark.gpu

@@ -33,14 +33,14 @@ class Case:
 
 
 CASES = {
-    "one row": Case(StreamPlan(64, 2, 16, residents=2), 1),
-    "one row, zeros": Case(StreamPlan(64, 1, 16, residents=3), 1, shift="zero"),
-    "gated": Case(StreamPlan(64, 1, 16, residents=2), 16, gated=True),
-    "wide": Case(StreamPlan(128, 1, 16), 16, shift="zero", dtype=torch.float16),
-    "many rows": Case(StreamPlan(64, 1, 16), 64),
-    "q4_k": Case(StreamPlan(64, 1, 16, residents=2), 8, shift="offset", groups=4),
-    "q6_k": Case(StreamPlan(64, 1, 16, residents=2), 8, bits=6, groups=8),
-    "q8_0": Case(StreamPlan(64, 1, 16, residents=2), 8, bits=8, groups=4, dtype=torch.float16),
+    "one row": Case(StreamPlan(2, 16, residents=2), 1),
+    "one row, zeros": Case(StreamPlan(1, 16, residents=3), 1, shift="zero"),
+    "gated": Case(StreamPlan(1, 16, residents=2), 16, gated=True),
+    "sixteen rows": Case(StreamPlan(1, 16, residents=2), 16, shift="zero", dtype=torch.float16),
+    "many rows": Case(StreamPlan(1, 16), 64),
+    "q4_k": Case(StreamPlan(1, 16, residents=2), 8, shift="offset", groups=4),
+    "q6_k": Case(StreamPlan(1, 16, residents=2), 8, bits=6, groups=8),
+    "q8_0": Case(StreamPlan(1, 16, residents=2), 8, bits=8, groups=4, dtype=torch.float16),
 }
 
 
@@ -107,13 +107,17 @@ def test_numbers_go_straight_to_the_tensor_cores(reports, name):
     assert report.count("PREEXIT"), "the next kernel is not let in"
     assert report.count(r"UTMALDG\.3D") >= 4
     halves = 2 if case.gated else 1
-    pairs = 32 * case.plan.column_tiles * halves
-    assert report.count(r"LDS\.128") >= 2 * case.plan.column_tiles * halves
+    tiles = case.plan.column_tiles * halves
+    assert report.count(r"LDS\.128") >= 2 * tiles
+    on_sums = case.plan.on_sums(call_of(case).weight, case.num_tokens)
     scaling = "HFMA2" if case.shift == "offset" else "HMUL2"
-    assert report.count(scaling) >= pairs
-    kind = "BF16" if case.dtype is torch.bfloat16 else "F16"
-    products = report.count(rf"HGMMA\.64x{max(8, case.num_tokens)}x16\.F32(\.{kind})?")
-    assert products == 8 * case.plan.column_tiles * halves
+    assert (report.count(scaling) >= 32 * tiles) != on_sums
+    if case.num_tokens > 16:
+        assert report.count(rf"HGMMA\.64x{case.num_tokens}x16\.F32") == 8 * tiles
+    else:
+        products = 8 * max(1, case.num_tokens // 8)
+        assert report.count(r"HMMA\.16816\.F32") == products * (tiles + on_sums * case.plan.column_tiles)
+        assert report.count(r"LDSM\.16\.M88\.4") >= 4 * case.plan.column_tiles
     assert report.shared * case.plan.residents <= 227 * 1024
 
 

@@ -115,18 +115,18 @@ def num_bytes_of(one: Map, num_tokens: int, weight: PackedWeight) -> int:
 
 def candidates(one: Map, num_tokens: int, device: torch.device) -> Iterator[StreamPlan]:
     """Plans worth a try: as many programs as find room, or so many to a tile, or so many tiles to one."""
-    for (block_n, residents), column_tiles in itertools.product(
-        ((64, 1), (64, 2), (64, 3), (128, 1), (128, 2)), (1, 2)
-    ):
-        if num_tokens > 32 and (residents == 3 or block_n == 128 and residents == 2):
+    for residents, column_tiles in itertools.product((1, 2, 3), (1, 2)):
+        if num_tokens > 32 and residents == 3:
             continue
-        plan = StreamPlan(block_n, column_tiles, 16, residents)
+        plan = StreamPlan(column_tiles, 16, residents)
         room = residents * num_sms(device)
         tiles = plan.num_tiles(num_tokens, one.result_size)
         whole = tiles * (room // tiles) if tiles <= room else -(-tiles // -(-tiles // room))
-        yield replace(plan, programs=whole)
-        if whole * 10 < room * 9:
-            yield replace(plan, programs=room)
+        ways = (True, False) if plan.block_m(num_tokens) <= 16 else (False,)
+        for scales_sums in ways:
+            yield replace(plan, programs=whole, scales_sums=scales_sums)
+            if whole * 10 < room * 9:
+                yield replace(plan, programs=room, scales_sums=scales_sums)
 
 
 def compile_all(ways: Sequence[tuple[Inputs, Callable[[Inputs], object]]], device: torch.device) -> None:
@@ -184,7 +184,7 @@ def way(plan: StreamPlan | None) -> Callable[[Inputs], object]:
 
 def short(plan: StreamPlan) -> str:
     """A name for the table."""
-    return f"{plan.block_n}x{plan.column_tiles} residents {plan.residents} programs {plan.programs}"
+    return f"tiles {plan.column_tiles} residents {plan.residents} programs {plan.programs}{' sums' * plan.scales_sums}"
 
 
 def compare(bench: KernelBench, maps: Sequence[Map], rows: Sequence[int], kind: str) -> None:

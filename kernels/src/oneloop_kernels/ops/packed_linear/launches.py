@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _MERGED_PER_THREAD = 128
 """Partial sums that a thread fetches at a time."""
 _UNPACK_WARPS = 4
+_STREAM_WARPS = 4
+"""That multiply: a tensor core instruction of 64 rows."""
 
 
 def prepared(call: PackedCall) -> PackedCall:
@@ -45,15 +47,14 @@ def stream(plan: StreamPlan, call: PackedCall) -> Launch:
     cut = num_tiles % programs != 0
     if call.tickets is None or call.tickets.numel() < num_tiles:
         raise ValueError(f"tickets: {num_tiles} are needed to split sums among programs")
-    part_size = plan.block_n * block_m * (2 if call.gated else 1)
+    part_size = TILE_ROWS * block_m * (2 if call.gated else 1)
     out = _result(call)
-    row_tiles = plan.block_n // TILE_ROWS
-    words = _map_of_tiles(weight.words, 4, row_tiles, 4 * plan.column_tiles)
+    words = _map_of_tiles(weight.words, 4, 4 * plan.column_tiles)
     arguments = (
-        tensor_map(x, block_m, TILE_COLUMNS * plan.column_tiles),
+        tensor_map(x, block_m, TILE_COLUMNS),
         words,
-        words if weight.high is None else _map_of_tiles(weight.high, 4, row_tiles, 4 * plan.column_tiles),
-        _map_of_tiles(weight.params, 1, row_tiles, plan.column_tiles),
+        words if weight.high is None else _map_of_tiles(weight.high, 4, 4 * plan.column_tiles),
+        _map_of_tiles(weight.params, 1, plan.column_tiles),
         x if call.bias is None else call.bias,
         out,
         torch.empty(2 * programs * part_size if cut else 1, dtype=torch.float32, device=device),
@@ -67,12 +68,12 @@ def stream(plan: StreamPlan, call: PackedCall) -> Launch:
     constants: dict[str, object] = {
         **_surroundings(call),
         **_kind(weight),
+        "ON_SUMS": plan.on_sums(weight, num_tokens),
         "BLOCK_M": block_m,
-        "BLOCK_N": plan.block_n,
         "COLUMN_TILES": plan.column_tiles,
         "STAGES": plan.num_stages,
-        "MERGE": max(1, min(8, _MERGED_PER_THREAD * plan.num_warps * 32 // part_size)),
-        "num_warps": plan.num_warps,
+        "MERGE": max(1, min(8, _MERGED_PER_THREAD * _STREAM_WARPS * 32 // part_size)),
+        "num_warps": _STREAM_WARPS,
         **({} if plan.max_registers is None else {"maxnreg": plan.max_registers}),
         **pdl_options(device),
     }
@@ -154,13 +155,13 @@ def _kind(weight: PackedWeight) -> dict[str, object]:
     return {"BITS": weight.bits, "SHIFT": weight.shift, "GROUPS": weight.groups}
 
 
-def _map_of_tiles(tiles: torch.Tensor, lines: int, row_tiles: int, block_lines: int) -> Any:
-    """For copies of whole tiles of [row tiles, column tiles, …], each seen as so many lines."""
+def _map_of_tiles(tiles: torch.Tensor, lines: int, block_lines: int) -> Any:
+    """For copies of so many lines of a tile of rows of [row tiles, column tiles, …]; a tile is seen as `lines`."""
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     seen = tiles.view(tiles.shape[0], tiles.shape[1] * lines, -1)
     shape = list(seen.shape)
-    box = [row_tiles, block_lines, shape[2]]
+    box = [1, block_lines, shape[2]]
     return TensorDescriptor(seen, shape, list(seen.stride()), box, _plain(8 * seen.element_size()))
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 MAX_STREAMING_ROWS: Final = 64
 """By the rule, on Hopper: up to here weights are unpacked in the product, beyond written out for cuBLAS."""
+_MAX_SUMMED_ROWS: Final = 16
+"""Of x in a tile. With more there is more to scale than the weights."""
 MAX_FEW_ROWS: Final = 32
 """By the rule, on other cards, likewise."""
 
@@ -36,27 +38,22 @@ _MAX_STAGES: Final = 16
 class StreamPlan:
     """Constants of `triton.stream.stream_kernel`, for Hopper.
 
-    block_n: results of a tile, 64 or 128. column_tiles: in a copy, 1 or 2. num_stages: copies under way. residents:
-    programs that share a multiprocessor, 1 to 3. programs: in the grid, at most (0: as many as find room). most_rows:
-    of x in a tile.
+    column_tiles: in a copy, 1 or 2. num_stages: copies under way. residents: programs that share a multiprocessor, 1 to
+    3. programs: in the grid, at most (0: as many as find room). most_rows: of x in a tile. scales_sums: where it can, the
+    kernel scales sums, exactly, instead of weights, which rounds them.
     """
 
-    block_n: int
     column_tiles: int
     num_stages: int
     residents: int = 1
     programs: int = 0
     most_rows: int = 64
-
-    @property
-    def num_warps(self) -> int:
-        """That multiply: sixteen rows of a tile each."""
-        return self.block_n // 16
+    scales_sums: bool = True
 
     @property
     def max_registers(self) -> int | None:
         """Per thread, so that the residents find room; those that multiply get what the one that copies gives back."""
-        return {(4, 2): 128, (4, 3): 80, (8, 1): 168}.get((self.num_warps, self.residents))
+        return {2: 128, 3: 80}.get(self.residents)
 
     def block_m(self, num_tokens: int) -> int:
         """Rows of x of a tile."""
@@ -64,7 +61,12 @@ class StreamPlan:
 
     def num_tiles(self, num_tokens: int, out_size: int) -> int:
         """out_size: of the result."""
-        return -(-out_size // self.block_n) * -(-num_tokens // self.block_m(num_tokens))
+        return -(-out_size // TILE_ROWS) * -(-num_tokens // self.block_m(num_tokens))
+
+    def on_sums(self, weight: PackedWeight, num_tokens: int) -> bool:
+        """Whether the kernel scales sums: of 4 bits in groups of 128 columns or more."""
+        few = self.block_m(num_tokens) <= _MAX_SUMMED_ROWS
+        return self.scales_sums and few and weight.bits == 4 and weight.groups == 1
 
     def grid(self, device: torch.device, num_tiles: int, columns: int) -> int:
         """Programs for so many tiles of so many columns."""
@@ -87,7 +89,7 @@ def stage_bytes(plan: StreamPlan, weight: PackedWeight, num_tokens: int, *, gate
     tile = 4 * weight.words.shape[2] + 4 * weight.params.shape[2] * weight.params.shape[3]
     if weight.high is not None:
         tile += weight.high.shape[2] * weight.high.element_size()
-    tiles = plan.column_tiles * plan.block_n // TILE_ROWS * (2 if gated else 1)
+    tiles = plan.column_tiles * (2 if gated else 1)
     return tiles * tile + 2 * plan.column_tiles * TILE_COLUMNS * plan.block_m(num_tokens)
 
 
@@ -121,4 +123,4 @@ def fitting(plan: StreamPlan, weight: PackedWeight, num_tokens: int, *, gated: b
 
 @cache
 def _by_rule(num_tokens: int) -> StreamPlan:
-    return StreamPlan(64, 2 if num_tokens <= 16 else 1, _MAX_STAGES, residents=2)
+    return StreamPlan(2 if num_tokens <= 16 else 1, _MAX_STAGES, residents=2)

@@ -36,6 +36,22 @@ def unpack_constraints(bits: int, shift: str) -> str:
 
 
 @gluon.constexpr_function
+def raw_asm(is_bf16: bool) -> str:
+    """Two words of 4 bits to eight pairs of numbers, each with a power of two on top."""
+    power = 0x43004300 if is_bf16 else 0x64006400
+    lines = [".reg .b32 power;", f"mov.b32 power, {power:#x};"]
+    for number in range(OUTPUTS):
+        lines += _nibble(f"${number}", OUTPUTS + number // 4, number % 4, "power")
+    return "{\n" + "\n".join(lines) + "\n}"
+
+
+@gluon.constexpr_function
+def raw_constraints() -> str:
+    """Of `raw_asm`."""
+    return ",".join(["=&r"] * OUTPUTS + ["r"] * 2)
+
+
+@gluon.constexpr_function
 def _pair(number: int, bits: int, shift: str, kind: str) -> list[str]:
     d, place, r = number // 4, number % 4, number % 2
     high = OUTPUTS + 2
