@@ -51,7 +51,11 @@ def test_packed_in_16_bits_they_are_off_by_little(kind: str) -> None:
 def test_the_engine_knows_how_types_are_kept(kind: str) -> None:
     numbers = numbers_of(kind, torch.from_numpy(random_blocks(kind, 150, 768)))
     form = FORMS[kind]
-    assert (numbers.bits, numbers.group_size, numbers.shift != "none") == (form.bits, form.group_size, form.shifts)
+    assert (numbers.bits, numbers.group_size, numbers.shift != "none") == (
+        form.bits,
+        form.group_size,
+        form.shifts,
+    )
     for halves in (1, 2):
         weight = pack(numbers, torch.float16, halves=halves)
         assert weight.num_bytes == form.kept_bytes(150, 768, halves=halves)
@@ -68,7 +72,9 @@ def test_engine_and_kernels_have_the_same_list_and_tiles() -> None:
 
 
 def test_parts_that_agree_are_joined() -> None:
-    first, second = (numbers_of("Q4_K", torch.from_numpy(random_blocks("Q4_K", 70, 512, seed))) for seed in (1, 2))
+    first, second = (
+        numbers_of("Q4_K", torch.from_numpy(random_blocks("Q4_K", 70, 512, seed))) for seed in (1, 2)
+    )
     assert agree(first, second)
     assert torch.equal(plain(joined([first, second])), torch.cat((plain(first), plain(second))))
     other = numbers_of("Q4_0", torch.from_numpy(random_blocks("Q4_0", 70, 512)))
@@ -78,4 +84,6 @@ def test_parts_that_agree_are_joined() -> None:
     assert agree(first._replace(order=order), second._replace(order=order.clone()))
     ordered = plain(first._replace(order=order))
     assert torch.equal(ordered[:, order], plain(first))
-    assert torch.equal(plain(unpack(pack(first, torch.float16))).half(), dequantize(pack(first, torch.float16)))
+    assert torch.equal(
+        plain(unpack(pack(first, torch.float16))).half(), dequantize(pack(first, torch.float16))
+    )

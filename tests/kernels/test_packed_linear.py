@@ -90,11 +90,15 @@ def stream_specs():
             yield f"{name}: {num_tokens} rows", Spec(plan, KINDS["gptq"], num_tokens, 600, 520, "residual")
     for kind in ("gptq", "symmetric", "a scale a row"):
         for num_tokens in (1, 16):
-            yield f"sums of {kind}: {num_tokens} rows", Spec(
-                STREAMS["cut"], KINDS[kind], num_tokens, 200, 456, "everything"
+            yield (
+                f"sums of {kind}: {num_tokens} rows",
+                Spec(STREAMS["cut"], KINDS[kind], num_tokens, 200, 456, "everything"),
             )
             rounding = replace(STREAMS["cut"], scales_sums=False)
-            yield f"weights of {kind}: {num_tokens} rows", Spec(rounding, KINDS[kind], num_tokens, 200, 456, "residual")
+            yield (
+                f"weights of {kind}: {num_tokens} rows",
+                Spec(rounding, KINDS[kind], num_tokens, 200, 456, "residual"),
+            )
     whole_offsets = Kind(4, "offset", 128)
     yield "sums with offsets", Spec(STREAMS["long blocks"], whole_offsets, 3, 200, 456, "everything")
 
@@ -146,7 +150,7 @@ def call_of(spec, inputs, dtype):
 
 
 def sums(call, exact):
-    """The formula in double precision, up to the activation. exact: with weights as they are, not rounded to x's type."""
+    """The formula in double precision, up to the activation. exact: with weights that are not rounded to x's type."""
     x = call.x.double()
     if call.norm is not None:
         x = x / (x.square().mean(-1, keepdim=True) + call.norm.eps).sqrt() * call.norm.weight.double()
@@ -217,7 +221,11 @@ def compiled(request, kernel_device):
     """On a GPU what the chosen tests of this file stream by compiles at once: one by one it takes minutes."""
     if kernel_device.type != "cuda":
         return
-    chosen = [item.callspec.params for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    chosen = [
+        item.callspec.params
+        for item in request.session.items
+        if item.path == request.path and hasattr(item, "callspec")
+    ]
     calls = [
         (one["spec"], call_of(one["spec"], Uninitialised(kernel_device), one["half_dtype"]))
         for one in chosen

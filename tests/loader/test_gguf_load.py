@@ -129,7 +129,7 @@ MIXES: dict[str, dict[str, str]] = {
 def test_types_stay_as_they_are_where_there_are_kernels(
     kit: Any, tmp_path: Path, arch: str, mix: str
 ) -> None:
-    """As on a GPU, by kernels in the interpreter. Logits of the same file dequantised, and as much memory as planned."""
+    """As on a GPU, by kernels in the interpreter. Logits of the file dequantised, as much memory as planned."""
     model = kit.tiny_model(arch, tie_word_embeddings=False)
     path = write_model(tmp_path / "m.gguf", model, arch, "Q4_0", MIXES[mix])
     wanted = kit.our_logits(kit.load(path))

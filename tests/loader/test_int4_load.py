@@ -42,7 +42,9 @@ class Quantized:
         return (self.numbers - zeros).float() * scales.float()
 
 
-def quantized(out_size: int, in_size: int, size: int, *, symmetric: bool, shuffled: bool, seed: int) -> Quantized:
+def quantized(
+    out_size: int, in_size: int, size: int, *, symmetric: bool, shuffled: bool, seed: int
+) -> Quantized:
     generator = torch.Generator().manual_seed(seed)
     num_groups = -(-in_size // size)
     groups = torch.arange(in_size) // size
@@ -57,7 +59,9 @@ def quantized(out_size: int, in_size: int, size: int, *, symmetric: bool, shuffl
     )
 
 
-def packed(numbers: torch.Tensor, dim: int, order: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7)) -> torch.Tensor:
+def packed(
+    numbers: torch.Tensor, dim: int, order: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7)
+) -> torch.Tensor:
     """Eight neighbours of a dimension in an int32, the first of `order` in its lowest bits."""
     moved = numbers.movedim(dim, -1)
     missing = -moved.shape[-1] % 8
@@ -207,7 +211,9 @@ def test_packed_weights(kit: Any, tmp_path: Path, caplog: Any, name: str) -> Non
     spec = resolve_model(str(folder)).spec
     plain = sum(t.nbytes for t in ours.weight_targets().values() if isinstance(t, torch.Tensor))
     assert weight_bytes(spec, 2, on_gpu=True) == plain + sum(one.num_bytes for one in kept)  # type: ignore[attr-defined]
-    assert not [record for record in caplog.records if "not used" in record.message and "shape" not in record.message]
+    assert not [
+        record for record in caplog.records if "not used" in record.message and "shape" not in record.message
+    ]
 
 
 def test_groups_without_a_kernel_are_written_out(kit: Any, tmp_path: Path) -> None:
@@ -227,7 +233,10 @@ def test_parts_in_orders_of_their_own(kit: Any, tmp_path: Path) -> None:
     q = quantized(64, 64, 32, symmetric=False, shuffled=False, seed=77)
     name = "model.layers.0.self_attn.q_proj"
     folder = write(
-        tmp_path / "model", model, layout, **{f"{name}.{part}": tensor for part, tensor in layout.write(q).items()}
+        tmp_path / "model",
+        model,
+        layout,
+        **{f"{name}.{part}": tensor for part, tensor in layout.write(q).items()},
     )
     with torch.no_grad():
         model.model.layers[0].self_attn.q_proj.weight.copy_(q.meaning())

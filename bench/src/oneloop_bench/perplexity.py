@@ -1,6 +1,6 @@
 """Perplexity of models on one text: what quantising costs. By the engine's own prompt log-probabilities.
 
-    python -m oneloop_bench.perplexity MODEL … [--text FILE …] [--tokenizer MODEL] [--window 512] [--dtype float32] [--json FILE]
+    python -m oneloop_bench.perplexity MODEL … [--text FILE …] [--tokenizer FILE] [--window 512] [--json FILE]
 
 The text (by default this repository's docs/*.md but architecture.md, which quantisers are calibrated on) is cut into
 windows; the first token of each is not scored. Every model is compared with the first.
@@ -89,7 +89,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         change = row["perplexity"] / rows[0]["perplexity"] - 1
         print(f"{row['perplexity']:9.4f} {change:+8.2%}  {row['tokens']} tokens  {model}", flush=True)
     digest = hashlib.sha256(text.encode()).hexdigest()
-    result = {"bench": "perplexity", "rows": rows, "window": options.window, "dtype": options.dtype, "text": digest}
+    result = {
+        "bench": "perplexity",
+        "rows": rows,
+        "window": options.window,
+        "dtype": options.dtype,
+        "text": digest,
+    }
     if options.json is not None:
         save_result(options.json, result)
     print_result(result)

@@ -88,7 +88,9 @@ def random_weight(one: Map, kind: str, dtype: torch.dtype, device: torch.device)
     return PackedWeight(words, high, params, bits, shift, one.out_size, one.in_size, halves, dtype)
 
 
-def make_inputs(one: Map, num_tokens: int, kind: str, device: torch.device, x: torch.Tensor | None = None) -> Inputs:
+def make_inputs(
+    one: Map, num_tokens: int, kind: str, device: torch.device, x: torch.Tensor | None = None
+) -> Inputs:
     """x: shared by several maps of a chain: what they normalise, and add their results to."""
     dtype = plain.dtype_on(device)
 
@@ -163,7 +165,11 @@ def sweep(bench: KernelBench, maps: Sequence[Map], rows: Sequence[int], kind: st
         sets = bench.sets(lambda: make_inputs(one, num_tokens, kind, bench.device), num_bytes=num_bytes)  # noqa: B023
         known: dict[str, StreamPlan | None] = {short(plan): plan for plan in plans[name]} | {"out": None}
         best = bench.best(
-            name, {key: way(plan) for key, plan in known.items()}, sets, num_bytes=num_bytes, effort=SWEEP_EFFORT
+            name,
+            {key: way(plan) for key, plan in known.items()},
+            sets,
+            num_bytes=num_bytes,
+            effort=SWEEP_EFFORT,
         )
         if best is not None:
             plan = known[best]

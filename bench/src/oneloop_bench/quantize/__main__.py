@@ -70,7 +70,9 @@ def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--method", choices=("nearest", "gptq"), default="nearest")
     parser.add_argument("--group-size", type=int, default=64, help="inputs that share a scale (64)")
     parser.add_argument("--symmetric", action="store_true", help="without zeros")
-    parser.add_argument("--by-activation", action="store_true", help="groups in the order of the inputs' size")
+    parser.add_argument(
+        "--by-activation", action="store_true", help="groups in the order of the inputs' size"
+    )
     parser.add_argument("--text", type=Path, default=Path("docs/architecture.md"), help="for --method gptq")
     parser.add_argument("--calibration-tokens", type=int, default=4096, help="of the text (4096)")
     return parser.parse_args(arguments)

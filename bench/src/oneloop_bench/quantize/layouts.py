@@ -1,4 +1,4 @@
-"""Quantised weights as AWQ's, GPTQ's and compressed-tensors' checkpoints have them; see ops.packed_linear.checkpoint."""
+"""Quantised weights as checkpoints of AWQ, GPTQ and compressed-tensors have them; see ops.packed_linear.checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ _AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
 """The number that lies in bits 0–3, 4–7, … of a word."""
 
 
-def tensors_of(layout: Layout, found: Quantized, *, by_activation: bool, symmetric: bool) -> dict[str, torch.Tensor]:
+def tensors_of(
+    layout: Layout, found: Quantized, *, by_activation: bool, symmetric: bool
+) -> dict[str, torch.Tensor]:
     """Last part of the name → tensor."""
     values, zeros, groups = found.values, found.zeros, found.groups.to(torch.int32)
     if layout == "awq":

@@ -21,7 +21,7 @@ _BLOCK: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """(values − zeros) · scales. values: uint8 [out, in]; scales float16, zeros uint8: [out, groups]; groups: int64 [in]."""
+    """(values − zeros) · scales. values: uint8 [out, in]; scales float16 and zeros uint8 [out, groups]; groups: int64 [in]."""
 
     values: torch.Tensor
     scales: torch.Tensor
@@ -83,7 +83,9 @@ def gptq(weight: torch.Tensor, hessian: torch.Tensor, grid: Grid, *, by_activati
                 behind = left[:, column : column + grid.group_size].clone()
                 done = column - start
                 # What the block's errors so far will do to the part of the group behind the block.
-                behind[:, end - column :] -= errors[:, :done] @ inverse[start:column, end : column + grid.group_size]
+                behind[:, end - column :] -= (
+                    errors[:, :done] @ inverse[start:column, end : column + grid.group_size]
+                )
                 scale, zero = grid.fit(behind)
                 scales.append(scale)
                 zeros.append(zero)

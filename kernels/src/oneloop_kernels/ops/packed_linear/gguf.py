@@ -27,8 +27,8 @@ class _Type(NamedTuple):
     bits: Bits
     group_size: int
     read: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]
-    """uint8 [blocks, block_bytes] → q uint8 [blocks, block_size], d, m float32 [blocks, groups]; without m the weight is
-    d · (q − middle)."""
+    """uint8 [blocks, block_bytes] → q uint8 [blocks, block_size]; d, m float32 [blocks, groups]. Without m the weight
+    is d · (q − middle)."""
     raised: int = 0
     """What is added to q so that its range lies about the middle of `bits` bits."""
 

@@ -39,8 +39,8 @@ class StreamPlan:
     """Constants of `triton.stream.stream_kernel`, for Hopper.
 
     column_tiles: in a copy, 1 or 2. num_stages: copies under way. residents: programs that share a multiprocessor, 1 to
-    3. programs: in the grid, at most (0: as many as find room). most_rows: of x in a tile. scales_sums: where it can, the
-    kernel scales sums, exactly, instead of weights, which rounds them.
+    3. programs: in the grid, at most (0: as many as find room). most_rows: of x in a tile. scales_sums: where it can,
+    the kernel scales sums, exactly, instead of weights, which rounds them.
     """
 
     column_tiles: int

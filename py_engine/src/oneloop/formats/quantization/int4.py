@@ -65,7 +65,7 @@ class Int4Scheme:
         return Form(4, self.group_size, shifts=self.zero_points, ordered=self.act_order)
 
     def kept_bytes(self, parts: tuple[int, ...], in_size: int) -> int:
-        """Memory of a map of so many results for each of its parts; of 16-bit numbers where no kernel has such groups."""
+        """Memory of a map of so many results for each part; of 16-bit numbers where no kernel has its groups."""
         if not self.form.is_packable(in_size):
             return 2 * sum(parts) * in_size
         return self.form.kept_bytes(sum(parts), in_size, halves=halves_of(parts))

@@ -99,7 +99,7 @@ def graph_bytes(spec: ModelSpec, item_bytes: int, num_tokens: int, num_seqs: int
 
 
 def graph_pool_bytes(spec: ModelSpec, item_bytes: int, num_tokens: int, num_seqs: int) -> int:
-    """The tensors of the largest captured step: activations, logits, a workspace of matrix products, a written-out weight.
+    """Tensors of the largest captured step: activations, logits, a workspace of matrix products, a weight written out.
 
     From one graph to the next they do not share memory of different sizes: the sum was seen.
     """

@@ -8,7 +8,10 @@ exact. Then it is scaled, which rounds once.
 from __future__ import annotations
 
 from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
 
+TILE_ROWS = gl.constexpr(64)
+TILE_COLUMNS = gl.constexpr(128)
 OUTPUTS = 8
 
 
@@ -104,3 +107,142 @@ def _upper_of_six(word: int, shift: int) -> list[str]:
         "lop3.b32 u, u, 0x00300030, power, 0xea;",
         "or.b32 t, t, u;",
     ]
+
+
+@gluon.constexpr_function
+def _words_layout():
+    """Of [a, w, g, c, b, d]; see `packing`. Of scales too, where some dimensions are 1."""
+    return gl.BlockedLayout([1, 1, 1, 1, 2, 2], [1, 1, 8, 4, 1, 1], [1, 4, 1, 1, 1, 1], [5, 4, 3, 2, 1, 0])
+
+
+@gluon.constexpr_function
+def _rows_layout():
+    """Of [w, g, 1]: pairs of rows."""
+    return gl.BlockedLayout([1, 1, 1], [1, 8, 4], [4, 1, 1], [2, 1, 0])
+
+
+@gluon.constexpr_function
+def _flat(rank):
+    """Shared memory without a pattern."""
+    return gl.SwizzledSharedLayout(1, 1, 1, list(range(rank))[::-1])
+
+
+@gluon.jit
+def raw_numbers(words, place, tile, COLUMN_TILES: gl.constexpr, kind: gl.constexpr, sums: gl.constexpr):
+    """[64, 128] of a stage's tile, each number with a power of two on top."""
+    numbers = _numbers(words, place, tile, COLUMN_TILES, gl.int32)
+    o = gl.inline_asm_elementwise(
+        raw_asm(kind == gl.bfloat16),
+        raw_constraints(),
+        [numbers],
+        dtype=(gl.int16, gl.int16, gl.int16, gl.int16, gl.int16, gl.int16, gl.int16, gl.int16),
+        is_pure=True,
+        pack=2,
+    )
+    return _matrix(o, kind, sums)
+
+
+@gluon.jit
+def scaled_weights(
+    words, high, params, place, tile,
+    BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr, COLUMN_TILES: gl.constexpr,
+    kind: gl.constexpr, sums: gl.constexpr,
+):  # fmt: skip
+    """[64, 128] of a stage's tile, scaled."""
+    layout: gl.constexpr = _words_layout()
+    a: gl.constexpr = 2 if GROUPS > 1 else 1
+    b: gl.constexpr = 2 if GROUPS > 2 else 1
+    d: gl.constexpr = 2 if GROUPS > 4 else 1
+    per_group: gl.constexpr = [COLUMN_TILES, a, 4, 8, 1, b, d]
+    if SHIFT == "none":
+        inputs = _twice(_of_tile(params, place, tile, gl.int32, per_group).load(layout))
+    else:
+        both = _of_tile(params, place, tile, gl.int64, per_group).load(layout)
+        inputs = _twice(both.to(gl.int32)) + _twice((both >> 32).to(gl.int32))
+    if BITS > 4:
+        inputs = (_numbers(high, place, tile, COLUMN_TILES, high.dtype),) + inputs  # noqa: RUF005 Gluon has no stars
+    o = gl.inline_asm_elementwise(
+        unpack_asm(BITS, SHIFT, kind == gl.bfloat16),
+        unpack_constraints(BITS, SHIFT),
+        (_numbers(words, place, tile, COLUMN_TILES, gl.int32),) + inputs,  # noqa: RUF005
+        dtype=(gl.int16, gl.int16, gl.int16, gl.int16, gl.int16, gl.int16, gl.int16, gl.int16),
+        is_pure=True,
+        pack=2,
+    )
+    return _matrix(o, kind, sums)
+
+
+@gluon.jit
+def tile_scale(
+    params,
+    place,
+    tile,
+    SHIFT: gl.constexpr,
+    COLUMN_TILES: gl.constexpr,
+    kind: gl.constexpr,
+    sums: gl.constexpr,
+):
+    """float32 [64] each: what a tile's sums are multiplied by, and what the sum of x."""
+    power: gl.constexpr = 128.0 if kind == gl.bfloat16 else 1024.0
+    middle: gl.constexpr = power + 8.0
+    layout: gl.constexpr = _rows_layout()
+    if SHIFT == "none":
+        pairs = _of_tile(params, place, tile, gl.int32, [COLUMN_TILES, 4, 8, 1]).load(layout)
+        scale = _by_rows(pairs, kind, sums)
+        shift = scale * -middle
+    else:
+        both = _of_tile(params, place, tile, gl.int64, [COLUMN_TILES, 4, 8, 1]).load(layout)
+        scale = _by_rows(both.to(gl.int32), kind, sums)
+        stored = _by_rows((both >> 32).to(gl.int32), kind, sums)
+        shift = stored - scale * middle if SHIFT == "offset" else -scale * stored
+    return scale, shift
+
+
+@gluon.jit
+def _by_rows(pairs, kind: gl.constexpr, sums: gl.constexpr):
+    """int32 [w, g, 1] of two numbers → float32 [64], a row each."""
+    low = pairs.to(gl.int16).to(kind, bitcast=True).to(gl.float32)
+    up = (pairs >> 16).to(gl.int16).to(kind, bitcast=True).to(gl.float32)
+    # [w, g, 1, r] → (w, r, g)
+    return gl.convert_layout(
+        gl.join(low, up).permute((0, 3, 1, 2)).reshape([TILE_ROWS]),
+        gl.SliceLayout(1, sums),
+        assert_trivial=True,
+    )
+
+
+@gluon.jit
+def _numbers(words, place, tile, COLUMN_TILES: gl.constexpr, kind: gl.constexpr):
+    """[a, w, g, c, b, d] of a stage's tile."""
+    return _of_tile(words, place, tile, kind, [COLUMN_TILES, 2, 4, 8, 4, 2, 2]).load(_words_layout())
+
+
+@gluon.jit
+def _of_tile(buffer, place, tile, kind: gl.constexpr, shape: gl.constexpr):
+    """A tile's part of a stage. shape: [column tiles, …]."""
+    return buffer.index(place)._reinterpret(kind, shape, _flat(len(shape) - 1)).index(tile)
+
+
+@gluon.jit
+def _matrix(o, kind: gl.constexpr, sums: gl.constexpr):
+    """Pairs n = 4 d + 2 s + r of [a, w, g, c, b, h] → [64, 128] as the tensor cores take it from registers."""
+    even = gl.join(gl.join(o[0], o[1]), gl.join(o[2], o[3]))
+    odd = gl.join(gl.join(o[4], o[5]), gl.join(o[6], o[7]))
+    # [a, w, g, c, b, h, r, s, d] → (w, r, g) × (a, b, d, s, c, h)
+    matrix = gl.join(even, odd).permute((1, 6, 2, 0, 4, 8, 7, 3, 5)).reshape([TILE_ROWS, TILE_COLUMNS])
+    return gl.convert_layout(
+        matrix.to(kind, bitcast=True), gl.DotOperandLayout(0, sums, 2), assert_trivial=True
+    )
+
+
+@gluon.jit
+def _twice(pairs):
+    """The lower and the upper half of each, both given twice."""
+    return gl.inline_asm_elementwise(
+        "prmt.b32 $0, $2, $2, 0x1010; prmt.b32 $1, $2, $2, 0x3232;",
+        "=&r,=r,r",
+        [pairs],
+        dtype=(gl.int32, gl.int32),
+        is_pure=True,
+        pack=1,
+    )

@@ -28,17 +28,15 @@ from oneloop_kernels.ops.linear.triton.stream import (
     _following,
     _out_layout,
     _settle,
-    _sums_layout,
 )
 from oneloop_kernels.ops.packed_linear.triton.registers import (
-    raw_asm,
-    raw_constraints,
-    unpack_asm,
-    unpack_constraints,
+    TILE_COLUMNS,
+    TILE_ROWS,
+    raw_numbers,
+    scaled_weights,
+    tile_scale,
 )
 
-TILE_ROWS = gl.constexpr(64)
-TILE_COLUMNS = gl.constexpr(128)
 FEW_ROWS = gl.constexpr(16)
 
 
@@ -47,25 +45,9 @@ def _layout_of(block_m, num_warps):
     """Of the sums: of few rows those of a warp's instructions, else of four warps'."""
     if block_m <= 16:
         return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[num_warps, 1], instr_shape=[16, 8])
-    return _sums_layout(block_m, 64, num_warps)
-
-
-@gluon.constexpr_function
-def _words_layout():
-    """Of [a, w, g, c, b, d]; see `packing`. Of scales too, where some dimensions are 1."""
-    return gl.BlockedLayout([1, 1, 1, 1, 2, 2], [1, 1, 8, 4, 1, 1], [1, 4, 1, 1, 1, 1], [5, 4, 3, 2, 1, 0])
-
-
-@gluon.constexpr_function
-def _rows_layout():
-    """Of [w, g, 1]: pairs of rows."""
-    return gl.BlockedLayout([1, 1, 1], [1, 8, 4], [4, 1, 1], [2, 1, 0])
-
-
-@gluon.constexpr_function
-def _flat(rank):
-    """Shared memory without a pattern."""
-    return gl.SwizzledSharedLayout(1, 1, 1, list(range(rank))[::-1])
+    return gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[num_warps, 1], instr_shape=[16, block_m, 16]
+    )
 
 
 @gluon.jit(do_not_specialize=["num_tokens", "in_size"])
@@ -94,7 +76,9 @@ def stream_kernel(
     begin = program * base + gl.minimum(program, extra)
     end = begin + base + (program < extra).to(gl.int32)
 
-    words = gl.allocate_shared_memory(gl.int32, [STAGES * halves, 1, 4 * COLUMN_TILES, 256], words_desc.layout)
+    words = gl.allocate_shared_memory(
+        gl.int32, [STAGES * halves, 1, 4 * COLUMN_TILES, 256], words_desc.layout
+    )
     high = words
     if BITS > 4:
         high = gl.allocate_shared_memory(
@@ -183,7 +167,9 @@ def _copy_weights(
     """Ask for a unit's weights."""
     halves: gl.constexpr = 2 if GATED else 1
     num_bytes: gl.constexpr = (
-        words_desc.block_type.nbytes + params_desc.block_type.nbytes + (high_desc.block_type.nbytes if BITS > 4 else 0)
+        words_desc.block_type.nbytes
+        + params_desc.block_type.nbytes
+        + (high_desc.block_type.nbytes if BITS > 4 else 0)
     )
     barrier = arrived.index(stage)
     mbarrier.expect(barrier, halves * num_bytes)
@@ -204,7 +190,9 @@ def _copy_rows(x_desc, rows, rows_arrived, stage, row, block, COLUMN_TILES: gl.c
     mbarrier.expect(barrier, COLUMN_TILES * x_desc.block_type.nbytes)
     for tile in gl.static_range(COLUMN_TILES):
         column = (block * COLUMN_TILES + tile) * TILE_COLUMNS
-        tma.async_copy_global_to_shared(x_desc, [row, column], barrier, rows.index(stage * COLUMN_TILES + tile))
+        tma.async_copy_global_to_shared(
+            x_desc, [row, column], barrier, rows.index(stage * COLUMN_TILES + tile)
+        )
 
 
 @gluon.jit
@@ -272,14 +260,28 @@ def _few_rows(
         mbarrier.wait(arrived.index(stage), (step // STAGES) & 1)
         for tile in gl.static_range(COLUMN_TILES):
             if ON_SUMS:
-                weights = _raw(words, stage * halves, tile, COLUMN_TILES, rows.dtype, layout)
+                weights = raw_numbers(words, stage * halves, tile, COLUMN_TILES, rows.dtype, layout)
             else:
-                weights = _weights(
-                    words, high, params, stage * halves, tile, BITS, SHIFT, GROUPS, COLUMN_TILES, rows.dtype, layout
+                weights = scaled_weights(
+                    words,
+                    high,
+                    params,
+                    stage * halves,
+                    tile,
+                    BITS,
+                    SHIFT,
+                    GROUPS,
+                    COLUMN_TILES,
+                    rows.dtype,
+                    layout,
                 )
             if tile == 0:
                 mbarrier.wait(rows_arrived.index(stage), (step // STAGES) & 1)
-            x = rows.index(stage * COLUMN_TILES + tile).permute((1, 0)).load(gl.DotOperandLayout(1, layout, 2))
+            x = (
+                rows.index(stage * COLUMN_TILES + tile)
+                .permute((1, 0))
+                .load(gl.DotOperandLayout(1, layout, 2))
+            )
             if ON_SUMS:
                 sums = _sums_of(x, BLOCK_M, layout)
                 gate = _add_scaled(
@@ -289,12 +291,12 @@ def _few_rows(
                 gate = mma_v2(weights, x, gate)
             if GATED:
                 if ON_SUMS:
-                    weights = _raw(words, stage * halves + 1, tile, COLUMN_TILES, rows.dtype, layout)
+                    weights = raw_numbers(words, stage * halves + 1, tile, COLUMN_TILES, rows.dtype, layout)
                     up = _add_scaled(
                         up, weights, x, sums, params, stage * halves + 1, tile, SHIFT, COLUMN_TILES, layout
                     )
                 else:
-                    weights = _weights(
+                    weights = scaled_weights(
                         words, high, params, stage * halves + 1, tile,
                         BITS, SHIFT, GROUPS, COLUMN_TILES, rows.dtype, layout,
                     )  # fmt: skip
@@ -317,54 +319,8 @@ def _add_scaled(
 ):  # fmt: skip
     """total + scale · Σ (power + u) x + shift · Σ x."""
     found = mma_v2(numbers, x, gl.zeros(total.shape, gl.float32, layout))
-    scale, shift = _scale(params, place, tile, SHIFT, COLUMN_TILES, x.dtype, layout)
+    scale, shift = tile_scale(params, place, tile, SHIFT, COLUMN_TILES, x.dtype, layout)
     return total + found * scale[:, None] + sums * shift[:, None]
-
-
-@gluon.jit
-def _raw(words, place, tile, COLUMN_TILES: gl.constexpr, kind: gl.constexpr, sums: gl.constexpr):
-    """[64, 128] of a stage's tile, each number with a power of two on top."""
-    numbers = _numbers(words, place, tile, COLUMN_TILES, gl.int32)
-    o = gl.inline_asm_elementwise(
-        raw_asm(kind == gl.bfloat16),
-        raw_constraints(),
-        [numbers],
-        dtype=(gl.int16, gl.int16, gl.int16, gl.int16, gl.int16, gl.int16, gl.int16, gl.int16),
-        is_pure=True,
-        pack=2,
-    )
-    return _matrix(o, kind, sums)
-
-
-@gluon.jit
-def _scale(
-    params, place, tile, SHIFT: gl.constexpr, COLUMN_TILES: gl.constexpr, kind: gl.constexpr, sums: gl.constexpr
-):
-    """float32 [64] each: what a tile's sums are multiplied by, and what the sum of x."""
-    power: gl.constexpr = 128.0 if kind == gl.bfloat16 else 1024.0
-    middle: gl.constexpr = power + 8.0
-    layout: gl.constexpr = _rows_layout()
-    if SHIFT == "none":
-        pairs = _of_tile(params, place, tile, gl.int32, [COLUMN_TILES, 4, 8, 1]).load(layout)
-        scale = _by_rows(pairs, kind, sums)
-        shift = scale * -middle
-    else:
-        both = _of_tile(params, place, tile, gl.int64, [COLUMN_TILES, 4, 8, 1]).load(layout)
-        scale = _by_rows(both.to(gl.int32), kind, sums)
-        stored = _by_rows((both >> 32).to(gl.int32), kind, sums)
-        shift = stored - scale * middle if SHIFT == "offset" else -scale * stored
-    return scale, shift
-
-
-@gluon.jit
-def _by_rows(pairs, kind: gl.constexpr, sums: gl.constexpr):
-    """int32 [w, g, 1] of two numbers → float32 [64], a row each."""
-    low = pairs.to(gl.int16).to(kind, bitcast=True).to(gl.float32)
-    up = (pairs >> 16).to(gl.int16).to(kind, bitcast=True).to(gl.float32)
-    # [w, g, 1, r] → (w, r, g)
-    return gl.convert_layout(
-        gl.join(low, up).permute((0, 3, 1, 2)).reshape([TILE_ROWS]), gl.SliceLayout(1, sums), assert_trivial=True
-    )
 
 
 @gluon.jit
@@ -383,8 +339,18 @@ def _products(
         mbarrier.wait(arrived.index(stage), (step // STAGES) & 1)
         for tile in gl.static_range(COLUMN_TILES):
             x = rows.index(stage * COLUMN_TILES + tile).permute((1, 0))
-            weights = _weights(
-                words, high, params, stage * halves, tile, BITS, SHIFT, GROUPS, COLUMN_TILES, rows.dtype, layout
+            weights = scaled_weights(
+                words,
+                high,
+                params,
+                stage * halves,
+                tile,
+                BITS,
+                SHIFT,
+                GROUPS,
+                COLUMN_TILES,
+                rows.dtype,
+                layout,
             )
             last = warpgroup_mma_wait(0, deps=[last_under_way])
             if tile == 0:
@@ -392,7 +358,7 @@ def _products(
                 mbarrier.wait(rows_arrived.index(stage), (step // STAGES) & 1)
             if GATED:
                 gate_under_way = warpgroup_mma(weights, x, gate, is_async=True)
-                weights = _weights(
+                weights = scaled_weights(
                     words, high, params, stage * halves + 1, tile,
                     BITS, SHIFT, GROUPS, COLUMN_TILES, rows.dtype, layout,
                 )  # fmt: skip
@@ -403,68 +369,3 @@ def _products(
     if not GATED:
         gate = last
     return gate, last
-
-
-@gluon.jit
-def _weights(
-    words, high, params, place, tile,
-    BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr, COLUMN_TILES: gl.constexpr,
-    kind: gl.constexpr, sums: gl.constexpr,
-):  # fmt: skip
-    """[64, 128] of a stage's tile, scaled."""
-    layout: gl.constexpr = _words_layout()
-    a: gl.constexpr = 2 if GROUPS > 1 else 1
-    b: gl.constexpr = 2 if GROUPS > 2 else 1
-    d: gl.constexpr = 2 if GROUPS > 4 else 1
-    per_group: gl.constexpr = [COLUMN_TILES, a, 4, 8, 1, b, d]
-    if SHIFT == "none":
-        inputs = _twice(_of_tile(params, place, tile, gl.int32, per_group).load(layout))
-    else:
-        both = _of_tile(params, place, tile, gl.int64, per_group).load(layout)
-        inputs = _twice(both.to(gl.int32)) + _twice((both >> 32).to(gl.int32))
-    if BITS > 4:
-        inputs = (_numbers(high, place, tile, COLUMN_TILES, high.dtype),) + inputs
-    o = gl.inline_asm_elementwise(
-        unpack_asm(BITS, SHIFT, kind == gl.bfloat16),
-        unpack_constraints(BITS, SHIFT),
-        (_numbers(words, place, tile, COLUMN_TILES, gl.int32),) + inputs,
-        dtype=(gl.int16, gl.int16, gl.int16, gl.int16, gl.int16, gl.int16, gl.int16, gl.int16),
-        is_pure=True,
-        pack=2,
-    )
-    return _matrix(o, kind, sums)
-
-
-@gluon.jit
-def _numbers(words, place, tile, COLUMN_TILES: gl.constexpr, kind: gl.constexpr):
-    """[a, w, g, c, b, d] of a stage's tile."""
-    return _of_tile(words, place, tile, kind, [COLUMN_TILES, 2, 4, 8, 4, 2, 2]).load(_words_layout())
-
-
-@gluon.jit
-def _of_tile(buffer, place, tile, kind: gl.constexpr, shape: gl.constexpr):
-    """A tile's part of a stage. shape: [column tiles, …]."""
-    return buffer.index(place)._reinterpret(kind, shape, _flat(len(shape) - 1)).index(tile)
-
-
-@gluon.jit
-def _matrix(o, kind: gl.constexpr, sums: gl.constexpr):
-    """Pairs n = 4 d + 2 s + r of [a, w, g, c, b, h] → [64, 128] as the tensor cores take it from registers."""
-    even = gl.join(gl.join(o[0], o[1]), gl.join(o[2], o[3]))
-    odd = gl.join(gl.join(o[4], o[5]), gl.join(o[6], o[7]))
-    # [a, w, g, c, b, h, r, s, d] → (w, r, g) × (a, b, d, s, c, h)
-    matrix = gl.join(even, odd).permute((1, 6, 2, 0, 4, 8, 7, 3, 5)).reshape([TILE_ROWS, TILE_COLUMNS])
-    return gl.convert_layout(matrix.to(kind, bitcast=True), gl.DotOperandLayout(0, sums, 2), assert_trivial=True)
-
-
-@gluon.jit
-def _twice(pairs):
-    """The lower and the upper half of each, both given twice."""
-    return gl.inline_asm_elementwise(
-        "prmt.b32 $0, $2, $2, 0x1010; prmt.b32 $1, $2, $2, 0x3232;",
-        "=&r,=r,r",
-        [pairs],
-        dtype=(gl.int32, gl.int32),
-        is_pure=True,
-        pack=1,
-    )
