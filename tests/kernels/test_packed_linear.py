@@ -11,11 +11,12 @@ import torch
 from oneloop_kernels.compiling.workers import CompileWorkers
 from oneloop_kernels.launch import compiling_ahead
 from oneloop_kernels.ops.linear import NUM_TICKETS, Norm
+from oneloop_kernels.ops.linear.plans import can_stream
 from oneloop_kernels.ops.packed_linear import PACKED_LINEAR, PackedCall
 from oneloop_kernels.ops.packed_linear.gpu import written_out
 from oneloop_kernels.ops.packed_linear.launches import few_rows, prepared, stream, unpacked
 from oneloop_kernels.ops.packed_linear.packing import Numbers, dequantize, pack, plain, unpack
-from oneloop_kernels.ops.packed_linear.plans import StreamPlan, can_stream, fitting, plan_for
+from oneloop_kernels.ops.packed_linear.plans import StreamPlan, fitting, plan_for
 from oneloop_kernels.testing import assert_close, gated_scale
 
 EPS = 1e-5

@@ -164,13 +164,7 @@ def sweep(bench: KernelBench, maps: Sequence[Map], rows: Sequence[int], kind: st
         num_bytes = num_bytes_of(one, num_tokens, weight)
         sets = bench.sets(lambda: make_inputs(one, num_tokens, kind, bench.device), num_bytes=num_bytes)  # noqa: B023
         known: dict[str, StreamPlan | None] = {short(plan): plan for plan in plans[name]} | {"out": None}
-        best = bench.best(
-            name,
-            {key: way(plan) for key, plan in known.items()},
-            sets,
-            num_bytes=num_bytes,
-            effort=SWEEP_EFFORT,
-        )
+        best = bench.best(name, {key: way(plan) for key, plan in known.items()}, sets, num_bytes=num_bytes)
         if best is not None:
             plan = known[best]
             fitted = None if plan is None else fitting(plan, weight, num_tokens, gated=one.gated)
@@ -244,7 +238,8 @@ def main() -> None:
     options = parser.parse_args()
     bench = KernelBench("packed_linear", options)
     rows = [int(number) for number in options.rows.split(",")]
-    maps = plain.MODELS[MODEL][:4]
+    bench.sweep_effort = SWEEP_EFFORT
+    maps: tuple[Map, ...] = plain.MODELS[MODEL][:4]
     if bench.device.type != "cuda":
         maps = tuple(plain.shrunken(one) for one in maps)
         rows = rows[:2]

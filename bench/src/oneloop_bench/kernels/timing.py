@@ -150,6 +150,8 @@ class KernelBench:
         self.sweep: bool = arguments.sweep
         self.smoke: bool = arguments.smoke or self.device.type == "cpu"
         self.rows: list[Row] = []
+        self.sweep_effort: Effort | None = None
+        """Of `best`; None: that of all."""
         self._only: str = arguments.only
         self._json: Path | None = arguments.json
         self._started = time.perf_counter()
@@ -200,7 +202,6 @@ class KernelBench:
         *,
         num_bytes: float = 0,
         num_flops: float = 0,
-        effort: Effort | None = None,
     ) -> str | None:
         """--sweep: time every candidate, add the fastest as a row (with the runner-up), return its key.
 
@@ -209,7 +210,7 @@ class KernelBench:
         times: dict[str, Timing] = {}
         for key, launch in candidates.items():
             try:
-                times[key] = time_launches(launch, sets, smoke=self.smoke, effort=effort)
+                times[key] = time_launches(launch, sets, smoke=self.smoke, effort=self.sweep_effort)
             except Exception as error:  # whatever the compiler says: the other candidates go on
                 print(f"  {name}: {key} fails: {str(error).splitlines()[0] if str(error) else error!r}")
         if not times:

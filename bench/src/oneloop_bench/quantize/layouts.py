@@ -68,7 +68,7 @@ def config_of(layout: Layout, grid: Grid, *, by_activation: bool) -> dict[str, A
 def _packed(numbers: torch.Tensor, order: tuple[int, ...] = _IN_TURN) -> torch.Tensor:
     """uint8 [n, m] → int32 [n, m / 8]; the last word is filled up with zeros."""
     filled = torch.nn.functional.pad(numbers, (0, -numbers.shape[1] % 8))
-    eights = (filled & 15).to(torch.int32).unflatten(1, (-1, 8))
+    eights = (filled & 15).to(torch.int32).view(len(filled), -1, 8)
     words = torch.zeros(eights.shape[:2], dtype=torch.int32)
     for place, number in enumerate(order):
         words |= eights[:, :, number] << (4 * place)

@@ -21,7 +21,10 @@ _BLOCK: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """(values − zeros) · scales. values: uint8 [out, in]; scales float16 and zeros uint8 [out, groups]; groups: int64 [in]."""
+    """(values − zeros) · scales.
+
+    values: uint8 [out, in]. scales float16, zeros uint8: [out, groups]. groups: int64 [in], of each input.
+    """
 
     values: torch.Tensor
     scales: torch.Tensor
@@ -60,7 +63,7 @@ def _rounded(weight: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> t
 
 def round_to_nearest(weight: torch.Tensor, grid: Grid) -> Quantized:
     """weight: [out, in]."""
-    parts = [grid.fit(part) for part in weight.split(grid.group_size, 1)]
+    parts = [grid.fit(part) for part in torch.split(weight, grid.group_size, 1)]
     scales, zeros = (torch.stack(found, 1) for found in zip(*parts, strict=True))
     groups = torch.arange(weight.shape[1]) // grid.group_size
     return Quantized(_rounded(weight, scales[:, groups], zeros[:, groups]), scales, zeros, groups)
@@ -104,4 +107,5 @@ def _inverse_factor(hessian: torch.Tensor) -> torch.Tensor:
     """The upper triangular factor of H⁻¹; inputs that are always zero count as any other, a little."""
     damped = hessian + torch.eye(len(hessian)) * (_DAMPING * hessian.diagonal().mean())
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
-    return torch.linalg.cholesky(inverse, upper=True)
+    factor: torch.Tensor = torch.linalg.cholesky(inverse, upper=True)
+    return factor

@@ -120,7 +120,8 @@ def _fill(reader: FileReader, device: torch.device, count: ByteCount, pieces: It
             stored = room[: piece.num_bytes]
             reader.read_into(piece.tensor.path, piece.offset, stored)
             raw = piece.target.dtype == torch.uint8
-            values = (stored if raw else _dequantize(piece.tensor, stored)).reshape(piece.target.shape)
+            values: NDArray[Any] = stored if raw else _dequantize(piece.tensor, stored)
+            values = values.reshape(piece.target.shape)
             copied = None
             if device.type == "cpu":
                 _copy_rows(piece.target, values, piece.head_dim)
@@ -134,7 +135,7 @@ def _fill(reader: FileReader, device: torch.device, count: ByteCount, pieces: It
             count.add(piece.num_bytes)
 
 
-def _copy_rows(target: torch.Tensor, values: NDArray[np.floating[Any]], head_dim: int | None) -> None:
+def _copy_rows(target: torch.Tensor, values: NDArray[Any], head_dim: int | None) -> None:
     """Copy whole rows; with head_dim, undo the interleaving of each head's rotary halves.
 
     numpy does it for float32: chunks are small, and torch would start its thread pool for each.

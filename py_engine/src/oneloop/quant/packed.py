@@ -53,7 +53,7 @@ class WrittenOut:
         """sizes: of the parts' results."""
         self.matrix = torch.empty(sum(sizes), in_size, dtype=dtype, device=device)
         self.is_plain = True
-        self._parts = self.matrix.split(list(sizes))
+        self._parts = torch.split(self.matrix, list(sizes))
         self._compute = LINEAR.resolve(device, dtype)
 
     def put(self, index: int, part: Numbers | torch.Tensor) -> None:

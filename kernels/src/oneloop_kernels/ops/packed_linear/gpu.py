@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from oneloop_kernels.ops.linear import LinearCall
 from oneloop_kernels.ops.linear.gpu import many_rows
+from oneloop_kernels.ops.linear.plans import can_stream
 from oneloop_kernels.ops.packed_linear.launches import few_rows, prepared, stream, unpacked
-from oneloop_kernels.ops.packed_linear.plans import MAX_FEW_ROWS, can_stream, plan_for
+from oneloop_kernels.ops.packed_linear.plans import MAX_FEW_ROWS, plan_for
 
 if TYPE_CHECKING:
     import torch

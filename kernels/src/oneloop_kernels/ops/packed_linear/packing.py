@@ -228,7 +228,7 @@ def _untile(tiles: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
     """[rows, all columns]."""
     matrix = tiles.reshape(tiles.shape[:4].numel(), -1)
     each = matrix.shape[0] // weight.halves
-    return torch.cat([part[: weight.rows // weight.halves] for part in matrix.split(each)])
+    return torch.cat([part[: weight.rows // weight.halves] for part in _split_rows(matrix, each)])
 
 
 def _params(numbers: Numbers, per_group: torch.Tensor, halves: int) -> torch.Tensor:
@@ -253,7 +253,11 @@ def _unparams(weight: PackedWeight, kind: int) -> torch.Tensor:
     view = pairs.view(row_tiles, tiles, a, _ROWS[0], _ROWS[2], b, d, _ROWS[1])
     matrix = view.permute(0, 3, 7, 4, 1, 2, 5, 6).reshape(row_tiles * TILE_ROWS, -1)
     each = matrix.shape[0] // weight.halves
-    return torch.cat([part[: weight.rows // weight.halves] for part in matrix.split(each)])
+    return torch.cat([part[: weight.rows // weight.halves] for part in _split_rows(matrix, each)])
+
+
+def _split_rows(matrix: torch.Tensor, each: int) -> tuple[torch.Tensor, ...]:
+    return torch.split(matrix, each)
 
 
 def _split(groups: int) -> tuple[int, int, int]:

@@ -42,7 +42,7 @@ def unpack_constraints(bits: int, shift: str) -> str:
 def raw_asm(is_bf16: bool) -> str:
     """Two words of 4 bits to eight pairs of numbers, each with a power of two on top."""
     power = 0x43004300 if is_bf16 else 0x64006400
-    lines = [".reg .b32 power;", f"mov.b32 power, {power:#x};"]
+    lines: list[str] = [".reg .b32 power;", f"mov.b32 power, {power:#x};"]
     for number in range(OUTPUTS):
         lines += _nibble(f"${number}", OUTPUTS + number // 4, number % 4, "power")
     return "{\n" + "\n".join(lines) + "\n}"
@@ -89,8 +89,10 @@ def _nibble(target: str, word: int, place: int, added: str) -> list[str]:
         lines.append(f"shr.u32 {target}, {source}, {4 * place};")
         source = target
     if added == "0":
-        return [*lines, f"and.b32 {target}, {source}, 0x000f000f;"]
-    return [*lines, f"lop3.b32 {target}, {source}, 0x000f000f, {added}, 0xea;"]  # (a & b) | c
+        lines.append(f"and.b32 {target}, {source}, 0x000f000f;")
+    else:
+        lines.append(f"lop3.b32 {target}, {source}, 0x000f000f, {added}, 0xea;")  # (a & b) | c
+    return lines
 
 
 @gluon.constexpr_function
