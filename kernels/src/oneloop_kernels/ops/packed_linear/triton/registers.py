@@ -59,7 +59,7 @@ def _pair(number: int, bits: int, shift: str, kind: str) -> list[str]:
     d, place, r = number // 4, number % 4, number % 2
     high = OUTPUTS + 2
     scale = high + {4: 0, 6: 1, 8: 2}[bits] + 2 * r + d
-    lines = _nibble("t", OUTPUTS + d, place, "0" if bits == 6 else "power")
+    lines: list[str] = _nibble("t", OUTPUTS + d, place, "0" if bits == 6 else "power")
     if bits == 6:
         lines += _upper_of_six(high, 2 * number - 4)
     if bits == 8:
