@@ -117,10 +117,10 @@ def num_bytes_of(one: Map, num_tokens: int, weight: PackedWeight) -> int:
 
 def candidates(one: Map, num_tokens: int, device: torch.device) -> Iterator[StreamPlan]:
     """Plans worth a try: as many programs as find room, or so many to a tile, or so many tiles to one."""
-    for residents, column_tiles in itertools.product((1, 2, 3), (1, 2)):
-        if num_tokens > 32 and residents == 3:
+    for residents, column_tiles, most_rows in itertools.product((1, 2, 3), (1, 2), (64, 128)):
+        if (num_tokens > 32 and residents == 3) or (num_tokens <= 64 and most_rows > 64):
             continue
-        plan = StreamPlan(column_tiles, 16, residents)
+        plan = StreamPlan(column_tiles, 16, residents, most_rows=most_rows)
         room = residents * num_sms(device)
         tiles = plan.num_tiles(num_tokens, one.result_size)
         whole = tiles * (room // tiles) if tiles <= room else -(-tiles // -(-tiles // room))
@@ -184,7 +184,7 @@ def way(plan: StreamPlan | None) -> Callable[[Inputs], object]:
 
 def short(plan: StreamPlan) -> str:
     """A name for the table."""
-    return f"tiles {plan.column_tiles} residents {plan.residents} programs {plan.programs}{' sums' * plan.scales_sums}"
+    return f"tiles {plan.column_tiles} rows {plan.most_rows} residents {plan.residents} programs {plan.programs}{' sums' * plan.scales_sums}"
 
 
 def compare(bench: KernelBench, maps: Sequence[Map], rows: Sequence[int], kind: str) -> None:
