@@ -323,6 +323,41 @@ def test_streamed_sums_have_the_same_bits_every_time(inputs, half_dtype, compile
     assert all(torch.equal(first, other) for other in others)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_tokens", [3, 40])
+def test_layers_in_one_graph(inputs, half_dtype, compiled, num_tokens):
+    """Each kernel begins before the one before it has ended: what it reads early must be what never changes."""
+    hidden, inner, kind = 512, 1344, KINDS["gptq"]
+    start = inputs.normal(num_tokens, hidden, dtype=half_dtype)
+    x, calls = start.clone(), []
+    for _ in range(3):
+        up = make_call(inputs, half_dtype, kind, num_tokens, inner, hidden, norm=True, gated=True)
+        down = make_call(inputs, half_dtype, kind, num_tokens, hidden, inner)
+        up.weight.params.view(half_dtype)[..., 0::4].mul_(0.05)
+        up.weight.params.view(half_dtype)[..., 1::4].mul_(0.05)
+        calls.append((up._replace(x=x), down._replace(residual=x)))
+
+    def layers(run):
+        for up, down in calls:
+            run(down._replace(x=run(up) * 0.05))
+
+    def by_cublas(call):
+        return written_out(prepared(call))
+
+    layers(by_cublas)
+    wanted = x.clone()
+    x.copy_(start)
+    layers(run_stream(STREAMS["cut"]))
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layers(run_stream(STREAMS["cut"]))
+    for _ in range(5):
+        x.copy_(start)
+        graph.replay()
+        assert_close(x, wanted)
+
+
 def test_streaming_without_tickets_is_refused(inputs):
     call = make_call(inputs, torch.float16, KINDS["gptq"], 3, 640, 128)
     with pytest.raises(ValueError, match="tickets: 10 are needed"):
