@@ -134,14 +134,14 @@ def launch_packed_linear_maps() -> None:
             (shape, most, one, 4, shift, 1) for most, one in choices if one for shift in ("none", "zero")
         }
     for (rows, columns, gated), num_tokens, one, *kind in sorted(cases, key=str):
-        bias = kind[1] == "zero"
+        bias, dtype = kind[1] == "zero", torch.float16 if kind[1] == "offset" else torch.bfloat16
         call = prepared(
             PackedCall(
-                tensor(num_tokens, columns),
-                packed_weight(rows, columns, *kind, gated=gated),
-                tensor(rows) if bias else None,
+                tensor(num_tokens, columns, dtype=dtype),
+                packed_weight(rows, columns, *kind, gated=gated, dtype=dtype),
+                tensor(rows, dtype=dtype) if bias else None,
                 gated=gated,
-                residual=None if gated or bias else tensor(num_tokens, rows),
+                residual=None if gated or bias else tensor(num_tokens, rows, dtype=dtype),
                 tickets=tensor(NUM_TICKETS, dtype=torch.int32),
             )
         )
@@ -151,13 +151,13 @@ def launch_packed_linear_maps() -> None:
 
 
 def packed_weight(
-    rows: int, columns: int, bits: int, shift: str, groups: int, *, gated: bool
+    rows: int, columns: int, bits: int, shift: str, groups: int, *, gated: bool, dtype: torch.dtype
 ) -> PackedWeight:
     tiles = rows // 64, columns // 128
     high = {4: None, 6: tensor(*tiles, 1024, dtype=torch.int16), 8: tensor(*tiles, 1024, dtype=torch.int32)}
     params = tensor(*tiles, 32 * groups, 1 if shift == "none" else 2, dtype=torch.int32)
     words, halves = tensor(*tiles, 1024, dtype=torch.int32), 2 if gated else 1
-    return PackedWeight(words, high[bits], params, bits, shift, rows, columns, halves, torch.bfloat16)
+    return PackedWeight(words, high[bits], params, bits, shift, rows, columns, halves, dtype)
 
 
 def launch_heads() -> None:
