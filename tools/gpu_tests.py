@@ -77,6 +77,10 @@ TOGETHER: Final = [  # the longest first
     *parts_of(
         "fp8_linear", "tests/kernels/test_fp8_linear.py", "tests/kernels/test_fp8_linear_on_hopper.py", shares=3
     ),
+    *parts_of(
+        "packed_linear", "tests/kernels/test_packed_linear.py", "tests/kernels/test_packed_linear_on_hopper.py",
+        shares=2,
+    ),
     *parts_of("chain", "tests/gpu/test_layer_chain.py", shares=3),
     *parts_of("out_of_memory", "tests/gpu/test_out_of_memory.py"),
     *parts_of("worker", "tests/worker", shares=2),

@@ -65,10 +65,10 @@ READ: dict[str, tuple[dict[str, Any], Fp8Scheme | Int4Scheme]] = {
         Int4Scheme(layout="compressed-tensors", group_size=None, zero_points=True),
     ),
     "awq": (AWQ, Int4Scheme(layout="awq", group_size=32, zero_points=True)),
-    "gptq": (GPTQ, Int4Scheme(layout="gptq", group_size=32, zero_points=False)),
+    "gptq": (GPTQ, Int4Scheme(layout="gptq", group_size=32, zero_points=False, zeros_less_one=True)),
     "gptq in its own order": (
         {**GPTQ, "group_size": -1, "desc_act": True, "sym": False},
-        Int4Scheme(layout="gptq", group_size=None, zero_points=True, act_order=True),
+        Int4Scheme(layout="gptq", group_size=None, zero_points=True, act_order=True, zeros_less_one=True),
     ),
 }  # fmt: skip
 
@@ -92,7 +92,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "e5m2": ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt", "e4m3"),
     "blocks of other columns": ({"quant_method": "fp8", "weight_block_size": [128, 64]}, "weight_block_size", "128"),
     "3 bits": ({**GPTQ, "bits": 3}, "bits", "supported is 4"),
-    "gptq's second format": ({**GPTQ, "checkpoint_format": "gptq_v2"}, "checkpoint_format", "gptq"),
+    "gptq's third format": ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format", "gptq"),
     "a head of 4 bits": ({**GPTQ, "lm_head": True}, "lm_head", "not supported"),
     "awq gemv": ({**AWQ, "version": "gemv"}, "version", "gemm"),
     "groups of none": ({**AWQ, "group_size": 0}, "group_size", "-1"),
@@ -169,7 +169,7 @@ def test_weights_take_what_the_model_allocates(name: str) -> None:
     ]
     kept = sum(m.stored.matrix.nbytes + m.stored.scales.nbytes for m in maps)
     plain = sum(size for _, size in plain_bytes(spec))
-    assert weight_bytes(spec, 2) == kept + plain
+    assert weight_bytes(spec, 2, on_gpu=False) == kept + plain
 
 
 def plain_bytes(spec: ModelSpec) -> list[tuple[str, int]]:

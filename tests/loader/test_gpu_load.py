@@ -68,7 +68,8 @@ def test_a_load_leaves_no_memory_behind() -> None:
     before = torch.cuda.memory_reserved(GPU)
     torch.cuda.reset_peak_memory_stats(GPU)
     model = load_model(source, dtype=torch.bfloat16, device=GPU)
-    weights = sum(target.nbytes for target in model.weight_targets().values())
+    assert model.dtype == torch.bfloat16
+    weights = weight_bytes(source.spec, 2, on_gpu=True)
     assert torch.cuda.memory_reserved(GPU) - before < weights + 64 * MIB
     assert torch.cuda.max_memory_reserved(GPU) - before < weights + 320 * MIB
 
@@ -98,7 +99,7 @@ def test_quantising_needs_memory_for_a_few_tensors(way: str) -> None:
     before = torch.cuda.memory_reserved(GPU)
     torch.cuda.reset_peak_memory_stats(GPU)
     model = load_model(source, dtype=torch.bfloat16, device=GPU)
-    weights = weight_bytes(source.spec, 2)
+    weights = weight_bytes(source.spec, 2, on_gpu=True)
     assert torch.cuda.memory_reserved(GPU) - before < weights + 64 * MIB
     assert torch.cuda.max_memory_reserved(GPU) - before < weights + 320 * MIB
     on_cpu = load_model(source, dtype=torch.bfloat16, device=torch.device("cpu"))

@@ -20,6 +20,7 @@ from oneloop.formats.quantization.spec import QuantizationSpec
 from oneloop_kernels.ops.fp8_linear import gpu as fp8_gpu
 from oneloop_kernels.ops.linear import NUM_TICKETS, LinearCall, Norm
 from oneloop_kernels.ops.linear.plans import DensePlan, FewRowsPlan, StreamPlan
+from oneloop_kernels.ops.packed_linear import PackedCall, PackedWeight
 from oneloop_kernels.ops.paged_attention import DEVICE_ATTENTION, AttentionShape, AttentionStep
 from oneloop_kernels.ops.rope import ROPE, HeadNorms
 from oneloop_kernels.registry import TRITON, prefer
@@ -115,6 +116,50 @@ def launch_fp8_linear_maps() -> None:
         quantize(tensor(16, 2048), gated=True, by_block=by_group)
 
 
+def launch_packed_linear_maps() -> None:
+    """Every kind of numbers and shifts, of few rows and many, and the tuned plans."""
+    from oneloop_kernels.ops.packed_linear.launches import few_rows, prepared, stream, unpacked
+    from oneloop_kernels.ops.packed_linear.plans import TUNED, fitting
+    from oneloop_kernels.ops.packed_linear.plans import StreamPlan as PackedStreamPlan
+
+    plan = PackedStreamPlan(1, 4, residents=2)
+    kinds = {(4, "none", 1), (4, "zero", 1), (4, "offset", 1), (4, "offset", 4), (6, "zero", 4), (8, "none", 4)}
+    cases = {
+        ((512, 1024, gated), num_tokens, plan, *kind)
+        for gated, num_tokens, kind in itertools.product((False, True), (4, 64), kinds)
+    }
+    cases.add(((512, 1024, False), 16, replace(plan, scales_sums=False), 4, "zero", 1))
+    for shape, choices in TUNED[H200.name].items():
+        cases |= {
+            (shape, most, one, 4, shift, 1) for most, one in choices if one for shift in ("none", "zero")
+        }
+    for (rows, columns, gated), num_tokens, one, *kind in sorted(cases, key=str):
+        bias, dtype = kind[1] == "zero", torch.float16 if kind[1] == "offset" else torch.bfloat16
+        call = prepared(
+            PackedCall(
+                tensor(num_tokens, columns, dtype=dtype),
+                packed_weight(rows, columns, *kind, gated=gated, dtype=dtype),
+                tensor(rows, dtype=dtype) if bias else None,
+                gated=gated,
+                residual=None if gated or bias else tensor(num_tokens, rows, dtype=dtype),
+                tickets=tensor(NUM_TICKETS, dtype=torch.int32),
+            )
+        )
+        stream(fitting(one, call.weight, num_tokens, gated=gated), call).run()
+        few_rows(call).run()
+        unpacked(call.weight).run()
+
+
+def packed_weight(
+    rows: int, columns: int, bits: int, shift: str, groups: int, *, gated: bool, dtype: torch.dtype
+) -> PackedWeight:
+    tiles = rows // 64, columns // 128
+    high = {4: None, 6: tensor(*tiles, 1024, dtype=torch.int16), 8: tensor(*tiles, 1024, dtype=torch.int32)}
+    params = tensor(*tiles, 32 * groups, 1 if shift == "none" else 2, dtype=torch.int32)
+    words, halves = tensor(*tiles, 1024, dtype=torch.int32), 2 if gated else 1
+    return PackedWeight(words, high[bits], params, bits, shift, rows, columns, halves, dtype)
+
+
 def launch_heads() -> None:
     """Every tuned plan of queries, keys and values by one kernel, with and without biases."""
     from oneloop_kernels.ops.linear.heads import TUNED
@@ -180,6 +225,7 @@ def main() -> None:
         launch_models()
         launch_linear_maps()
         launch_fp8_linear_maps()
+        launch_packed_linear_maps()
         launch_heads()
         launch_attention()
         launch_norms()

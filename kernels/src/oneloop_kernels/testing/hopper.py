@@ -89,6 +89,7 @@ def _triton_type(argument: Any) -> str:
         torch.float32: "fp32",
         torch.float8_e4m3fn: "fp8e4nv",
         torch.int32: "i32",
+        torch.int16: "i16",
     }
     if isinstance(argument, torch.Tensor):
         return f"*{types[argument.dtype]}"

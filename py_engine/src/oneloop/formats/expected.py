@@ -8,6 +8,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
+from oneloop.formats.quantization.gguf import GgufQuantization
 from oneloop.formats.quantization.spec import StoredTensor
 from oneloop.formats.safetensors import FLOATS
 
@@ -90,7 +91,7 @@ def stored_tensors(spec: ModelSpec) -> dict[str, StoredTensor]:
     """Hugging Face tensor name → what a folder's files have under it: as expected_tensors, but that the weights of
     quantised maps are stored in the scheme's own tensors. ModelError where the scheme does not fit the model."""
     tensors = {name: StoredTensor((shape,), FLOATS) for name, shape in expected_tensors(spec).items()}
-    if spec.quantization is None:
+    if spec.quantization is None or isinstance(spec.quantization, GgufQuantization):
         return tensors
     for names, out_sizes, in_size, _ in linear_maps(spec):
         scheme = spec.quantization.scheme_of(names)

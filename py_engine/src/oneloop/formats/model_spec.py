@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from oneloop.formats.quantization.gguf import GgufQuantization
     from oneloop.formats.quantization.spec import QuantizationSpec
 
 
@@ -61,7 +62,7 @@ class ModelSpec:
     """RMSNorm over head_dim on queries and keys before the rotary embedding (Qwen3)."""
     dtype: Literal["float32", "bfloat16", "float16"]
     """Type the checkpoint declares."""
-    quantization: QuantizationSpec | None = None
+    quantization: QuantizationSpec | GgufQuantization | None = None
     """How linear maps are stored; None: as plain numbers."""
     short_vectors: tuple[int, ...] | None = None
     """Sizes at which a pooled vector's first numbers are a vector too (Matryoshka); (): any. None: there are none."""

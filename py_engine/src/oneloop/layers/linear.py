@@ -15,6 +15,7 @@ from oneloop_kernels.ops.silu_mul import SILU_MUL
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from oneloop.formats.quantization.gguf import GgufQuantization
     from oneloop.formats.quantization.spec import QuantizationSpec
     from oneloop.layers.norm import RMSNorm
     from oneloop.quant.base import StoredWeight, Target
@@ -36,7 +37,7 @@ class Linear:
         bias: bool,
         dtype: torch.dtype,
         device: torch.device,
-        quantization: QuantizationSpec | None = None,
+        quantization: QuantizationSpec | GgufQuantization | None = None,
         weight: torch.Tensor | None = None,
     ) -> None:
         """parts: checkpoint name prefix → output size, in order. weight: an existing one to share (a tied head)."""

@@ -10,6 +10,7 @@ from oneloop.layers.limits import MLP_TOKENS_AT_ONCE
 from oneloop.layers.linear import Linear
 
 if TYPE_CHECKING:
+    from oneloop.formats.quantization.gguf import GgufQuantization
     from oneloop.formats.quantization.spec import QuantizationSpec
     from oneloop.layers.norm import RMSNorm
     from oneloop.quant.base import Target
@@ -29,7 +30,7 @@ class GatedMLP:
         bias: bool,
         dtype: torch.dtype,
         device: torch.device,
-        quantization: QuantizationSpec | None = None,
+        quantization: QuantizationSpec | GgufQuantization | None = None,
     ) -> None:
         """name: checkpoint name prefix."""
         halves = {f"{name}.gate_proj": intermediate_size, f"{name}.up_proj": intermediate_size}

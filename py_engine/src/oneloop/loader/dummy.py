@@ -28,7 +28,9 @@ def fill_dummy_weights(targets: Mapping[str, Target], *, seed: int, progress: Pr
         if target.device not in generators:
             generators[target.device] = torch.Generator(device=target.device).manual_seed(seed)
         generator = generators[target.device]
-        if isinstance(target, Incoming):
+        if isinstance(target, Incoming) and target.sample is not None:
+            target.take(target.sample())
+        elif isinstance(target, Incoming):
             values = torch.empty(target.shape, dtype=target.dtype, device=target.device)
             _randomize(values, generator)
             target.take(values)

@@ -86,10 +86,11 @@ def _pieces(tensor: GgufTensor, target: Target, arrivals: Arrivals, head_dim: in
     """Whole rows (whole heads, where head_dim is given; whole blocks of a vector)."""
     arrival = None
     if isinstance(target, Incoming):
-        arrival = arrivals.expect(target, tensor.shape)
+        raw = target.dtype == torch.uint8  # the bytes of the rows are wanted as they are
+        arrival = arrivals.expect(target, target.shape if raw else tensor.shape)
         target = arrival.values
-    assert tensor.shape == tuple(target.shape), tensor.name
     kind = tensor.type
+    assert tensor.shape == tuple(target.shape) or target.dtype == torch.uint8, tensor.name
     row_elements = tensor.shape[-1] if len(tensor.shape) > 1 else 1
     unit = head_dim or (1 if len(tensor.shape) > 1 else kind.block_size)
     rows = max(_CHUNK_ELEMENTS // row_elements // unit, 1) * unit
@@ -111,14 +112,16 @@ def _fill(reader: FileReader, device: torch.device, count: ByteCount, pieces: It
     """One thread's work. What goes to a GPU gets its type and its rows' order on the way into the pinned buffer."""
     if device.type != "cpu":
         torch.set_num_threads(1)  # of this thread: it is one of several, and its pieces are small
-    raw: NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
+    room: NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
     with torch.no_grad(), Staging(device, 4 * _CHUNK_ELEMENTS) as staging:
         for piece in pieces:
-            if raw.size < piece.num_bytes:
-                raw = np.empty(piece.num_bytes, dtype=np.uint8)
-            stored = raw[: piece.num_bytes]
+            if room.size < piece.num_bytes:
+                room = np.empty(piece.num_bytes, dtype=np.uint8)
+            stored = room[: piece.num_bytes]
             reader.read_into(piece.tensor.path, piece.offset, stored)
-            values = _dequantize(piece.tensor, stored).reshape(piece.target.shape)
+            raw = piece.target.dtype == torch.uint8
+            values: NDArray[Any] = stored if raw else _dequantize(piece.tensor, stored)
+            values = values.reshape(piece.target.shape)
             copied = None
             if device.type == "cpu":
                 _copy_rows(piece.target, values, piece.head_dim)
@@ -132,7 +135,7 @@ def _fill(reader: FileReader, device: torch.device, count: ByteCount, pieces: It
             count.add(piece.num_bytes)
 
 
-def _copy_rows(target: torch.Tensor, values: NDArray[np.floating[Any]], head_dim: int | None) -> None:
+def _copy_rows(target: torch.Tensor, values: NDArray[Any], head_dim: int | None) -> None:
     """Copy whole rows; with head_dim, undo the interleaving of each head's rotary halves.
 
     numpy does it for float32: chunks are small, and torch would start its thread pool for each.

@@ -17,9 +17,10 @@ from oneloop.formats.hf_config import hf_model_spec
 from oneloop.formats.json_file import read_json_object
 from oneloop.formats.json_values import JsonValues
 from oneloop.formats.quantization.config import chosen_quantization
+from oneloop.formats.quantization.gguf import GgufQuantization
 from oneloop.loader.checkpoint import read_checkpoint
 from oneloop.loader.embedded import GENERATION, fetch_embedded
-from oneloop.loader.gguf_tensors import check_gguf
+from oneloop.loader.gguf_tensors import check_gguf, weight_types
 from oneloop.loader.progress import Progress, no_progress
 
 if TYPE_CHECKING:
@@ -157,6 +158,8 @@ def _file_source(path: Path, load_format: LoadFormat, quantization: Quantization
     _check_format(load_format, "gguf", path)
     if load_format != "dummy":
         check_gguf(file, expected_tensors(spec))
+        if spec.quantization is None:
+            spec = replace(spec, quantization=GgufQuantization(weight_types(file, spec)))
     return ModelSource(kind="gguf", path=path, spec=spec, generation=GenerationDefaults(), gguf=file)
 
 
@@ -180,6 +183,7 @@ def _folder_source(path: Path, load_format: LoadFormat, quantization: Quantizati
 
 
 def _quantized(spec: ModelSpec, wanted: QuantizationName | None, path: Path) -> ModelSpec:
+    assert not isinstance(spec.quantization, GgufQuantization)
     return replace(spec, quantization=chosen_quantization(spec.quantization, wanted, str(path)))
 
 

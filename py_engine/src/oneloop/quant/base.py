@@ -24,6 +24,8 @@ class Incoming:
     device: torch.device
     take: Callable[[torch.Tensor], None]
     """Given the tensor, once, on the device: makes of it what is kept. It may be overwritten, and is not used again."""
+    sample: Callable[[], torch.Tensor] | None = None
+    """What dummy weights have in its place, where not any numbers will do."""
 
 
 Target = torch.Tensor | Incoming

@@ -44,7 +44,7 @@ class Launch:
     """A launch of a kernel with its result."""
 
     kernel: Any
-    grid: tuple[int]
+    grid: tuple[int, ...]
     arguments: tuple[object, ...]
     constants: dict[str, object]
     out: torch.Tensor

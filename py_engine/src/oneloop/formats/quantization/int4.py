@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
+from oneloop.formats.quantization.packed import Form, halves_of
 from oneloop.formats.quantization.spec import StoredTensor
 from oneloop.formats.safetensors import FLOATS
 
@@ -28,6 +29,8 @@ class Int4Scheme:
     """Groups have a zero point of their own; else it is 8."""
     act_order: bool = False
     """A tensor says which group each input belongs to; else groups follow one another."""
+    zeros_less_one: bool = False
+    """Stored zero points are one less than what they mean (GPTQ's first format)."""
 
     def tensors(self, out_size: int, in_size: int) -> dict[str, StoredTensor]:
         """What a checkpoint has for a map: last part of the name → tensor."""
@@ -56,10 +59,16 @@ class Int4Scheme:
         """Groups of a row."""
         return 1 if self.group_size is None else -(-in_size // self.group_size)
 
+    @property
+    def form(self) -> Form:
+        """How such weights are kept on a GPU."""
+        return Form(4, self.group_size, shifts=self.zero_points, ordered=self.act_order)
+
     def kept_bytes(self, parts: tuple[int, ...], in_size: int) -> int:
-        """Memory of a map of so many results for each of its parts: weights, 16-bit scales, zero points."""
-        out_size = sum(parts)
-        return out_size * in_size // 2 + out_size * self.num_groups(in_size) * (3 if self.zero_points else 2)
+        """Memory of a map of so many results for each part; of 16-bit numbers where no kernel has its groups."""
+        if not self.form.is_packable(in_size):
+            return 2 * sum(parts) * in_size
+        return self.form.kept_bytes(sum(parts), in_size, halves=halves_of(parts))
 
 
 def awq_scheme(config: JsonValues) -> Int4Scheme:
@@ -79,8 +88,8 @@ def gptq_scheme(config: JsonValues) -> Int4Scheme:
     """quant_method gptq."""
     _check_bits(config, "bits")
     layout = config.string("checkpoint_format", default="gptq")
-    if layout != "gptq":
-        config.fail("checkpoint_format", f"{layout!r} is not supported; supported is gptq")
+    if layout not in ("gptq", "gptq_v2"):
+        config.fail("checkpoint_format", f"{layout!r} is not supported; supported are gptq, gptq_v2")
     if config.boolean("lm_head", default=False):
         config.fail("lm_head", "a quantised output head is not supported")
     return Int4Scheme(
@@ -88,6 +97,7 @@ def gptq_scheme(config: JsonValues) -> Int4Scheme:
         group_size=_group(config, config.integer("group_size", -1, _MAX_GROUP)),
         zero_points=not config.boolean("sym", default=True),
         act_order=config.boolean("desc_act", default=False),
+        zeros_less_one=layout == "gptq",
     )
 
 

@@ -23,7 +23,7 @@ _DEFAULT_LIMIT: Final = 4 << 30
 def cpu_reserved(spec: ModelSpec, item_bytes: int, config: EngineConfig) -> Reserved:
     """Everything but the KV cache."""
     return Reserved(
-        weights=weight_bytes(spec, item_bytes),
+        weights=weight_bytes(spec, item_bytes, on_gpu=False),
         activations=activation_bytes(spec, item_bytes, config),
         logits=logits_bytes(spec, config),
     )

@@ -13,7 +13,12 @@ from oneloop.worker.buckets import MAX_CAPTURED_TOKENS, largest_bucket
 from oneloop.worker.gpu.captures import GraphSizes
 from oneloop.worker.memory.ledger import Reserved
 from oneloop.worker.memory.scores import MAX_PICKS_PER_ROW, MAX_SCORES_PER_STEP, device_score_bytes
-from oneloop.worker.memory.sizes import longest_context, max_blocks_per_seq, weight_bytes
+from oneloop.worker.memory.sizes import (
+    longest_context,
+    max_blocks_per_seq,
+    weight_bytes,
+    written_out_bytes,
+)
 
 if TYPE_CHECKING:
     from oneloop.config import EngineConfig
@@ -66,9 +71,10 @@ def gpu_reserved(spec: ModelSpec, item_bytes: int, config: EngineConfig) -> Rese
     activations = activation_bytes(spec, item_bytes, num_tokens)
     logits = max(logits_bytes(spec, item_bytes, num_seqs), device_score_bytes(spec, item_bytes))
     workspaces = attention_workspace_bytes(spec, num_seqs, num_tokens) + GEMM_WORKSPACE_BYTES
+    workspaces += written_out_bytes(spec, item_bytes)
     return Reserved(
         context=CONTEXT_BYTES,
-        weights=weight_bytes(spec, item_bytes),
+        weights=weight_bytes(spec, item_bytes, on_gpu=True),
         activations=activations,
         logits=logits,
         workspaces=workspaces,
@@ -93,12 +99,13 @@ def graph_bytes(spec: ModelSpec, item_bytes: int, num_tokens: int, num_seqs: int
 
 
 def graph_pool_bytes(spec: ModelSpec, item_bytes: int, num_tokens: int, num_seqs: int) -> int:
-    """The tensors of the largest captured step: activations, logits and a workspace of matrix products.
+    """Tensors of the largest captured step: activations, logits, a workspace of matrix products, a weight written out.
 
     From one graph to the next they do not share memory of different sizes: the sum was seen.
     """
     activations = activation_bytes(spec, item_bytes, num_tokens)
-    return activations + logits_bytes(spec, item_bytes, num_seqs) + GEMM_WORKSPACE_BYTES
+    weight = written_out_bytes(spec, item_bytes)
+    return activations + logits_bytes(spec, item_bytes, num_seqs) + GEMM_WORKSPACE_BYTES + weight
 
 
 def graph_driver_bytes(spec: ModelSpec, num_forward: int, num_sample: int) -> int:
