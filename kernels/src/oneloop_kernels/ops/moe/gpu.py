@@ -1,0 +1,204 @@
+"""Experts on a GPU: routing, gate and up with the activation, down with the routing's weights, the sum into x."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+import triton
+
+from oneloop_kernels.launch import pdl_options
+from oneloop_kernels.ops.moe import NUM_TICKETS, num_counters
+from oneloop_kernels.ops.moe.plans import (
+    FEW_BLOCK_E,
+    MAX_FEW_TOKENS,
+    MAX_SCATTERED,
+    MoePlan,
+    ProductPlan,
+    Shape,
+    plan_for,
+)
+from oneloop_kernels.ops.moe.triton.experts import combine_kernel, experts_kernel
+from oneloop_kernels.ops.moe.triton.routing import route_few_kernel, route_kernel, scatter_kernel
+
+if TYPE_CHECKING:
+    from oneloop_kernels.ops.moe import MoeCall
+
+_ROUTE_BLOCK_H: Final = 128
+_SCATTER_BLOCK: Final = 1024
+_COMBINE_BLOCK: Final = 1024
+_MIN_ROWS: Final = 16
+"""Of a matrix product on tensor cores."""
+
+
+class Routed(NamedTuple):
+    """What routing leaves for the experts. P = num_tokens · top_k.
+
+    hidden: [num_tokens, hidden], norm(x). logits: [num_tokens, router's rows] float32, of which the shared gate's
+    column is there. ids, pairs, ranks: [P] int32. weights: [P] float32. tiles: see `triton.routing._order`.
+    """
+
+    hidden: torch.Tensor
+    logits: torch.Tensor
+    ids: torch.Tensor
+    weights: torch.Tensor
+    ranks: torch.Tensor
+    pairs: torch.Tensor
+    tiles: torch.Tensor
+    experts_pad: int
+
+
+def moe(call: MoeCall) -> None:
+    """See ops.moe.Moe."""
+    if call.x.shape[0]:
+        run(call, plan_for(call.x.device, call.x.dtype, call.x.shape[0], shape_of(call)))
+
+
+def shape_of(call: MoeCall) -> Shape:
+    """What a plan is found by."""
+    experts = call.experts
+    return Shape(experts.num_experts, experts.top_k, call.x.shape[1], experts.width)
+
+
+def run(call: MoeCall, plan: MoePlan) -> None:
+    """The call by that plan."""
+    routed = route(call, plan)
+    inner = gate_up(call, plan, routed)
+    combine(call, routed, down(call, plan, routed, inner))
+
+
+def route(call: MoeCall, plan: MoePlan) -> Routed:
+    """One launch, and for many pairs one that puts them in order."""
+    x, experts = call.x, call.experts
+    num_tokens, hidden = x.shape
+    num_rows, num_pairs = experts.router.shape[0], num_tokens * experts.top_k
+    if call.counters.numel() < num_counters(experts.num_experts):
+        raise ValueError(f"counters: {num_counters(experts.num_experts)} are needed")
+    few = num_tokens <= MAX_FEW_TOKENS < NUM_TICKETS
+    least = 1 if few else _MIN_ROWS
+    experts_pad = max(least, triton.next_power_of_2(experts.num_experts if few else num_rows))
+    most_tiles = plan.most_tiles(num_pairs, experts.num_experts)
+    aligned = -(-num_pairs // 4) * 4  # what Triton specialises on, whatever the number of tokens
+    ints = torch.empty(3 * aligned + experts_pad + 1 + 3 * most_tiles, dtype=torch.int32, device=x.device)
+    ids, ranks, pairs = (ints[start : start + num_pairs] for start in (0, aligned, 2 * aligned))
+    routed = Routed(
+        torch.empty_like(x),
+        torch.empty(num_tokens, num_rows, dtype=torch.float32, device=x.device),
+        ids,
+        torch.empty(num_pairs, dtype=torch.float32, device=x.device),
+        ranks,
+        pairs,
+        ints[3 * aligned :],
+        experts_pad,
+    )
+    arguments = (
+        x,
+        call.norm.weight,
+        experts.router,
+        x if call.slots is None else call.slots,
+        x if call.statistics is None else call.statistics,
+        routed.hidden,
+        routed.logits,
+        ids,
+        routed.weights,
+        ranks,
+        pairs,
+        routed.tiles,
+        call.counters,
+        num_tokens,
+        0 if call.slots is None else call.slots.shape[0],
+        x.stride(0),
+        call.norm.eps,
+    )
+    scattered = num_pairs <= MAX_SCATTERED
+    constants: dict[str, Any] = {
+        "HAS_SLOTS": call.slots is not None,
+        "HAS_STATISTICS": call.statistics is not None,
+        "NUM_EXPERTS": experts.num_experts,
+        "NUM_ROWS": num_rows,
+        "EXPERTS_PAD": experts_pad,
+        "TOP_K": experts.top_k,
+        "TOP_K_PAD": triton.next_power_of_2(experts.top_k),
+        "RENORMALISED": experts.renormalised,
+        "HIDDEN": hidden,
+        "BLOCK_M": plan.block_m,
+        **pdl_options(x.device),
+    }
+    if few:
+        route_few_kernel[(triton.cdiv(num_rows, FEW_BLOCK_E), num_tokens)](
+            *arguments, HIDDEN_PAD=triton.next_power_of_2(hidden), BLOCK_E=FEW_BLOCK_E,
+            BLOCK_PAIRS=min(256, triton.next_power_of_2(num_pairs)), num_warps=4, **constants,
+        )  # fmt: skip
+        return routed
+    route_kernel[(triton.cdiv(num_tokens, plan.route_tokens),)](
+        *arguments, BLOCK_T=plan.route_tokens, BLOCK_H=_ROUTE_BLOCK_H,
+        BLOCK_PAIRS=_SCATTER_BLOCK if scattered else 0, num_warps=8, num_stages=3, **constants,
+    )  # fmt: skip
+    if not scattered:
+        scatter_kernel[(triton.cdiv(num_pairs, _SCATTER_BLOCK),)](
+            ids, ranks, pairs, routed.tiles, num_pairs,
+            BLOCK=_SCATTER_BLOCK, num_warps=4, **pdl_options(x.device),
+        )  # fmt: skip
+    return routed
+
+
+def gate_up(call: MoeCall, plan: MoePlan, routed: Routed) -> torch.Tensor:
+    """silu(gate · h) · (up · h) of every pair, [P, width], by expert."""
+    width = call.experts.width
+    out = torch.empty(routed.pairs.shape[0], width, dtype=call.x.dtype, device=call.x.device)
+    _launch_products(call, plan, plan.gate_up, routed, routed.hidden, call.experts.gate_up, out)
+    return out
+
+
+def down(call: MoeCall, plan: MoePlan, routed: Routed, inner: torch.Tensor) -> torch.Tensor:
+    """weight(t, e) · down_e(inner) of every pair, [P, hidden], token by token."""
+    out = torch.empty(routed.pairs.shape[0], call.x.shape[1], dtype=call.x.dtype, device=call.x.device)
+    _launch_products(call, plan, plan.down, routed, inner, call.experts.down, out)
+    return out
+
+
+def _launch_products(
+    call: MoeCall,
+    plan: MoePlan,
+    product: ProductPlan,
+    routed: Routed,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    gated = weight is call.experts.gate_up
+    num_tiles = plan.most_tiles(routed.pairs.shape[0], call.experts.num_experts)
+    experts_kernel[(num_tiles * triton.cdiv(out.shape[1], product.block_n),)](
+        x, weight, out, routed.pairs, routed.weights, routed.tiles, out.shape[1], x.stride(0),
+        IN_SIZE=weight.shape[2], GATED=gated, TOP_K=call.experts.top_k, EXPERTS_PAD=routed.experts_pad,
+        TOKENS_WIDE=product.tokens_wide, BLOCK_M=plan.block_m, BLOCK_N=product.block_n, BLOCK_K=product.block_k,
+        PREFETCH=0 if gated else product.prefetch,
+        num_warps=product.num_warps, num_stages=product.num_stages, **pdl_options(x.device),
+    )  # fmt: skip
+
+
+def combine(call: MoeCall, routed: Routed, outputs: torch.Tensor) -> None:
+    """x += the sum of each token's rows, and the shared expert's."""
+    x, shared, experts = call.x, call.shared, call.experts
+    num_tokens, hidden = x.shape
+    block = min(_COMBINE_BLOCK, triton.next_power_of_2(hidden))
+    combine_kernel[(num_tokens, triton.cdiv(hidden, block))](
+        outputs,
+        x if shared is None else shared,
+        routed.logits,
+        x if call.slots is None else call.slots,
+        x,
+        0 if call.slots is None else call.slots.shape[0],
+        x.stride(0),
+        0 if shared is None else shared.stride(0),
+        0 if shared is None else shared.stride(1),
+        HIDDEN=hidden,
+        NUM_EXPERTS=experts.num_experts,
+        NUM_ROWS=experts.router.shape[0],
+        TOP_K=experts.top_k,
+        HAS_SHARED=shared is not None,
+        HAS_SLOTS=call.slots is not None,
+        BLOCK=block,
+        num_warps=max(1, block // 256),
+        **pdl_options(x.device),
+    )

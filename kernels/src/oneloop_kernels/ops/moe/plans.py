@@ -1,0 +1,123 @@
+"""How experts' kernels are cut: measured per card, experts and number of tokens (`configs/*.json`), a rule for the rest.
+
+`python -m oneloop_bench.kernels.moe` measures, and prints what belongs into the files.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Final
+
+from oneloop_kernels.launch import card_name, of_card
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+FILES: Final[Mapping[str, str]] = {"NVIDIA H200": "nvidia_h200.json"}
+"""Beginning of the card's name → file in `configs`."""
+
+MAX_FEW_TOKENS: Final = 32
+"""Of `route_few_kernel`; tickets are there for as many."""
+FEW_BLOCK_E: Final = 4
+"""Rows of the router for a program of it."""
+MAX_SCATTERED: Final = 4096
+"""Pairs that the routing kernel's last program puts in order itself; more are a kernel's of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProductPlan:
+    """Constants of `triton.experts.experts_kernel`."""
+
+    tokens_wide: bool
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    prefetch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MoePlan:
+    """block_m: pairs of a tile. route_tokens: of a program, where they are not few."""
+
+    block_m: int
+    gate_up: ProductPlan
+    down: ProductPlan
+    route_tokens: int = 16
+
+    def most_tiles(self, num_pairs: int, num_experts: int) -> int:
+        """Each expert with pairs has a tile that may not be full."""
+        return min(num_pairs, num_experts + num_pairs // self.block_m)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What plans are found by."""
+
+    num_experts: int
+    top_k: int
+    hidden: int
+    width: int
+
+
+def plan_for(device: torch.device, dtype: torch.dtype, num_tokens: int, shape: Shape) -> MoePlan:
+    """The plan for that many tokens."""
+    return _plan_for(card_name(device), dtype.itemsize, num_tokens, shape)
+
+
+@cache
+def _plan_for(card: str, item_bytes: int, num_tokens: int, shape: Shape) -> MoePlan:
+    name = of_card(card, FILES)
+    if name is not None and item_bytes == 2:
+        for most, plan in read_plans(name).get(shape, ()):
+            if num_tokens <= most:
+                return plan
+    return plan_by_rule(item_bytes, num_tokens, shape)
+
+
+@cache
+def read_plans(name: str) -> Mapping[Shape, tuple[tuple[int, MoePlan], ...]]:
+    """Shape → (up to that many tokens, the plan), ascending."""
+    content = json.loads(files(__package__).joinpath("configs", name).read_text())
+    return {
+        Shape(**entry["shape"]): tuple((plan["tokens"], _plan_of(plan)) for plan in entry["plans"])
+        for entry in content
+    }
+
+
+def _plan_of(entry: Mapping[str, object]) -> MoePlan:
+    gate_up, down = entry["gate_up"], entry["down"]
+    assert isinstance(gate_up, dict)
+    assert isinstance(down, dict)
+    rest = {key: value for key, value in entry.items() if key not in ("tokens", "gate_up", "down")}
+    return MoePlan(gate_up=ProductPlan(**gate_up), down=ProductPlan(**down), **rest)  # type: ignore[arg-type]
+
+
+def plan_by_rule(item_bytes: int, num_tokens: int, shape: Shape) -> MoePlan:
+    """Tiles with room for twice the mean tokens of an expert; weights as the wide side while those are few."""
+    mean = num_tokens * shape.top_k / shape.num_experts
+    if item_bytes == 4:
+        product = ProductPlan(tokens_wide=False, block_n=16, block_k=32, num_warps=4, num_stages=3)
+        return MoePlan(block_m=16, gate_up=product, down=product)
+    if mean <= 32:
+        block_m = 16
+        while block_m < 64 and block_m < 2 * mean:
+            block_m *= 2
+        return MoePlan(
+            block_m=block_m,
+            gate_up=ProductPlan(tokens_wide=False, block_n=32, block_k=128, num_warps=4, num_stages=4),
+            down=ProductPlan(tokens_wide=False, block_n=64, block_k=128, num_warps=4, num_stages=4),
+        )
+    block_m = 64 if mean <= 96 else 128
+    warps = 4 if block_m == 64 else 8
+    return MoePlan(
+        block_m=block_m,
+        gate_up=ProductPlan(tokens_wide=True, block_n=64, block_k=64, num_warps=warps, num_stages=4),
+        down=ProductPlan(tokens_wide=True, block_n=128, block_k=64, num_warps=warps, num_stages=4),
+        route_tokens=32 if num_tokens > 2048 else 16,
+    )
