@@ -8,6 +8,7 @@ import torch
 import triton
 
 from oneloop_kernels.launch import pdl_options
+from oneloop_kernels.ops.linear.launches import Launch
 from oneloop_kernels.ops.moe import NUM_TICKETS, num_counters
 from oneloop_kernels.ops.moe.plans import (
     FEW_BLOCK_E,
@@ -63,8 +64,8 @@ def shape_of(call: MoeCall) -> Shape:
 def run(call: MoeCall, plan: MoePlan) -> None:
     """The call by that plan."""
     routed = route(call, plan)
-    inner = gate_up(call, plan, routed)
-    combine(call, routed, down(call, plan, routed, inner))
+    inner = gate_up(call, plan, routed).run()
+    combine(call, routed, down(call, plan, routed, inner).run())
 
 
 def route(call: MoeCall, plan: MoePlan) -> Routed:
@@ -142,39 +143,46 @@ def route(call: MoeCall, plan: MoePlan) -> Routed:
     return routed
 
 
-def gate_up(call: MoeCall, plan: MoePlan, routed: Routed) -> torch.Tensor:
+def gate_up(call: MoeCall, plan: MoePlan, routed: Routed) -> Launch:
     """silu(gate · h) · (up · h) of every pair, [P, width], by expert."""
-    width = call.experts.width
-    out = torch.empty(routed.pairs.shape[0], width, dtype=call.x.dtype, device=call.x.device)
-    _launch_products(call, plan, plan.gate_up, routed, routed.hidden, call.experts.gate_up, out)
-    return out
+    return _products(call, plan, plan.gate_up, routed, routed.hidden, call.experts.gate_up, call.experts.width)
 
 
-def down(call: MoeCall, plan: MoePlan, routed: Routed, inner: torch.Tensor) -> torch.Tensor:
+def down(call: MoeCall, plan: MoePlan, routed: Routed, inner: torch.Tensor) -> Launch:
     """weight(t, e) · down_e(inner) of every pair, [P, hidden], token by token."""
-    out = torch.empty(routed.pairs.shape[0], call.x.shape[1], dtype=call.x.dtype, device=call.x.device)
-    _launch_products(call, plan, plan.down, routed, inner, call.experts.down, out)
-    return out
+    return _products(call, plan, plan.down, routed, inner, call.experts.down, call.x.shape[1])
 
 
-def _launch_products(
+def _products(
     call: MoeCall,
     plan: MoePlan,
     product: ProductPlan,
     routed: Routed,
     x: torch.Tensor,
     weight: torch.Tensor,
-    out: torch.Tensor,
-) -> None:
+    out_size: int,
+) -> Launch:
     gated = weight is call.experts.gate_up
-    num_tiles = plan.most_tiles(routed.pairs.shape[0], call.experts.num_experts)
-    experts_kernel[(num_tiles * triton.cdiv(out.shape[1], product.block_n),)](
-        x, weight, out, routed.pairs, routed.weights, routed.tiles, out.shape[1], x.stride(0),
-        IN_SIZE=weight.shape[2], GATED=gated, TOP_K=call.experts.top_k, EXPERTS_PAD=routed.experts_pad,
-        TOKENS_WIDE=product.tokens_wide, BLOCK_M=plan.block_m, BLOCK_N=product.block_n, BLOCK_K=product.block_k,
-        PREFETCH=0 if gated else product.prefetch,
-        num_warps=product.num_warps, num_stages=product.num_stages, **pdl_options(x.device),
-    )  # fmt: skip
+    num_pairs = routed.pairs.shape[0]
+    out = torch.empty(num_pairs, out_size, dtype=x.dtype, device=x.device)
+    num_tiles = plan.most_tiles(num_pairs, call.experts.num_experts)
+    arguments = (x, weight, out, routed.pairs, routed.weights, routed.tiles, out_size, x.stride(0))
+    constants: dict[str, object] = {
+        "IN_SIZE": weight.shape[2],
+        "GATED": gated,
+        "TOP_K": call.experts.top_k,
+        "EXPERTS_PAD": routed.experts_pad,
+        "TOKENS_WIDE": product.tokens_wide,
+        "BLOCK_M": plan.block_m,
+        "BLOCK_N": product.block_n,
+        "BLOCK_K": product.block_k,
+        "PREFETCH": 0 if gated else product.prefetch,
+        "num_warps": product.num_warps,
+        "num_stages": product.num_stages,
+        **pdl_options(x.device),
+    }
+    grid = (num_tiles * triton.cdiv(out_size, product.block_n),)
+    return Launch(experts_kernel, grid, arguments, constants, out)
 
 
 def combine(call: MoeCall, routed: Routed, outputs: torch.Tensor) -> None:

@@ -1,0 +1,273 @@
+"""Mixtures of experts: routing, the experts' products, the sum; a layer of Qwen 3 30B-A3B.
+
+`python -m oneloop_bench.kernels.moe [--only TEXT]`: the whole block and its parts at numbers of tokens from 1 to 8192.
+Names: "qwen30ba3b 0032 whole", "… route", "… gate_up", "… down", "… combine". Bytes are those of the experts that are
+asked for, and of the activations; routing is that of random tokens and a random router.
+
+--sweep: plans for each number of tokens, and at the end what belongs into `oneloop_kernels/ops/moe/configs`. Takes some
+5 s per number of tokens on 16 cores: narrow it with --only ("0032").
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from oneloop.device.cpus import usable_cpus
+from oneloop_bench.kernels.timing import Effort, KernelBench, bench_arguments, time_launches
+from oneloop_bench.report import run_bench
+from oneloop_kernels.compiling.workers import CompileWorkers
+from oneloop_kernels.launch import INTERPRETED, compiling_ahead
+from oneloop_kernels.ops.linear import Norm
+from oneloop_kernels.ops.moe import Experts, MoeCall, num_counters
+from oneloop_kernels.ops.moe.gpu import combine, down, gate_up, route, run
+from oneloop_kernels.ops.moe.plans import MoePlan, ProductPlan, Shape, plan_for
+from oneloop_kernels.ops.moe.reference import route as reference_route
+from oneloop_kernels.ops.rms_norm.reference import rms_norm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from oneloop_kernels.ops.moe.gpu import Routed
+
+SHAPES: Final = {"qwen30ba3b": Shape(num_experts=128, top_k=8, hidden=2048, width=768)}
+TOKENS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 8192)
+SMOKE_SHAPE: Final = Shape(num_experts=8, top_k=2, hidden=64, width=32)
+SMOKE_TOKENS: Final = (1, 40)
+MAX_SHARED_BYTES: Final = 220 << 10
+SWEEP_EFFORT: Final = Effort(launches=12, seconds=0.02, replays=5)
+MANY: Final = 48
+"""Mean tokens of an expert from which tokens are tried as the wide side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """One layer and a batch."""
+
+    call: MoeCall
+    num_active: int
+    """Experts that some token is sent to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Inputs, and what the kernels before a product leave."""
+
+    inputs: Inputs
+    routed: Routed
+    inner: torch.Tensor
+    outputs: torch.Tensor
+
+
+def make_inputs(shape: Shape, num_tokens: int, device: torch.device) -> Inputs:
+    """Random weights and tokens."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float16  # the interpreter has no right bfloat16
+
+    def normal(*sizes: int, scale: float = 1.0) -> torch.Tensor:
+        return torch.randn(*sizes, dtype=dtype, device=device).mul_(scale)
+
+    experts = Experts(
+        normal(shape.num_experts, shape.hidden),
+        normal(shape.num_experts, 2 * shape.width, shape.hidden, scale=0.02),
+        normal(shape.num_experts, shape.hidden, shape.width, scale=0.02),
+        shape.top_k,
+        renormalised=True,
+    )
+    norm = Norm(normal(shape.hidden), 1e-6)
+    x = normal(num_tokens, shape.hidden)
+    slots = torch.arange(num_tokens, device=device)
+    counters = torch.zeros(num_counters(shape.num_experts), dtype=torch.int32, device=device)
+    ids = reference_route(rms_norm(x, norm.weight, norm.eps), experts).ids
+    return Inputs(MoeCall(x, experts, norm, counters, slots), int(ids.unique().numel()))
+
+
+def prepare(inputs: Inputs, plan: MoePlan) -> Prepared:
+    """Run what stands before each part."""
+    routed = route(inputs.call, plan)
+    inner = gate_up(inputs.call, plan, routed).run()
+    return Prepared(inputs, routed, inner, down(inputs.call, plan, routed, inner).run())
+
+
+def floors(shape: Shape, num_tokens: int, num_active: float) -> dict[str, tuple[float, float]]:
+    """Part → fewest bytes, and FLOP."""
+    pairs, item = num_tokens * shape.top_k, 2
+    matrix = shape.hidden * shape.width
+    parts = {
+        "route": (item * (shape.num_experts + 2 * num_tokens) * shape.hidden, 2.0 * num_tokens * shape.num_experts * shape.hidden),
+        "gate_up": (item * (2 * num_active * matrix + num_tokens * shape.hidden + pairs * shape.width), 4.0 * pairs * matrix),
+        "down": (item * (num_active * matrix + pairs * (shape.width + shape.hidden)), 2.0 * pairs * matrix),
+        "combine": (item * (pairs + 2 * num_tokens) * shape.hidden, 0.0),
+    }  # fmt: skip
+    whole_bytes = item * (3 * num_active * matrix + (shape.num_experts + 2 * num_tokens) * shape.hidden)
+    return parts | {"whole": (whole_bytes, sum(flops for _, flops in parts.values()))}
+
+
+def parts_of(plan: MoePlan) -> dict[str, Callable[[Prepared], object]]:
+    """Part → its launch."""
+    return {
+        "whole": lambda one: run(one.inputs.call, plan),
+        "route": lambda one: route(one.inputs.call, plan),
+        "gate_up": lambda one: gate_up(one.inputs.call, plan, one.routed).run(),
+        "down": lambda one: down(one.inputs.call, plan, one.routed, one.inner).run(),
+        "combine": lambda one: combine(one.inputs.call, one.routed, one.outputs),
+    }
+
+
+def measure(bench: KernelBench, name: str, shape: Shape, num_tokens: int) -> None:
+    """The family's own plan."""
+    if not any(bench.wanted(f"{name} {part}") for part in floors(shape, 1, 1)):
+        return
+    sets = input_sets(bench, shape, num_tokens)
+    call = sets[0].call
+    plan = plan_for(bench.device, call.x.dtype, num_tokens, shape)
+    prepared = [prepare(one, plan) for one in sets]
+    counted = floors(shape, num_tokens, mean_active(sets))
+    for part, launch in parts_of(plan).items():
+        num_bytes, num_flops = counted[part]
+        bench.measure(f"{name} {part}", launch, prepared, num_bytes=num_bytes, num_flops=num_flops)
+
+
+def input_sets(bench: KernelBench, shape: Shape, num_tokens: int) -> Sequence[Inputs]:
+    """So many layers that no weights are found in the cache."""
+    touched = 6 * shape.hidden * shape.width * min(shape.num_experts, num_tokens * shape.top_k)
+    return bench.sets(lambda: make_inputs(shape, num_tokens, bench.device), num_bytes=touched)
+
+
+def mean_active(sets: Sequence[Inputs]) -> float:
+    """Experts that a batch asks for."""
+    return sum(one.num_active for one in sets) / len(sets)
+
+
+def tile_heights(mean: float) -> list[int]:
+    """block_m worth a try: that most experts fit into, one less, one more."""
+    fitting = [size for size in (8, 16, 32, 64, 128) if mean <= size <= max(16, 8 * mean)]
+    return fitting[:3] or [64, 128]
+
+
+def candidates(block_m: int, *, gated: bool, many: bool, full: Shape) -> Iterator[ProductPlan]:
+    """Products worth a try: shared memory for one, two or three programs on a multiprocessor."""
+    halves = 2 if gated else 1
+    in_size = full.hidden if gated else full.width
+    if many:
+        for block_n, stages, warps in itertools.product((64, 128, 256), (3, 4), (4, 8)):
+            columns = halves * block_n
+            sums = block_m * columns // (32 * warps)
+            shared = (columns + block_m) * 64 * 2 * stages
+            if 32 <= sums <= 256 and 64 <= columns <= 256 and shared <= MAX_SHARED_BYTES:
+                yield ProductPlan(True, block_n, 64, warps, stages)
+        return
+    for columns, block_k, programs in itertools.product((64, 128), (64, 128, 256), (1, 2, 3, 4)):
+        stage_bytes = (columns + block_m) * block_k * 2
+        stages = min(MAX_SHARED_BYTES // programs // stage_bytes, in_size // block_k + 1, 10)
+        if stages >= 2 and in_size % block_k == 0:
+            yield ProductPlan(False, columns // halves, block_k, 4, stages)
+
+
+def sweep(bench: KernelBench, name: str, shape: Shape, num_tokens: int) -> MoePlan | None:
+    """The best plan."""
+    if not bench.wanted(name):
+        return None
+    sets = input_sets(bench, shape, num_tokens)
+    mean = num_tokens * shape.top_k / shape.num_experts
+    trials = [
+        (block_m, many)
+        for block_m in tile_heights(mean)
+        for many in ((False, True) if mean >= MANY else (False,))
+    ]
+    base = plan_for(bench.device, sets[0].call.x.dtype, num_tokens, shape)
+    best: tuple[float, MoePlan] | None = None
+    for block_m, many in trials:
+        start = replace(base, block_m=block_m)
+        prepared = [prepare(one, start) for one in sets]
+        plans: dict[str, ProductPlan] = {}
+        total = 0.0
+        for part in ("gate_up", "down"):
+            tried = list(candidates(block_m, gated=part == "gate_up", many=many, full=shape))
+            times = sweep_part(bench, prepared, start, part, tried)
+            if times:
+                plans[part] = min(times, key=lambda plan: times[plan])
+                total += times[plans[part]]
+                report(name, f"{part} m{block_m}", times)
+        if len(plans) == 2 and (best is None or total < best[0]):
+            best = total, replace(start, **plans)
+    if best is None:
+        return None
+    prepared = [prepare(one, best[1]) for one in sets]
+    counted = floors(shape, num_tokens, mean_active(sets))
+    for part, launch in parts_of(best[1]).items():
+        num_bytes, num_flops = counted[part]
+        bench.measure(f"{name} {part}", launch, prepared, num_bytes=num_bytes, num_flops=num_flops)
+    return best[1]
+
+
+def sweep_part(
+    bench: KernelBench, prepared: Sequence[Prepared], start: MoePlan, part: str, tried: Sequence[ProductPlan]
+) -> dict[ProductPlan, float]:
+    """Plan → µs, of those that run."""
+    launches = {plan: parts_of(replace(start, **{part: plan}))[part] for plan in tried}
+    with compiling(bench):
+        for launch in launches.values():
+            launch(prepared[0])
+    times = {}
+    for plan, launch in launches.items():
+        try:
+            times[plan] = time_launches(launch, prepared, smoke=bench.smoke, effort=SWEEP_EFFORT).us
+        except Exception as error:  # whatever the compiler says: the other candidates go on
+            print(f"  {part} {plan} fails: {(str(error).splitlines() or [repr(error)])[0]}")
+    return times
+
+
+_WORKERS: Final[list[CompileWorkers]] = []
+
+
+def compiling(bench: KernelBench) -> Any:
+    """Within, launches compile, on all CPUs."""
+    if bench.smoke or INTERPRETED:
+        return nullcontext()
+    if not _WORKERS:
+        _WORKERS.append(CompileWorkers.start(usable_cpus()))
+    return compiling_ahead(usable_cpus(), _WORKERS[0])
+
+
+def report(name: str, part: str, times: dict[ProductPlan, float]) -> None:
+    """The three best and the worst."""
+    ranking = sorted(times, key=lambda plan: times[plan])
+    shown = [f"{times[plan]:.1f} {short(plan)}" for plan in (*ranking[:3], ranking[-1])]
+    print(f"  {name} {part}: " + " | ".join(shown), flush=True)
+
+
+def short(plan: ProductPlan) -> str:
+    """A name for the table."""
+    side = "T" if plan.tokens_wide else "W"
+    return f"{side}{plan.block_n}x{plan.block_k}/{plan.num_stages}w{plan.num_warps}"
+
+
+def main() -> None:
+    """Run the bench."""
+    bench = KernelBench("moe", bench_arguments(__doc__))
+    tuned = []
+    shapes, tokens = (SHAPES, TOKENS) if bench.device.type == "cuda" else ({"smoke": SMOKE_SHAPE}, SMOKE_TOKENS)
+    for model, shape in shapes.items():
+        plans = []
+        for num_tokens in tokens:
+            name = f"{model} {num_tokens:04d}"
+            if not bench.sweep:
+                measure(bench, name, shape, num_tokens)
+            elif (plan := sweep(bench, name, shape, num_tokens)) is not None:
+                plans.append({"tokens": num_tokens, **asdict(plan)})
+        if plans:
+            tuned.append({"shape": asdict(shape), "plans": plans})
+    if tuned:
+        print(json.dumps(tuned))
+    for workers in _WORKERS:
+        workers.close()
+    bench.finish(tuned=tuned)
+
+
+if __name__ == "__main__":
+    run_bench(main)
