@@ -174,9 +174,10 @@ def hf_model(spec: ModelSpec) -> Any:
 
 @dataclass
 class Twins:
-    """One model twice, and a cache for ours."""
+    """One model twice, and a cache for ours. tensors: the weights, by their names in checkpoints."""
 
     hf: Any
+    tensors: dict[str, torch.Tensor]
     ours: Model
     kv: PagedKVCache
     block_table: torch.Tensor
@@ -220,7 +221,7 @@ def twins() -> Callable[..., Twins]:
         kv = PagedKVCache(spec, NUM_BLOCKS, BLOCK_SIZE, dtype=dtype, device=CPU)
         kv.storage.fill_(float("nan"))  # whatever is read before it was written shows
         table = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(2))
-        return Twins(hf, ours, kv, table)
+        return Twins(hf, source, ours, kv, table)
 
     return build
 

@@ -156,3 +156,24 @@ def test_one_layer_of_each_kind(twins, make_spec):
         assert shortened.shape == before.shape
         assert not torch.equal(shortened, before)
         assert torch.equal(pair.forward(token_ids), before)
+
+
+def test_the_kinds_of_layers(twins, make_spec):
+    """Where some are sparse and some dense, one of each runs, in their order."""
+    for architecture, kinds in (("Qwen3MoeForCausalLM", [True, False]), ("MixtralForCausalLM", [True])):
+        ours = twins(make_spec(architecture)).ours
+        with ours.one_layer_of_each_kind():
+            assert sorted(layer.sparse is not None for layer in ours.layers) == sorted(kinds)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 530])
+def test_a_shared_expert_beside_parts_of_a_long_step(twins, make_spec, num_tokens):
+    """On a CPU more than 512 tokens are computed in parts; one token is computed as two rows."""
+    pair = twins(make_spec("Qwen2MoeForCausalLM", num_layers=2, max_position=1024))
+    layer, truth = pair.ours.layers[1], pair.hf.model.layers[1]
+    x = torch.randn(num_tokens, 64, generator=torch.Generator().manual_seed(3))
+    with torch.inference_mode():
+        expected = x + truth.mlp(truth.post_attention_layernorm(x)[None])[0]
+        actual = x.clone()
+        layer.sparse(actual, norm=layer.mlp_norm, slots=torch.arange(num_tokens))
+    assert_close(actual, expected)

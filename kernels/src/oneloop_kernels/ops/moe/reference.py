@@ -65,7 +65,7 @@ def moe_apart(call: MoeCall, stages: Stages) -> None:
         inner = stages.silu_mul(stages.product(hidden[pairs // experts.top_k], experts.gate_up[expert], None))
         outputs[pairs] = stages.product(inner, experts.down[expert], None)
         first += count
-    outputs = outputs.view(num_live, experts.top_k, -1)
+    outputs = outputs.view(num_live, experts.top_k, x.shape[1])
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for place in range(experts.top_k):
         total.addcmul_(outputs[:, place].float(), routing.weights[:, place, None])
