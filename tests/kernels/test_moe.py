@@ -9,6 +9,7 @@ import torch
 
 from oneloop_kernels.launch import INTERPRETED
 from oneloop_kernels.ops.linear import Norm
+from oneloop_kernels.ops.linear.plans import can_stream
 from oneloop_kernels.ops.moe import MOE, Experts, MoeCall, num_counters
 from oneloop_kernels.ops.moe.plans import FILES, MoePlan, ProductPlan, Shape, plan_by_rule, plan_for, read_plans
 from oneloop_kernels.testing import assert_close
@@ -16,12 +17,21 @@ from oneloop_kernels.testing import assert_close
 triton = pytest.mark.skipif(
     not torch.cuda.is_available() and not INTERPRETED, reason="needs a GPU, or Triton's interpreter"
 )
-WIDE_WEIGHTS = ProductPlan(tokens_wide=False, block_n=32, block_k=32, num_warps=4, num_stages=2)
-WIDE_TOKENS = ProductPlan(tokens_wide=True, block_n=64, block_k=32, num_warps=4, num_stages=2)
+WIDE_WEIGHTS = ProductPlan("weights", block_n=32, block_k=32, num_stages=2)
+WIDE_TOKENS = ProductPlan("tokens", block_n=64, block_k=32, num_stages=2)
 PLANS = {
     "weights wide": MoePlan(block_m=16, gate_up=WIDE_WEIGHTS, down=replace(WIDE_WEIGHTS, block_n=64)),
     "tokens wide": MoePlan(block_m=64, gate_up=WIDE_TOKENS, down=WIDE_TOKENS),
     "prefetch": MoePlan(block_m=16, gate_up=WIDE_WEIGHTS, down=replace(WIDE_WEIGHTS, block_n=64, prefetch=64)),
+}
+STREAM = ProductPlan("stream", block_n=64, block_k=64, num_stages=4)
+STREAMS = {
+    "shallow": MoePlan(block_m=8, gate_up=STREAM, down=replace(STREAM, num_stages=2)),
+    "deeper than a tile": MoePlan(block_m=16, gate_up=replace(STREAM, num_stages=7), down=replace(STREAM, num_stages=5)),
+    "two programs": MoePlan(block_m=32, gate_up=replace(STREAM, programs=2), down=replace(STREAM, programs=2)),
+    "wide tiles": MoePlan(
+        block_m=32, gate_up=replace(STREAM, block_k=128), down=replace(STREAM, block_n=128, block_k=32)
+    ),
 }
 HIDDEN, WIDTH = 96, 40
 
@@ -31,21 +41,24 @@ def implementation(request):
     return request.param
 
 
-def make_call(inputs, dtype, num_tokens, *, num_experts=12, top_k=3, renormalised=True, shared=False, gate=False):
+def make_call(
+    inputs, dtype, num_tokens, *,
+    num_experts=12, top_k=3, renormalised=True, shared=False, gate=False, hidden=HIDDEN, width=WIDTH,
+):  # fmt: skip
     """Weights such that outputs are about as large as x."""
     experts = Experts(
-        inputs.normal(num_experts + gate, HIDDEN, dtype=dtype) * 0.3,
-        inputs.normal(num_experts, 2 * WIDTH, HIDDEN, dtype=dtype) * HIDDEN**-0.5,
-        inputs.normal(num_experts, HIDDEN, WIDTH, dtype=dtype) * WIDTH**-0.5,
+        inputs.normal(num_experts + gate, hidden, dtype=dtype) * 0.3,
+        inputs.normal(num_experts, 2 * width, hidden, dtype=dtype) * hidden**-0.5,
+        inputs.normal(num_experts, hidden, width, dtype=dtype) * width**-0.5,
         top_k,
         renormalised,
     )
     return MoeCall(
-        inputs.normal(num_tokens, HIDDEN, dtype=dtype),
+        inputs.normal(num_tokens, hidden, dtype=dtype),
         experts,
-        Norm(inputs.normal(HIDDEN, dtype=dtype), 1e-6),
+        Norm(inputs.normal(hidden, dtype=dtype), 1e-6),
         torch.zeros(num_counters(num_experts), dtype=torch.int32, device=inputs.device),
-        shared=inputs.normal(num_tokens, HIDDEN, dtype=dtype) if shared else None,
+        shared=inputs.normal(num_tokens, hidden, dtype=dtype) if shared else None,
         statistics=torch.zeros(num_experts, dtype=torch.int64, device=inputs.device),
     )
 
@@ -70,7 +83,7 @@ def expected_of(call):
         chosen = sorted(range(experts.num_experts), key=lambda expert: (-scores[expert], expert))[: experts.top_k]
         if experts.top_k < experts.num_experts and logits.any():
             gap = logits[chosen[-1]] - logits[: experts.num_experts].sort(descending=True).values[experts.top_k]
-            sure[token] = gap > 4 * torch.finfo(dtype).eps * logits.abs().max()
+            sure[token] = gap > max(torch.finfo(dtype).eps / 4, 1e-5) * logits.abs().max()
         total = sum(scores[expert] for expert in chosen) if experts.renormalised else 1.0
         for expert in chosen:
             counts[expert] += 1
@@ -89,7 +102,7 @@ def check(call, compute):
     assert call.statistics.sum() == counts.sum()
     assert (call.statistics.cpu() - counts).abs().sum() <= 2 * (~sure).sum()
     assert not call.counters.any()
-    assert sure.float().mean() > 0.8
+    assert sure.float().mean() >= 0.5
     assert_close(call.x.cpu()[sure], expected[sure], call.x.dtype)
 
 
@@ -99,7 +112,7 @@ def resolve(implementation, device, dtype):
     return MOE.resolve(device, dtype, name=implementation)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 5, 32, 33, 70])
+@pytest.mark.parametrize("num_tokens", [1, 5, 32, 33, 50])
 def test_few_and_many_tokens(implementation, inputs, kernel_device, kernel_dtype, num_tokens):
     check(make_call(inputs, kernel_dtype, num_tokens), resolve(implementation, kernel_device, kernel_dtype))
 
@@ -180,6 +193,22 @@ def test_plans(inputs, kernel_device, kernel_dtype, name, num_tokens):
     if name == "prefetch" and kernel_dtype is torch.float32:
         pytest.skip("tested in the shorter type")
     check(make_call(inputs, kernel_dtype, num_tokens), lambda call: run(call, PLANS[name]))
+
+
+@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("num_tokens", [1, 7, 30, 90])
+def test_weights_stream(inputs, kernel_device, kernel_dtype, name, num_tokens):
+    """On Hopper alone: with more programs than tiles, and fewer; all tokens in a box, and pairs in order."""
+    if kernel_device.type != "cuda" or not can_stream(kernel_device):
+        pytest.skip("needs a Hopper GPU")
+    from oneloop_kernels.ops.moe.gpu import run
+
+    options = {"num_experts": 40, "top_k": 4, "hidden": 320, "width": 192, "shared": True, "gate": True}
+    call = make_call(inputs, kernel_dtype, num_tokens, **options)
+    slots = torch.arange(num_tokens, device=kernel_device)
+    call = call._replace(slots=slots.masked_fill(slots >= max(1, num_tokens - 3), -1))
+    for _ in range(3):
+        check(call._replace(statistics=torch.zeros_like(call.statistics)), lambda call: run(call, STREAMS[name]))
 
 
 @triton

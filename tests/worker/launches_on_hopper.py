@@ -163,6 +163,40 @@ def launch_attention() -> None:
             )
 
 
+def launch_experts() -> None:
+    """Every tuned plan, and the rule's for few experts, with what may stand around them."""
+    from oneloop_kernels.ops.moe import Experts, MoeCall, num_counters
+    from oneloop_kernels.ops.moe.gpu import run
+    from oneloop_kernels.ops.moe.plans import FILES, Shape, plan_by_rule, read_plans
+
+    small = Shape(num_experts=4, top_k=2, hidden=72, width=40)
+    cases = {(small, count, plan_by_rule(2, count, small)) for count in (1, 24, 40, 600, 4096)}
+    for shape, plans in read_plans(FILES[H200.name]).items():
+        cases |= {(shape, most, plan) for most, plan in plans}
+    for index, (shape, num_tokens, plan) in enumerate(sorted(cases, key=str)):
+        for rows, shared, statistics in ((0, False, False), (1, True, True), (0, True, False)):
+            experts = Experts(
+                tensor(shape.num_experts + rows, shape.hidden),
+                tensor(shape.num_experts, 2 * shape.width, shape.hidden),
+                tensor(shape.num_experts, shape.hidden, shape.width),
+                shape.top_k,
+                renormalised=index % 2 == 0,
+            )
+            ahead = replace(plan, down=replace(plan.down, prefetch=64)) if shared else plan
+            run(
+                MoeCall(
+                    tensor(num_tokens, shape.hidden),
+                    experts,
+                    Norm(tensor(shape.hidden), 1e-6),
+                    tensor(num_counters(shape.num_experts), dtype=torch.int32),
+                    tensor(num_tokens, dtype=torch.int64) if rows else None,
+                    tensor(num_tokens, shape.hidden) if shared else None,
+                    tensor(shape.num_experts, dtype=torch.int64) if statistics else None,
+                ),
+                ahead,
+            )
+
+
 def launch_norms() -> None:
     """With the residual, which a step on a GPU leaves to the linear map before it."""
     from oneloop_kernels.ops.rms_norm.triton import rms_norm
@@ -184,6 +218,7 @@ def main() -> None:
         launch_fp8_linear_maps()
         launch_heads()
         launch_attention()
+        launch_experts()
         launch_norms()
     print(json.dumps(sorted(set(recorded))))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -143,10 +144,13 @@ def mean_active(sets: Sequence[Inputs]) -> float:
     return sum(one.num_active for one in sets) / len(sets)
 
 
-def tile_heights(mean: float) -> list[int]:
-    """block_m worth a try: that most experts fit into, one less, one more."""
-    fitting = [size for size in (8, 16, 32, 64, 128) if mean <= size <= max(16, 8 * mean)]
-    return fitting[:3] or [64, 128]
+def tile_heights(num_tokens: int, mean: float) -> list[int]:
+    """block_m worth a try: that most experts fit into, twice that, or all tokens of a small batch."""
+    if mean >= MANY:
+        return [64, 128]
+    fitting = max(8, 1 << math.ceil(math.log2(mean + 2 * math.sqrt(mean))))
+    everyone = max(8, 1 << (num_tokens - 1).bit_length())
+    return sorted({fitting, everyone if num_tokens <= 32 else 2 * fitting})
 
 
 def candidates(block_m: int, *, gated: bool, many: bool, full: Shape) -> Iterator[ProductPlan]:
@@ -159,13 +163,25 @@ def candidates(block_m: int, *, gated: bool, many: bool, full: Shape) -> Iterato
             sums = block_m * columns // (32 * warps)
             shared = (columns + block_m) * 64 * 2 * stages
             if 32 <= sums <= 256 and 64 <= columns <= 256 and shared <= MAX_SHARED_BYTES:
-                yield ProductPlan(True, block_n, 64, warps, stages)
+                yield ProductPlan("tokens", block_n, 64, stages, warps)
         return
-    for columns, block_k, programs in itertools.product((64, 128), (64, 128, 256), (1, 2, 3, 4)):
+    yield from streaming(block_m, gated=gated, full=full)
+    for columns, block_k, programs in itertools.product((64, 128), (128,), (2, 3, 4)):
         stage_bytes = (columns + block_m) * block_k * 2
         stages = min(MAX_SHARED_BYTES // programs // stage_bytes, in_size // block_k + 1, 10)
         if stages >= 2 and in_size % block_k == 0:
-            yield ProductPlan(False, columns // halves, block_k, 4, stages)
+            yield ProductPlan("weights", columns // halves, block_k, stages)
+
+
+def streaming(block_m: int, *, gated: bool, full: Shape) -> Iterator[ProductPlan]:
+    """One program with all of shared memory on a multiprocessor, or two or three that share it."""
+    halves = 2 if gated else 1
+    in_size = full.hidden if gated else full.width
+    for block_n, block_k, programs in itertools.product((64, 128), (64, 128), (1, 2, 3)):
+        stage_bytes = (halves * block_n + block_m) * block_k * 2
+        stages = min((MAX_SHARED_BYTES - (programs << 12)) // programs // stage_bytes, 16)
+        if stages >= 3 and in_size % block_k == 0 and block_n * block_m * halves <= 128 * 64:
+            yield ProductPlan("stream", block_n, block_k, stages, programs=programs)
 
 
 def sweep(bench: KernelBench, name: str, shape: Shape, num_tokens: int) -> MoePlan | None:
@@ -174,20 +190,15 @@ def sweep(bench: KernelBench, name: str, shape: Shape, num_tokens: int) -> MoePl
         return None
     sets = input_sets(bench, shape, num_tokens)
     mean = num_tokens * shape.top_k / shape.num_experts
-    trials = [
-        (block_m, many)
-        for block_m in tile_heights(mean)
-        for many in ((False, True) if mean >= MANY else (False,))
-    ]
     base = plan_for(bench.device, sets[0].call.x.dtype, num_tokens, shape)
     best: tuple[float, MoePlan] | None = None
-    for block_m, many in trials:
+    for block_m in tile_heights(num_tokens, mean):
         start = replace(base, block_m=block_m)
         prepared = [prepare(one, start) for one in sets]
         plans: dict[str, ProductPlan] = {}
         total = 0.0
         for part in ("gate_up", "down"):
-            tried = list(candidates(block_m, gated=part == "gate_up", many=many, full=shape))
+            tried = list(candidates(block_m, gated=part == "gate_up", many=mean >= MANY, full=shape))
             times = sweep_part(bench, prepared, start, part, tried)
             if times:
                 plans[part] = min(times, key=lambda plan: times[plan])
@@ -243,8 +254,8 @@ def report(name: str, part: str, times: dict[ProductPlan, float]) -> None:
 
 def short(plan: ProductPlan) -> str:
     """A name for the table."""
-    side = "T" if plan.tokens_wide else "W"
-    return f"{side}{plan.block_n}x{plan.block_k}/{plan.num_stages}w{plan.num_warps}"
+    more = f"p{plan.programs}" if plan.kind == "stream" else f"w{plan.num_warps}"
+    return f"{plan.kind[0].upper()}{plan.block_n}x{plan.block_k}/{plan.num_stages}{more}"
 
 
 def main() -> None:

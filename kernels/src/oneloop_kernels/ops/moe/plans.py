@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from oneloop_kernels.launch import card_name, of_card
 
@@ -31,14 +31,20 @@ MAX_SCATTERED: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class ProductPlan:
-    """Constants of `triton.experts.experts_kernel`."""
+    """Constants of a kernel for the experts' products.
 
-    tokens_wide: bool
+    kind: weights or tokens are the wide side of `triton.experts.experts_kernel`, or the weights of
+    `triton.stream.stream_experts_kernel`. prefetch: of the first, for down. programs: of the second, for each
+    multiprocessor.
+    """
+
+    kind: Literal["weights", "tokens", "stream"]
     block_n: int
     block_k: int
-    num_warps: int
     num_stages: int
+    num_warps: int = 4
     prefetch: int = 0
+    programs: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +71,13 @@ class Shape:
     width: int
 
 
+ONE_PLAN_FROM: Final = 2048
+"""More tokens than this all have one plan: only the largest of such steps is run when kernels are compiled."""
+
+
 def plan_for(device: torch.device, dtype: torch.dtype, num_tokens: int, shape: Shape) -> MoePlan:
     """The plan for that many tokens."""
-    return _plan_for(card_name(device), dtype.itemsize, num_tokens, shape)
+    return _plan_for(card_name(device), dtype.itemsize, min(num_tokens, ONE_PLAN_FROM + 1), shape)
 
 
 @cache
@@ -101,8 +111,10 @@ def _plan_of(entry: Mapping[str, object]) -> MoePlan:
 def plan_by_rule(item_bytes: int, num_tokens: int, shape: Shape) -> MoePlan:
     """Tiles with room for twice the mean tokens of an expert; weights as the wide side while those are few."""
     mean = num_tokens * shape.top_k / shape.num_experts
+    if num_tokens > ONE_PLAN_FROM:
+        mean *= 4
     if item_bytes == 4:
-        product = ProductPlan(tokens_wide=False, block_n=16, block_k=32, num_warps=4, num_stages=3)
+        product = ProductPlan("weights", block_n=16, block_k=32, num_stages=3)
         return MoePlan(block_m=16, gate_up=product, down=product)
     if mean <= 32:
         block_m = 16
@@ -110,14 +122,14 @@ def plan_by_rule(item_bytes: int, num_tokens: int, shape: Shape) -> MoePlan:
             block_m *= 2
         return MoePlan(
             block_m=block_m,
-            gate_up=ProductPlan(tokens_wide=False, block_n=32, block_k=128, num_warps=4, num_stages=4),
-            down=ProductPlan(tokens_wide=False, block_n=64, block_k=128, num_warps=4, num_stages=4),
+            gate_up=ProductPlan("weights", block_n=32, block_k=128, num_stages=4),
+            down=ProductPlan("weights", block_n=64, block_k=128, num_stages=4),
         )
     block_m = 64 if mean <= 96 else 128
     warps = 4 if block_m == 64 else 8
     return MoePlan(
         block_m=block_m,
-        gate_up=ProductPlan(tokens_wide=True, block_n=64, block_k=64, num_warps=warps, num_stages=4),
-        down=ProductPlan(tokens_wide=True, block_n=128, block_k=64, num_warps=warps, num_stages=4),
-        route_tokens=32 if num_tokens > 2048 else 16,
+        gate_up=ProductPlan("tokens", block_n=64, block_k=64, num_stages=4, num_warps=warps),
+        down=ProductPlan("tokens", block_n=128, block_k=64, num_stages=4, num_warps=warps),
+        route_tokens=32 if num_tokens > ONE_PLAN_FROM else 16,
     )
