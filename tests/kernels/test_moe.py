@@ -73,12 +73,15 @@ def expected_of(call):
     sure = torch.ones(len(wide), dtype=torch.bool)
     counts = torch.zeros(experts.num_experts, dtype=torch.int64)
     weight, dtype = call.norm.weight.cpu(), call.x.dtype
+    router, gate_up, down = (part.cpu().double() for part in experts[:3])
+    shared = None if call.shared is None else call.shared.cpu().double()
+    slots = None if call.slots is None else call.slots.tolist()
     for token, row in enumerate(wide):
-        if call.slots is not None and (token >= len(call.slots) or call.slots[token] < 0):
+        if slots is not None and (token >= len(slots) or slots[token] < 0):
             continue
         normed = (row / (row.square().mean() + call.norm.eps).sqrt()).to(dtype)
         hidden = (normed * weight).double()
-        logits = experts.router.cpu().double() @ hidden
+        logits = router @ hidden
         scores = logits[: experts.num_experts].softmax(0)
         chosen = sorted(range(experts.num_experts), key=lambda expert: (-scores[expert], expert))[: experts.top_k]
         if experts.top_k < experts.num_experts and logits.any():
@@ -87,12 +90,12 @@ def expected_of(call):
         total = sum(scores[expert] for expert in chosen) if experts.renormalised else 1.0
         for expert in chosen:
             counts[expert] += 1
-            gate, up = (experts.gate_up[expert].cpu().double() @ hidden).chunk(2)
+            gate, up = (gate_up[expert] @ hidden).chunk(2)
             inner = gate * gate.sigmoid() * up
-            out[token] += scores[expert] / total * (experts.down[expert].cpu().double() @ inner)
-        if call.shared is not None:
+            out[token] += scores[expert] / total * (down[expert] @ inner)
+        if shared is not None:
             factor = logits[experts.num_experts :].sigmoid() if experts.has_shared_gate else 1.0
-            out[token] += factor * call.shared[token].cpu().double()
+            out[token] += factor * shared[token]
     return out, counts, sure
 
 

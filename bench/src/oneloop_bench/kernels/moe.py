@@ -150,7 +150,8 @@ def tile_heights(num_tokens: int, mean: float) -> list[int]:
         return [64, 128]
     fitting = max(8, 1 << math.ceil(math.log2(mean + 2 * math.sqrt(mean))))
     everyone = max(8, 1 << (num_tokens - 1).bit_length())
-    return sorted({fitting, everyone if num_tokens <= 32 else 2 * fitting})
+    other = fitting // 2 if fitting > 32 else 2 * fitting
+    return sorted({fitting, everyone if num_tokens <= 32 else other})
 
 
 def candidates(block_m: int, *, gated: bool, many: bool, full: Shape) -> Iterator[ProductPlan]:

@@ -116,7 +116,7 @@ def bench_arguments(description: str | None, argv: Sequence[str] | None = None) 
     parser.add_argument(
         "--sweep", action="store_true", help="try the kernels' configurations, print the best"
     )
-    parser.add_argument("--only", default="", help="only cases whose name contains this")
+    parser.add_argument("--only", default="", help="only cases whose name contains this (a|b: or that)")
     parser.add_argument("--bandwidth", type=float, help="ceiling in GB/s")
     parser.add_argument("--tflops", type=float, help="ceiling of bf16 products in TFLOP/s")
     parser.add_argument("--measure-ceilings", action="store_true", help="measure both first (about 1 s)")
@@ -157,7 +157,7 @@ class KernelBench:
 
     def wanted(self, name: str) -> bool:
         """Whether --only asks for this case."""
-        return self._only in name
+        return any(text in name for text in self._only.split("|"))
 
     def sets(self, make: Callable[[], T], *, num_bytes: int) -> list[T]:
         """As many input sets as pass the L2 cache by far; make() returns one, of num_bytes that a launch touches.

@@ -10,23 +10,22 @@ import triton
 from oneloop_kernels.launch import num_sms, pdl_options
 from oneloop_kernels.ops.linear.launches import SHARED_REGISTERS, Launch, tensor_map
 from oneloop_kernels.ops.linear.plans import can_stream
-from oneloop_kernels.ops.moe import NUM_TICKETS, num_counters
+from oneloop_kernels.ops.moe import num_counters
 from oneloop_kernels.ops.moe.plans import (
-    FEW_BLOCK_E,
-    MAX_FEW_TOKENS,
     MAX_SCATTERED,
     MoePlan,
     ProductPlan,
     Shape,
     plan_for,
+    route_plan,
 )
 from oneloop_kernels.ops.moe.triton.experts import combine_kernel, experts_kernel
-from oneloop_kernels.ops.moe.triton.routing import route_few_kernel, route_kernel, scatter_kernel
+from oneloop_kernels.ops.moe.triton.routing import route_kernel, scatter_kernel
 
 if TYPE_CHECKING:
     from oneloop_kernels.ops.moe import MoeCall
 
-_ROUTE_BLOCK_H: Final = 128
+_SQUARES_BLOCK: Final = 256
 _SCATTER_BLOCK: Final = 1024
 _COMBINE_BLOCK: Final = 1024
 _GATHER_BLOCK: Final = 1024
@@ -38,8 +37,8 @@ _MIN_ROWS: Final = 16
 class Routed(NamedTuple):
     """What routing leaves for the experts. P = num_tokens · top_k.
 
-    hidden: [num_tokens, hidden], norm(x). logits: [num_tokens, router's rows] float32, of which the shared gate's
-    column is there. ids, pairs, ranks: [P] int32. weights: [P] float32. tiles: see `triton.routing._order`.
+    hidden: [num_tokens, hidden], norm(x). logits: [splits, num_tokens, experts_pad] float32, of which the first has the
+    shared gate's column. ids, pairs, ranks: [P] int32. weights: [P] float32. tiles: see `triton.routing._tiles_of`.
     """
 
     hidden: torch.Tensor
@@ -78,16 +77,15 @@ def route(call: MoeCall, plan: MoePlan) -> Routed:
     num_rows, num_pairs = experts.router.shape[0], num_tokens * experts.top_k
     if call.counters.numel() < num_counters(experts.num_experts):
         raise ValueError(f"counters: {num_counters(experts.num_experts)} are needed")
-    few = num_tokens <= MAX_FEW_TOKENS < NUM_TICKETS
-    least = 1 if few else _MIN_ROWS
-    experts_pad = max(least, triton.next_power_of_2(experts.num_experts if few else num_rows))
+    experts_pad = max(_MIN_ROWS, triton.next_power_of_2(num_rows))
+    tokens, splits, columns = route_plan(num_tokens, hidden, experts_pad, x.dtype.itemsize)
     most_tiles = plan.most_tiles(num_pairs, experts.num_experts)
     aligned = -(-num_pairs // 4) * 4  # what Triton specialises on, whatever the number of tokens
     ints = torch.empty(3 * aligned + experts_pad + 1 + 3 * most_tiles, dtype=torch.int32, device=x.device)
     ids, ranks, pairs = (ints[start : start + num_pairs] for start in (0, aligned, 2 * aligned))
     routed = Routed(
         torch.empty_like(x),
-        torch.empty(num_tokens, num_rows, dtype=torch.float32, device=x.device),
+        torch.empty(splits, num_tokens, experts_pad, dtype=torch.float32, device=x.device),
         ids,
         torch.empty(num_pairs, dtype=torch.float32, device=x.device),
         ranks,
@@ -128,15 +126,10 @@ def route(call: MoeCall, plan: MoePlan) -> Routed:
         "BLOCK_M": plan.block_m,
         **pdl_options(x.device),
     }
-    if few:
-        route_few_kernel[(triton.cdiv(num_rows, FEW_BLOCK_E), num_tokens)](
-            *arguments, HIDDEN_PAD=triton.next_power_of_2(hidden), BLOCK_E=FEW_BLOCK_E,
-            BLOCK_PAIRS=min(256, triton.next_power_of_2(num_pairs)), num_warps=4, **constants,
-        )  # fmt: skip
-        return routed
-    route_kernel[(triton.cdiv(num_tokens, plan.route_tokens),)](
-        *arguments, BLOCK_T=plan.route_tokens, BLOCK_H=_ROUTE_BLOCK_H,
-        BLOCK_PAIRS=_SCATTER_BLOCK if scattered else 0, num_warps=8, num_stages=3, **constants,
+    route_kernel[(triton.cdiv(num_tokens, tokens) * splits,)](
+        *arguments, BLOCK_T=tokens, SPLITS=splits, BLOCK_K=columns, BLOCK_H=_SQUARES_BLOCK,
+        ONE_BLOCK=num_tokens <= tokens, BLOCK_PAIRS=_SCATTER_BLOCK if scattered else 0,
+        num_warps=8, num_stages=3, **constants,
     )  # fmt: skip
     if not scattered:
         scatter_kernel[(triton.cdiv(num_pairs, _SCATTER_BLOCK),)](
@@ -250,6 +243,7 @@ def _products(
         "GATED": gated,
         "TOP_K": call.experts.top_k,
         "EXPERTS_PAD": routed.experts_pad,
+        "ONE_TOKEN": call.x.shape[0] == 1,
         "TOKENS_WIDE": product.kind == "tokens",
         "BLOCK_M": plan.block_m,
         "BLOCK_N": product.block_n,
@@ -280,8 +274,9 @@ def combine(call: MoeCall, routed: Routed, outputs: torch.Tensor) -> None:
         0 if shared is None else shared.stride(1),
         HIDDEN=hidden,
         NUM_EXPERTS=experts.num_experts,
-        NUM_ROWS=experts.router.shape[0],
+        EXPERTS_PAD=routed.experts_pad,
         TOP_K=experts.top_k,
+        HAS_GATE=experts.has_shared_gate,
         HAS_SHARED=shared is not None,
         HAS_SLOTS=call.slots is not None,
         BLOCK=block,

@@ -21,10 +21,18 @@ if TYPE_CHECKING:
 FILES: Final[Mapping[str, str]] = {"NVIDIA H200": "nvidia_h200.json"}
 """Beginning of the card's name → file in `configs`."""
 
-MAX_FEW_TOKENS: Final = 32
-"""Of `route_few_kernel`; tickets are there for as many."""
-FEW_BLOCK_E: Final = 4
-"""Rows of the router for a program of it."""
+MAX_ONE_BLOCK: Final = 32
+"""Tokens that one program of the routing kernel chooses experts for, and puts in order."""
+ROUTE_TOKENS: Final = 16
+"""Of a program otherwise…"""
+MAX_SPLIT: Final = 512
+"""…with a slice of the hidden size, up to so many tokens; of more all of it."""
+_ROUTE_SPLITS: Final = 8
+_MOST_SPLITS: Final = 32
+_SLICE_BYTES: Final = 64 << 10
+"""Of the router, for a program that has one slice of it…"""
+_STAGE_BYTES: Final = 32 << 10
+"""…and in each stage of one that has several."""
 MAX_SCATTERED: Final = 4096
 """Pairs that the routing kernel's last program puts in order itself; more are a kernel's of their own."""
 
@@ -49,12 +57,11 @@ class ProductPlan:
 
 @dataclass(frozen=True, slots=True)
 class MoePlan:
-    """block_m: pairs of a tile. route_tokens: of a program, where they are not few."""
+    """block_m: pairs of a tile."""
 
     block_m: int
     gate_up: ProductPlan
     down: ProductPlan
-    route_tokens: int = 16
 
     def most_tiles(self, num_pairs: int, num_experts: int) -> int:
         """Each expert with pairs has a tile that may not be full."""
@@ -108,6 +115,19 @@ def _plan_of(entry: Mapping[str, object]) -> MoePlan:
     return MoePlan(gate_up=ProductPlan(**gate_up), down=ProductPlan(**down), **rest)  # type: ignore[arg-type]
 
 
+def route_plan(num_tokens: int, hidden: int, experts_pad: int, item_bytes: int) -> tuple[int, int, int]:
+    """Of the routing kernel: tokens of a block, slices of the hidden size, columns of a product."""
+    tokens = ROUTE_TOKENS
+    if num_tokens <= MAX_ONE_BLOCK:
+        tokens = max(8, 1 << (num_tokens - 1).bit_length())
+    slice_size = max(16, 1 << (-(-hidden // _ROUTE_SPLITS) - 1).bit_length())
+    columns = min(slice_size, max(16, _SLICE_BYTES // (item_bytes * experts_pad)))
+    splits = -(-hidden // columns)
+    if num_tokens <= MAX_SPLIT and splits <= _MOST_SPLITS:
+        return tokens, splits, columns
+    return tokens, 1, min(columns, max(16, _STAGE_BYTES // (item_bytes * experts_pad)))
+
+
 def plan_by_rule(item_bytes: int, num_tokens: int, shape: Shape) -> MoePlan:
     """Tiles with room for twice the mean tokens of an expert; weights as the wide side while those are few."""
     mean = num_tokens * shape.top_k / shape.num_experts
@@ -131,5 +151,4 @@ def plan_by_rule(item_bytes: int, num_tokens: int, shape: Shape) -> MoePlan:
         block_m=block_m,
         gate_up=ProductPlan("tokens", block_n=64, block_k=64, num_stages=4, num_warps=warps),
         down=ProductPlan("tokens", block_n=128, block_k=64, num_stages=4, num_warps=warps),
-        route_tokens=32 if num_tokens > ONE_PLAN_FROM else 16,
     )

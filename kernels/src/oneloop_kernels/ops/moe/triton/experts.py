@@ -17,13 +17,13 @@ def experts_kernel(
     x_ptr, weight_ptr, out_ptr, pairs_ptr, factors_ptr, tiles_ptr,
     out_size, x_stride,
     IN_SIZE: tl.constexpr, GATED: tl.constexpr, TOP_K: tl.constexpr, EXPERTS_PAD: tl.constexpr,
-    TOKENS_WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    PREFETCH: tl.constexpr, USE_PDL: tl.constexpr,
+    ONE_TOKEN: tl.constexpr, TOKENS_WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, PREFETCH: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """Of each pair: silu(gate · x) · (up · x) if GATED, else weight · x multiplied by the pair's factor.
 
     weight: [experts, 2 · out_size if GATED else out_size, IN_SIZE]. GATED: x has a row per token, and out one per place
-    in `pairs`; else x has that order, and out a row per pair, token by token. pairs, tiles: see `routing._order`.
+    in `pairs`; else x has that order, and out a row per pair, token by token. pairs, tiles: see `routing`.
     BLOCK_N: results of a program, a multiple of 8. Grid: [most tiles · ceil(out_size / BLOCK_N)].
 
     PREFETCH: bytes of each row of weights that are asked for before the kernel's turn has come: for the kernel behind
@@ -36,7 +36,7 @@ def experts_kernel(
     if USE_PDL and PREFETCH == 0:
         tl.extra.cuda.gdc_wait()
     num_tiles = tl.load(tiles_ptr + EXPERTS_PAD, cache_modifier=".cg")
-    place = tiles_ptr + EXPERTS_PAD + 1 + 3 * tl.minimum(tile, tl.maximum(num_tiles - 1, 0))
+    place = tiles_ptr + EXPERTS_PAD + 1 + 3 * tile  # at once, though it may be beyond the last
     expert = tl.load(place, cache_modifier=".cg").to(tl.int64)
     first = tl.load(place + 1, cache_modifier=".cg")
     end = tl.load(place + 2, cache_modifier=".cg")
@@ -58,7 +58,9 @@ def experts_kernel(
         rows = first + tl.arange(0, BLOCK_M)
         live = rows < end
         pairs = tl.load(pairs_ptr + rows, mask=live, other=0, cache_modifier=".cg")
-        sources = pairs // TOP_K if GATED else rows
+        sources = rows
+        if GATED:
+            sources = rows * 0 if ONE_TOKEN else pairs // TOP_K
         x_rows = x_ptr + sources.to(tl.int64) * x_stride
         sums = _products(
             x_rows, live, weight_rows, IN_SIZE, TOKENS_WIDE, BLOCK_M, halves * BLOCK_N, BLOCK_K,
@@ -122,8 +124,8 @@ def _prefetch(rows, BYTES: tl.constexpr, NUM_ROWS: tl.constexpr):
 @triton.jit(do_not_specialize=["num_slots"])
 def combine_kernel(
     outputs_ptr, shared_ptr, logits_ptr, slots_ptr, x_ptr, num_slots, x_stride, shared_stride, shared_in_stride,
-    HIDDEN: tl.constexpr, NUM_EXPERTS: tl.constexpr, NUM_ROWS: tl.constexpr, TOP_K: tl.constexpr,
-    HAS_SHARED: tl.constexpr, HAS_SLOTS: tl.constexpr, BLOCK: tl.constexpr, USE_PDL: tl.constexpr,
+    HIDDEN: tl.constexpr, NUM_EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr, TOP_K: tl.constexpr,
+    HAS_GATE: tl.constexpr, HAS_SHARED: tl.constexpr, HAS_SLOTS: tl.constexpr, BLOCK: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """x[t] += Σ of the TOP_K rows of token t, in their order (+ the shared expert's, times its factor).
 
@@ -148,8 +150,8 @@ def combine_kernel(
         shared_ptr += token.to(tl.int64) * shared_stride
         shared = tl.load(shared_ptr + columns.to(tl.int64) * shared_in_stride, mask=within, other=0.0)
         shared = shared.to(tl.float32)
-        if NUM_ROWS > NUM_EXPERTS:
-            gate = tl.load(logits_ptr + token * NUM_ROWS + NUM_EXPERTS)
+        if HAS_GATE:
+            gate = tl.load(logits_ptr + token * EXPERTS_PAD + NUM_EXPERTS)
             shared *= 1.0 / (1.0 + tl.exp(-gate))
         total += shared
     tl.store(places, residual + total, mask=within)
