@@ -21,11 +21,10 @@ if TYPE_CHECKING:
 class SparseMLP:
     """x + the sum of the experts that norm(x) is sent to, each times its weight; see ops.moe.
 
-    experts: the weights of all of them, stacked. statistics: [num_experts] int64, the tokens that each has had, counted
-    from the moment that it is set; None: nothing is counted.
+    experts: the weights of all of them, stacked.
     """
 
-    __slots__ = ("_compute", "_counters", "_in_parts", "_name", "_spec", "experts", "shared", "statistics")
+    __slots__ = ("_compute", "_counters", "_in_parts", "_name", "_spec", "_statistics", "experts", "shared")
 
     def __init__(
         self,
@@ -63,7 +62,7 @@ class SparseMLP:
                 device=device,
                 quantization=quantization,
             )
-        self.statistics: torch.Tensor | None = None
+        self._statistics: torch.Tensor | None = None
         self._counters = torch.zeros(num_counters(num_experts), dtype=torch.int32, device=device)
         self._compute = MOE.resolve(device, dtype)
         self._in_parts = device.type == "cpu"
@@ -79,7 +78,13 @@ class SparseMLP:
 
     def _add(self, x: torch.Tensor, norm: RMSNorm, slots: torch.Tensor) -> None:
         shared = None if self.shared is None else self.shared.output(x, norm=norm)
-        self._compute(MoeCall(x, self.experts, norm.norm, self._counters, slots, shared, self.statistics))
+        self._compute(MoeCall(x, self.experts, norm.norm, self._counters, slots, shared, self._statistics))
+
+    def count_tokens(self) -> torch.Tensor:
+        """[num_experts] int64 on the device: the tokens that each expert is sent from now on."""
+        counts = torch.zeros(self._spec.num_experts, dtype=torch.int64, device=self._counters.device)
+        self._statistics = counts
+        return counts
 
     def weight_targets(self) -> dict[str, Target]:
         """Checkpoint tensor name → where it goes."""

@@ -131,6 +131,14 @@ class Decoder:
         """See Model."""
         return self.norm(hidden)
 
+    def count_experts(self) -> dict[int, torch.Tensor]:
+        """See Model."""
+        counts = {}
+        for index, layer in enumerate(self.layers):
+            if layer.sparse is not None:
+                counts[index] = layer.sparse.count_tokens()
+        return counts
+
     @contextmanager
     def one_layer_of_each_kind(self) -> Iterator[None]:
         """See Model. A layer is sparse or dense."""
