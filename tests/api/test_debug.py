@@ -71,7 +71,12 @@ async def test_without_the_switch_there_is_nothing(server: Any, path: str) -> No
 
 async def test_tokens_of_experts(serve: Any, tiny_sparse_model: Any) -> None:
     """Every token that is computed, prompts' and generated ones', is sent to top_k experts of each sparse layer."""
-    settings = {"model": str(tiny_sparse_model), "load_format": "dummy", "device": "cpu", "expert_statistics": True}
+    settings = {
+        "model": str(tiny_sparse_model),
+        "load_format": "dummy",
+        "device": "cpu",
+        "expert_statistics": True,
+    }
     config = EngineConfig.from_flat(settings | {"num_gpu_blocks_override": 64, "max_num_seqs": 4})
     async with AsyncEngine(config) as engine, serve(engine, enable_debug_endpoints=True) as server:
         body = {"prompt": "abcdefg", "max_tokens": 5, "ignore_eos": True}

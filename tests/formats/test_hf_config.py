@@ -209,12 +209,23 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "size 0": (LLAMA | {"vocab_size": 0}, "vocab_size", "out of range"),
     "more chosen than there are": (MIXTRAL | {"num_experts_per_tok": 9}, "num_experts_per_tok", "1 to 8"),
     "too many experts": (QWEN3_MOE | {"num_experts": 5000}, "num_experts", "out of range"),
+    "quantised experts": (
+        QWEN3_MOE | {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
+        "quantization_config",
+        "quantised experts",
+    ),
     "no list of layers": (QWEN3_MOE | {"mlp_only_layers": 3}, "mlp_only_layers", "a list of numbers"),
     "no number of a layer": (QWEN3_MOE | {"mlp_only_layers": [True]}, "mlp_only_layers", "a list of numbers"),
     "sparse step zero": (QWEN3_MOE | {"decoder_sparse_step": 0}, "decoder_sparse_step", "out of range"),
-    "expert without width": (QWEN3_MOE | {"moe_intermediate_size": 0}, "moe_intermediate_size", "out of range"),
+    "expert without width": (
+        QWEN3_MOE | {"moe_intermediate_size": 0},
+        "moe_intermediate_size",
+        "out of range",
+    ),
     "no shared expert": (
-        QWEN2_MOE | {"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size", "out of range"
+        QWEN2_MOE | {"shared_expert_intermediate_size": 0},
+        "shared_expert_intermediate_size",
+        "out of range",
     ),
     "no biases": (QWEN2_MOE | {"qkv_bias": False}, "qkv_bias", "false is not supported"),
     "a window of Mixtral": (MIXTRAL | {"sliding_window": 128}, "sliding_window", "not supported"),

@@ -11,7 +11,15 @@ from oneloop_kernels.launch import INTERPRETED
 from oneloop_kernels.ops.linear import Norm
 from oneloop_kernels.ops.linear.plans import can_stream
 from oneloop_kernels.ops.moe import MOE, Experts, MoeCall, num_counters
-from oneloop_kernels.ops.moe.plans import FILES, MoePlan, ProductPlan, Shape, plan_by_rule, plan_for, read_plans
+from oneloop_kernels.ops.moe.plans import (
+    FILES,
+    MoePlan,
+    ProductPlan,
+    Shape,
+    plan_by_rule,
+    plan_for,
+    read_plans,
+)
 from oneloop_kernels.testing import assert_close
 
 triton = pytest.mark.skipif(
@@ -22,13 +30,19 @@ WIDE_TOKENS = ProductPlan("tokens", block_n=64, block_k=32, num_stages=2)
 PLANS = {
     "weights wide": MoePlan(block_m=16, gate_up=WIDE_WEIGHTS, down=replace(WIDE_WEIGHTS, block_n=64)),
     "tokens wide": MoePlan(block_m=64, gate_up=WIDE_TOKENS, down=WIDE_TOKENS),
-    "prefetch": MoePlan(block_m=16, gate_up=WIDE_WEIGHTS, down=replace(WIDE_WEIGHTS, block_n=64, prefetch=64)),
+    "prefetch": MoePlan(
+        block_m=16, gate_up=WIDE_WEIGHTS, down=replace(WIDE_WEIGHTS, block_n=64, prefetch=64)
+    ),
 }
 STREAM = ProductPlan("stream", block_n=64, block_k=64, num_stages=4)
 STREAMS = {
     "shallow": MoePlan(block_m=8, gate_up=STREAM, down=replace(STREAM, num_stages=2)),
-    "deeper than a tile": MoePlan(block_m=16, gate_up=replace(STREAM, num_stages=7), down=replace(STREAM, num_stages=5)),
-    "two programs": MoePlan(block_m=32, gate_up=replace(STREAM, programs=2), down=replace(STREAM, programs=2)),
+    "deeper than a tile": MoePlan(
+        block_m=16, gate_up=replace(STREAM, num_stages=7), down=replace(STREAM, num_stages=5)
+    ),
+    "two programs": MoePlan(
+        block_m=32, gate_up=replace(STREAM, programs=2), down=replace(STREAM, programs=2)
+    ),
     "wide tiles": MoePlan(
         block_m=32, gate_up=replace(STREAM, block_k=128), down=replace(STREAM, block_n=128, block_k=32)
     ),
@@ -83,9 +97,13 @@ def expected_of(call):
         hidden = (normed * weight).double()
         logits = router @ hidden
         scores = logits[: experts.num_experts].softmax(0)
-        chosen = sorted(range(experts.num_experts), key=lambda expert: (-scores[expert], expert))[: experts.top_k]
+        chosen = sorted(range(experts.num_experts), key=lambda expert: (-scores[expert], expert))[
+            : experts.top_k
+        ]
         if experts.top_k < experts.num_experts and logits.any():
-            gap = logits[chosen[-1]] - logits[: experts.num_experts].sort(descending=True).values[experts.top_k]
+            gap = (
+                logits[chosen[-1]] - logits[: experts.num_experts].sort(descending=True).values[experts.top_k]
+            )
             sure[token] = gap > max(torch.finfo(dtype).eps / 4, 1e-5) * logits.abs().max()
         total = sum(scores[expert] for expert in chosen) if experts.renormalised else 1.0
         for expert in chosen:
@@ -211,7 +229,9 @@ def test_weights_stream(inputs, kernel_device, kernel_dtype, name, num_tokens):
     slots = torch.arange(num_tokens, device=kernel_device)
     call = call._replace(slots=slots.masked_fill(slots >= max(1, num_tokens - 3), -1))
     for _ in range(3):
-        check(call._replace(statistics=torch.zeros_like(call.statistics)), lambda call: run(call, STREAMS[name]))
+        check(
+            call._replace(statistics=torch.zeros_like(call.statistics)), lambda call: run(call, STREAMS[name])
+        )
 
 
 @triton

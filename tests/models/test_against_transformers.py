@@ -10,7 +10,13 @@ from oneloop_kernels.testing import assert_close
 from oneloop_kernels.testing.tolerances import ROUNDOFF
 
 SPARSE_FAMILIES = ["MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"]
-FAMILIES = ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", *SPARSE_FAMILIES]
+FAMILIES = [
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    *SPARSE_FAMILIES,
+]
 VARIANTS = {
     "tied": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
     "attention-bias": ("LlamaForCausalLM", {"qkv_bias": True, "output_bias": True}),

@@ -19,8 +19,8 @@ from oneloop.errors import ConfigError
 from oneloop.formats.model_spec import ModelSpec, MoeSpec
 from oneloop.models.registry import build_model
 from oneloop.worker.memory.check import check_peak
-from oneloop.worker.memory.free import machine_memory
 from oneloop.worker.memory.cpu import activation_bytes as cpu_activation_bytes
+from oneloop.worker.memory.free import machine_memory
 from oneloop.worker.memory.gpu import (
     CONTEXT_BYTES,
     GEMM_WORKSPACE_BYTES,

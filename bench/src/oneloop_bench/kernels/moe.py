@@ -67,7 +67,9 @@ class Prepared:
 
 def make_inputs(shape: Shape, num_tokens: int, device: torch.device) -> Inputs:
     """Random weights and tokens."""
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float16  # the interpreter has no right bfloat16
+    dtype = (
+        torch.bfloat16 if device.type == "cuda" else torch.float16
+    )  # the interpreter has no right bfloat16
 
     def normal(*sizes: int, scale: float = 1.0) -> torch.Tensor:
         return torch.randn(*sizes, dtype=dtype, device=device).mul_(scale)
@@ -84,7 +86,7 @@ def make_inputs(shape: Shape, num_tokens: int, device: torch.device) -> Inputs:
     slots = torch.arange(num_tokens, device=device)
     counters = torch.zeros(num_counters(shape.num_experts), dtype=torch.int32, device=device)
     ids = reference_route(rms_norm(x, norm.weight, norm.eps), experts).ids
-    return Inputs(MoeCall(x, experts, norm, counters, slots), int(ids.unique().numel()))
+    return Inputs(MoeCall(x, experts, norm, counters, slots), int((ids.flatten().bincount() > 0).sum()))
 
 
 def prepare(inputs: Inputs, plan: MoePlan) -> Prepared:
@@ -99,8 +101,14 @@ def floors(shape: Shape, num_tokens: int, num_active: float) -> dict[str, tuple[
     pairs, item = num_tokens * shape.top_k, 2
     matrix = shape.hidden * shape.width
     parts = {
-        "route": (item * (shape.num_experts + 2 * num_tokens) * shape.hidden, 2.0 * num_tokens * shape.num_experts * shape.hidden),
-        "gate_up": (item * (2 * num_active * matrix + num_tokens * shape.hidden + pairs * shape.width), 4.0 * pairs * matrix),
+        "route": (
+            item * (shape.num_experts + 2 * num_tokens) * shape.hidden,
+            2.0 * num_tokens * shape.num_experts * shape.hidden,
+        ),
+        "gate_up": (
+            item * (2 * num_active * matrix + num_tokens * shape.hidden + pairs * shape.width),
+            4.0 * pairs * matrix,
+        ),
         "down": (item * (num_active * matrix + pairs * (shape.width + shape.hidden)), 2.0 * pairs * matrix),
         "combine": (item * (pairs + 2 * num_tokens) * shape.hidden, 0.0),
     }  # fmt: skip
@@ -206,7 +214,7 @@ def sweep(bench: KernelBench, name: str, shape: Shape, num_tokens: int) -> MoePl
                 total += times[plans[part]]
                 report(name, f"{part} m{block_m}", times)
         if len(plans) == 2 and (best is None or total < best[0]):
-            best = total, replace(start, **plans)
+            best = total, with_products(start, plans)
     if best is None:
         return None
     prepared = [prepare(one, best[1]) for one in sets]
@@ -221,7 +229,7 @@ def sweep_part(
     bench: KernelBench, prepared: Sequence[Prepared], start: MoePlan, part: str, tried: Sequence[ProductPlan]
 ) -> dict[ProductPlan, float]:
     """Plan → µs, of those that run."""
-    launches = {plan: parts_of(replace(start, **{part: plan}))[part] for plan in tried}
+    launches = {plan: parts_of(with_products(start, {part: plan}))[part] for plan in tried}
     with compiling(bench):
         for launch in launches.values():
             launch(prepared[0])
@@ -234,7 +242,12 @@ def sweep_part(
     return times
 
 
-_WORKERS: Final[list[CompileWorkers]] = []
+def with_products(plan: MoePlan, products: dict[str, ProductPlan]) -> MoePlan:
+    """The plan with other ones for "gate_up" or "down"."""
+    return replace(plan, gate_up=products.get("gate_up", plan.gate_up), down=products.get("down", plan.down))
+
+
+_WORKERS: Final[list[CompileWorkers | None]] = []
 
 
 def compiling(bench: KernelBench) -> Any:
@@ -263,7 +276,9 @@ def main() -> None:
     """Run the bench."""
     bench = KernelBench("moe", bench_arguments(__doc__))
     tuned = []
-    shapes, tokens = (SHAPES, TOKENS) if bench.device.type == "cuda" else ({"smoke": SMOKE_SHAPE}, SMOKE_TOKENS)
+    shapes, tokens = (
+        (SHAPES, TOKENS) if bench.device.type == "cuda" else ({"smoke": SMOKE_SHAPE}, SMOKE_TOKENS)
+    )
     for model, shape in shapes.items():
         plans = []
         for num_tokens in tokens:
@@ -277,7 +292,8 @@ def main() -> None:
     if tuned:
         print(json.dumps(tuned))
     for workers in _WORKERS:
-        workers.close()
+        if workers is not None:
+            workers.close()
     bench.finish(tuned=tuned)
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Literal, cast
 
 from oneloop.errors import ModelError
+from oneloop.formats.hf_moe import hf_moe_spec
 from oneloop.formats.json_file import read_json_object
 from oneloop.formats.json_values import JsonValues
-from oneloop.formats.hf_moe import hf_moe_spec
 from oneloop.formats.model_spec import ModelSpec, RopeScaling
 from oneloop.formats.quantization.config import read_quantization
 

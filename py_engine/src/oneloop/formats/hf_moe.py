@@ -18,14 +18,17 @@ def hf_moe_spec(config: JsonValues, architecture: str, num_layers: int) -> MoeSp
 
     Defaults are those of transformers' config classes.
     """
+    moe: MoeSpec | None = None
     match architecture:
         case "MixtralForCausalLM":
-            return _mixtral(config)
+            moe = _mixtral(config)
         case "Qwen2MoeForCausalLM":
-            return _qwen(config, num_layers, experts=60, top_k=4, width=1408, shared_width=5632)
+            moe = _qwen(config, num_layers, experts=60, top_k=4, width=1408, shared_width=5632)
         case "Qwen3MoeForCausalLM":
-            return _qwen(config, num_layers, experts=128, top_k=8, width=768, shared_width=0)
-    return None
+            moe = _qwen(config, num_layers, experts=128, top_k=8, width=768, shared_width=0)
+    if moe is not None and "quantization_config" in config:
+        config.fail("quantization_config", "quantised experts are not supported; take the original model")
+    return moe
 
 
 def _mixtral(config: JsonValues) -> MoeSpec:

@@ -92,7 +92,7 @@ class SparseMLP:
         targets: dict[str, Target] = {f"{self._name}.gate.weight": self.experts.router[: spec.num_experts]}
         if spec.shared_gate:
             targets[f"{self._name}.shared_expert_gate.weight"] = self.experts.router[spec.num_experts :]
-        halves = self.experts.gate_up.unflatten(1, (2, spec.intermediate_size))
+        halves = self.experts.gate_up.view(spec.num_experts, 2, spec.intermediate_size, -1)
         for expert in range(spec.num_experts):
             name = f"{self._name}.experts.{expert}"
             gate, up = halves[expert]

@@ -20,7 +20,9 @@ class MixtralForCausalLM(LlamaForCausalLM):
     def __init__(self, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device) -> None:
         """Raises ModelError for switches that no model of this family has."""
         if spec.moe is None or not all(map(spec.moe.is_sparse, range(spec.num_layers))):
-            raise ModelError(spec.architecture, "this family has experts in every layer", item="num_local_experts")
+            raise ModelError(
+                spec.architecture, "this family has experts in every layer", item="num_local_experts"
+            )
         _refuse_shared(spec)
         super().__init__(spec, dtype=dtype, device=device)
 

@@ -51,8 +51,8 @@ class MoeCall(NamedTuple):
     counters: torch.Tensor
     """[num_counters(num_experts)] int32 zeros, left zero, that no two calls use at a time (say, one per layer)."""
     slots: torch.Tensor | None = None
-    """[≤ num_tokens] int64: tokens with a negative entry, or none, are padding. They are sent to no expert, so that they
-    make no one read weights, and their rows stay as they are. None: there is no padding."""
+    """[≤ num_tokens] int64: tokens with a negative entry, or none, are padding. They are sent to no expert, so that no
+    weights are read for them, and their rows stay as they are. None: there is no padding."""
     shared: torch.Tensor | None = None
     """[num_tokens, hidden], any strides: the shared expert's output for norm(x). It is added too, multiplied by
     sigmoid(norm(x) · gate) where the router has that row."""
@@ -83,7 +83,9 @@ MOE: Family[Moe] = Family(
     "moe",
     (
         Implementation("triton", "oneloop_kernels.ops.moe.gpu", "moe", frozenset({"cuda"})),
-        Implementation("cpu", "oneloop_kernels.ops.moe.cpu", "moe", frozenset({"cpu"}), frozenset({"float32"})),
+        Implementation(
+            "cpu", "oneloop_kernels.ops.moe.cpu", "moe", frozenset({"cpu"}), frozenset({"float32"})
+        ),
         Implementation("reference", "oneloop_kernels.ops.moe.reference", "moe"),
     ),
 )

@@ -1,4 +1,4 @@
-"""How experts' kernels are cut: measured per card, experts and number of tokens (`configs/*.json`), a rule for the rest.
+"""How experts' kernels are cut: measured per card, experts and number of tokens (`configs/*.json`); else by a rule.
 
 `python -m oneloop_bench.kernels.moe` measures, and prints what belongs into the files.
 """

@@ -1,4 +1,7 @@
-"""/debug/scheduler, /debug/experts and /debug/stacks: the live view. Only with --enable-debug-endpoints, and behind the key."""
+"""/debug/scheduler, /debug/experts and /debug/stacks: the live view.
+
+Only with --enable-debug-endpoints, and behind the key.
+"""
 
 from __future__ import annotations
 

@@ -123,15 +123,17 @@ def activation_bytes(spec: ModelSpec, item_bytes: int, num_tokens: int) -> int:
 
 
 def sparse_bytes(moe: MoeSpec, hidden_size: int, item_bytes: int) -> int:
-    """Per token, k = top_k: b · (the norm, hidden, and of each of k experts the activations and the output), the router's
-    logits in float32, 28 · k of routing (ids, ranks, order, weights, and the table of tiles at its largest).
+    """Per token, k = top_k: b · (the norm, hidden, and of each of k experts the activations and the output), the
+    router's logits in float32, 28 · k of routing (ids, ranks, order, weights, and the table of tiles at its largest).
 
-    A shared expert's output (hidden) is there beside them; its gate, up and product before them.
+    Small steps have shares of logits, some MiB that slack has room for. A shared expert's output (hidden) is there beside them; its gate, up and product before them.
     """
     routing = 4 * (moe.num_experts + 1) + 28 * moe.top_k
     chosen = hidden_size + moe.top_k * (moe.intermediate_size + hidden_size)
     shared = hidden_size if moe.shared_intermediate_size else 0
-    return max((chosen + shared) * item_bytes + routing, (3 * moe.shared_intermediate_size + shared) * item_bytes)
+    return max(
+        (chosen + shared) * item_bytes + routing, (3 * moe.shared_intermediate_size + shared) * item_bytes
+    )
 
 
 def attention_workspace_bytes(spec: ModelSpec, num_seqs: int, num_tokens: int) -> int:

@@ -125,7 +125,8 @@ def _prefetch(rows, BYTES: tl.constexpr, NUM_ROWS: tl.constexpr):
 def combine_kernel(
     outputs_ptr, shared_ptr, logits_ptr, slots_ptr, x_ptr, num_slots, x_stride, shared_stride, shared_in_stride,
     HIDDEN: tl.constexpr, NUM_EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr, TOP_K: tl.constexpr,
-    HAS_GATE: tl.constexpr, HAS_SHARED: tl.constexpr, HAS_SLOTS: tl.constexpr, BLOCK: tl.constexpr, USE_PDL: tl.constexpr,
+    HAS_GATE: tl.constexpr, HAS_SHARED: tl.constexpr, HAS_SLOTS: tl.constexpr, BLOCK: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """x[t] += Σ of the TOP_K rows of token t, in their order (+ the shared expert's, times its factor).
 

@@ -1,9 +1,9 @@
 """Which experts a token goes to, and the tokens of each expert side by side: all of it in one kernel.
 
-A program has a block of tokens and a slice of the hidden size, of which it knows the logits' share; who comes last of a
-block's programs adds them up and chooses. Where all tokens are one block, it puts the pairs of token and expert in order
-too, in its registers. Of more tokens the last program of all does, for which integers are counted: no result depends on
-who was first.
+A program has a block of tokens and a slice of the hidden size, of which it knows the logits' share; who comes last of
+a block's programs adds them up and chooses. Where all tokens are one block, it puts the pairs of token and expert in
+order too, in its registers. Of more tokens the last program of all does, for which integers are counted: no result
+depends on who was first.
 
 Experts are chosen by integers that hold a logit above the expert's index, so that no two are equal, and whatever the
 logits are (infinite, not a number), top_k different experts come out.
@@ -30,11 +30,11 @@ def route_kernel(
 ):  # fmt: skip
     """Norm, logits, choice and order. Grid: [ceil(num_tokens / BLOCK_T) · SPLITS].
 
-    hidden: [num_tokens, HIDDEN] takes norm(x). logits: float32 [SPLITS, num_tokens, EXPERTS_PAD], EXPERTS_PAD ≥ NUM_ROWS
-    (of the router), takes shares, then in the first the logits themselves. ids (int32, −1 for padding), weights
-    (float32) and ranks (int32): [num_tokens, TOP_K]. pairs, tiles: see `_order`. BLOCK_K: columns of a product; where it
-    is a split's slice, the router is asked for before the kernel's turn. BLOCK_PAIRS 0: pairs are left to
-    `scatter_kernel`. ONE_BLOCK: all tokens are one.
+    hidden: [num_tokens, HIDDEN] takes norm(x). logits: float32 [SPLITS, num_tokens, EXPERTS_PAD], EXPERTS_PAD at least
+    NUM_ROWS (of the router), takes shares, then in the first the shared gate's logits. ids (int32, −1 for padding),
+    weights (float32) and ranks (int32): [num_tokens, TOP_K]. pairs, tiles: see `_order` and `_tiles_of`. BLOCK_K:
+    columns of a product; where it is a split's slice, the router is asked for before the kernel's turn. BLOCK_PAIRS 0:
+    pairs are left to `scatter_kernel`. ONE_BLOCK: all tokens are one.
     """
     SLICE: tl.constexpr = (HIDDEN + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
     block, split = tl.program_id(0) // SPLITS, tl.program_id(0) % SPLITS
@@ -95,7 +95,17 @@ def route_kernel(
             chosen = (places < TOP_K) & live[:, None]
             ranks = tl.atomic_add(counters_ptr + ids, 1, mask=chosen, sem="relaxed")
             _write_choice(
-                ids, weights, ranks, tokens, live, ids_ptr, weights_ptr, ranks_ptr, num_tokens, TOP_K, TOP_K_PAD
+                ids,
+                weights,
+                ranks,
+                tokens,
+                live,
+                ids_ptr,
+                weights_ptr,
+                ranks_ptr,
+                num_tokens,
+                TOP_K,
+                TOP_K_PAD,
             )
             _order_if_last(
                 ids_ptr, ranks_ptr, statistics_ptr, pairs_ptr, tiles_ptr, counters_ptr, num_tokens,
@@ -182,7 +192,9 @@ def _choose_and_order(
     ids, weights, taken = _choose(logits, NUM_EXPERTS, EXPERTS_PAD, TOP_K, TOP_K_PAD, RENORMALISED)
     taken = tl.where(live[:, None], taken, 0)
     ranks = tl.cumsum(taken, 0) - taken
-    firsts = _tiles_of(tl.sum(taken, 0), statistics_ptr, tiles_ptr, HAS_STATISTICS, NUM_EXPERTS, EXPERTS_PAD, BLOCK_M)
+    firsts = _tiles_of(
+        tl.sum(taken, 0), statistics_ptr, tiles_ptr, HAS_STATISTICS, NUM_EXPERTS, EXPERTS_PAD, BLOCK_M
+    )
     experts, places = tl.arange(0, EXPERTS_PAD)[None, :], tl.arange(0, TOP_K_PAD)[None, :]
     own_ranks = tl.zeros([BLOCK_T, TOP_K_PAD], tl.int32)
     for place in tl.static_range(TOP_K):

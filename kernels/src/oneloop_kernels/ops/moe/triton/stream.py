@@ -83,7 +83,7 @@ def _copy(
 ):  # fmt: skip
     """The warp that copies."""
     blocks: gl.constexpr = (IN_SIZE + BLOCK_K - 1) // BLOCK_K
-    ahead: gl.constexpr = blocks if blocks < STAGES else STAGES
+    ahead: gl.constexpr = min(STAGES, blocks)
     EARLY: gl.constexpr = USE_PDL and not GATED
     tile = gl.program_id(0)
     unit = tile * 0
