@@ -30,6 +30,7 @@ WIDE_TOKENS = ProductPlan("tokens", block_n=64, block_k=32, num_stages=2)
 PLANS = {
     "weights wide": MoePlan(block_m=16, gate_up=WIDE_WEIGHTS, down=replace(WIDE_WEIGHTS, block_n=64)),
     "tokens wide": MoePlan(block_m=64, gate_up=WIDE_TOKENS, down=WIDE_TOKENS),
+    "combined": MoePlan(block_m=16, gate_up=WIDE_WEIGHTS, down=WIDE_WEIGHTS, combined=True),
     "prefetch": MoePlan(
         block_m=16, gate_up=WIDE_WEIGHTS, down=replace(WIDE_WEIGHTS, block_n=64, prefetch=64)
     ),
@@ -207,13 +208,16 @@ def test_what_is_no_number_stays_with_its_token(inputs, kernel_device, kernel_dt
 
 @triton
 @pytest.mark.parametrize("name", PLANS)
-@pytest.mark.parametrize("num_tokens", [2, 75])
+@pytest.mark.parametrize("num_tokens", [1, 9, 75])
 def test_plans(inputs, kernel_device, kernel_dtype, name, num_tokens):
     from oneloop_kernels.ops.moe.gpu import run
 
     if name == "prefetch" and kernel_dtype is torch.float32:
         pytest.skip("tested in the shorter type")
-    check(make_call(inputs, kernel_dtype, num_tokens), lambda call: run(call, PLANS[name]))
+    call = make_call(inputs, kernel_dtype, num_tokens, shared=True, gate=True)
+    slots = torch.arange(num_tokens, device=kernel_device)
+    call = call._replace(slots=slots.masked_fill(slots >= max(1, num_tokens - 3), -1))
+    check(call, lambda call: run(call, PLANS[name]))
 
 
 @pytest.mark.parametrize("name", STREAMS)

@@ -27,7 +27,7 @@ from oneloop_kernels.launch import INTERPRETED, compiling_ahead
 from oneloop_kernels.ops.linear import Norm
 from oneloop_kernels.ops.moe import Experts, MoeCall, num_counters
 from oneloop_kernels.ops.moe.gpu import combine, down, gate_up, route, run
-from oneloop_kernels.ops.moe.plans import MoePlan, ProductPlan, Shape, plan_for
+from oneloop_kernels.ops.moe.plans import MAX_COMBINED, MoePlan, ProductPlan, Shape, plan_for
 from oneloop_kernels.ops.moe.reference import route as reference_route
 from oneloop_kernels.ops.rms_norm.reference import rms_norm
 
@@ -200,29 +200,53 @@ def sweep(bench: KernelBench, name: str, shape: Shape, num_tokens: int) -> MoePl
     sets = input_sets(bench, shape, num_tokens)
     mean = num_tokens * shape.top_k / shape.num_experts
     base = plan_for(bench.device, sets[0].call.x.dtype, num_tokens, shape)
-    best: tuple[float, MoePlan] | None = None
+    found: list[MoePlan] = []
     for block_m in tile_heights(num_tokens, mean):
-        start = replace(base, block_m=block_m)
+        start = replace(base, block_m=block_m, combined=False)
         prepared = [prepare(one, start) for one in sets]
-        plans: dict[str, ProductPlan] = {}
-        total = 0.0
+        ranked: dict[str, list[ProductPlan]] = {}
         for part in ("gate_up", "down"):
             tried = list(candidates(block_m, gated=part == "gate_up", many=mean >= MANY, full=shape))
             times = sweep_part(bench, prepared, start, part, tried)
-            if times:
-                plans[part] = min(times, key=lambda plan: times[plan])
-                total += times[plans[part]]
-                report(name, f"{part} m{block_m}", times)
-        if len(plans) == 2 and (best is None or total < best[0]):
-            best = total, with_products(start, plans)
-    if best is None:
+            ranked[part] = sorted(times, key=lambda plan: times[plan])
+            report(name, f"{part} m{block_m}", times)
+        if ranked["gate_up"] and ranked["down"]:
+            found += whole_plans(start, ranked["gate_up"][0], ranked["down"], num_tokens)
+    times = {plan: time_whole(bench, sets, plan) for plan in found}
+    for plan in sorted(times, key=lambda plan: times[plan])[:6]:
+        products = f"{short(plan.gate_up)} {short(plan.down)} ahead {plan.down.prefetch}"
+        print(f"  {name} whole m{plan.block_m}: {times[plan]:.1f} {products} combined {plan.combined}", flush=True)
+    if not times:
         return None
-    prepared = [prepare(one, best[1]) for one in sets]
+    best = min(times, key=lambda plan: times[plan])
+    prepared = [prepare(one, best) for one in sets]
     counted = floors(shape, num_tokens, mean_active(sets))
-    for part, launch in parts_of(best[1]).items():
+    for part, launch in parts_of(best).items():
         num_bytes, num_flops = counted[part]
         bench.measure(f"{name} {part}", launch, prepared, num_bytes=num_bytes, num_flops=num_flops)
-    return best[1]
+    return best
+
+
+def whole_plans(
+    start: MoePlan, gate_up: ProductPlan, down: Sequence[ProductPlan], num_tokens: int
+) -> Iterator[MoePlan]:
+    """What only the whole shows: the best of each kind for down; its weights asked for ahead; the sum in its kernel."""
+    for product in {plan.kind: plan for plan in reversed(down)}.values():
+        plan = with_products(start, {"gate_up": gate_up, "down": product})
+        yield plan
+        if product.kind == "weights" and num_tokens <= MAX_COMBINED:
+            for prefetch, combined in itertools.product((0, 256, 512, 1024, 1536), (False, True)):
+                ahead = replace(product, prefetch=prefetch)
+                yield replace(with_products(plan, {"down": ahead}), combined=combined)
+
+
+def time_whole(bench: KernelBench, sets: Sequence[Inputs], plan: MoePlan) -> float:
+    """µs of the block; without an end where a kernel does not run."""
+    try:
+        return time_launches(lambda one: run(one.call, plan), sets, smoke=bench.smoke, effort=SWEEP_EFFORT).us
+    except Exception as error:  # whatever the compiler says: the other plans go on
+        print(f"  whole {plan} fails: {(str(error).splitlines() or [repr(error)])[0]}")
+        return math.inf
 
 
 def sweep_part(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class DecoderLayer:
-    """x + attention(norm(x)), then x + mlp(norm(x)), in place on x. sparse: in place of mlp, where there are experts."""
+    """x + attention(norm(x)), then x + mlp(norm(x)), in place on x. sparse: instead of mlp, where there are experts."""
 
     __slots__ = ("attention", "attention_norm", "mlp", "mlp_norm", "sparse")
 

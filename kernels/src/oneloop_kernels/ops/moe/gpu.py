@@ -10,8 +10,9 @@ import triton
 from oneloop_kernels.launch import num_sms, pdl_options
 from oneloop_kernels.ops.linear.launches import SHARED_REGISTERS, Launch, tensor_map
 from oneloop_kernels.ops.linear.plans import can_stream
-from oneloop_kernels.ops.moe import num_counters
+from oneloop_kernels.ops.moe import NUM_TICKETS, num_counters
 from oneloop_kernels.ops.moe.plans import (
+    MAX_COMBINED,
     MAX_SCATTERED,
     MoePlan,
     ProductPlan,
@@ -67,7 +68,9 @@ def run(call: MoeCall, plan: MoePlan) -> None:
     """The call by that plan."""
     routed = route(call, plan)
     inner = gate_up(call, plan, routed).run()
-    combine(call, routed, down(call, plan, routed, inner).run())
+    outputs = down(call, plan, routed, inner).run()
+    if not combines(call, plan):
+        combine(call, routed, outputs)
 
 
 def route(call: MoeCall, plan: MoePlan) -> Routed:
@@ -128,7 +131,7 @@ def route(call: MoeCall, plan: MoePlan) -> Routed:
     }
     route_kernel[(triton.cdiv(num_tokens, tokens) * splits,)](
         *arguments, BLOCK_T=tokens, SPLITS=splits, BLOCK_K=columns, BLOCK_H=_SQUARES_BLOCK,
-        ONE_BLOCK=num_tokens <= tokens, BLOCK_PAIRS=_SCATTER_BLOCK if scattered else 0,
+        ONE_BLOCK=num_tokens <= tokens, ONE_TOKEN=num_tokens == 1, BLOCK_PAIRS=_SCATTER_BLOCK if scattered else 0,
         num_warps=8, num_stages=3, **constants,
     )  # fmt: skip
     if not scattered:
@@ -152,10 +155,17 @@ def gate_up(call: MoeCall, plan: MoePlan, routed: Routed) -> Launch:
 
 
 def down(call: MoeCall, plan: MoePlan, routed: Routed, inner: torch.Tensor) -> Launch:
-    """weight(t, e) · down_e(inner) of every pair, [P, hidden], token by token."""
+    """weight(t, e) · down_e(inner) of every pair, [P, hidden], token by token; where the plan `combines` also x."""
     weight, hidden = call.experts.down, call.x.shape[1]
     launch = _streamed if streams(plan.down, weight, hidden) else _products
     return launch(call, plan, plan.down, routed, inner, weight, hidden)
+
+
+def combines(call: MoeCall, plan: MoePlan) -> bool:
+    """Whether the kernel of down leaves no sum to do."""
+    num_tokens, hidden = call.x.shape
+    few = num_tokens <= MAX_COMBINED and triton.cdiv(hidden, plan.down.block_n) < NUM_TICKETS
+    return plan.combined and few and not streams(plan.down, call.experts.down, hidden)
 
 
 def streams(product: ProductPlan, weight: torch.Tensor, out_size: int) -> bool:
@@ -234,52 +244,60 @@ def _products(
     out_size: int,
 ) -> Launch:
     gated = weight is call.experts.gate_up
-    num_pairs = routed.pairs.shape[0]
+    num_tokens, num_pairs = call.x.shape[0], routed.pairs.shape[0]
+    combined = not gated and combines(call, plan)
     out = torch.empty(num_pairs, out_size, dtype=x.dtype, device=x.device)
     num_tiles = plan.most_tiles(num_pairs, call.experts.num_experts)
-    arguments = (x, weight, out, routed.pairs, routed.weights, routed.tiles, out_size, x.stride(0))
-    constants: dict[str, object] = {
+    tensors, strides, constants = _sum_arguments(call, routed)
+    arguments = (
+        x, weight, out, routed.pairs, routed.weights, routed.tiles, call.x, *tensors, call.counters,
+        out_size, x.stride(0), *strides,
+    )  # fmt: skip
+    constants |= {
         "IN_SIZE": weight.shape[2],
         "GATED": gated,
-        "TOP_K": call.experts.top_k,
-        "EXPERTS_PAD": routed.experts_pad,
-        "ONE_TOKEN": call.x.shape[0] == 1,
+        "ONE_TOKEN": num_tokens == 1,
         "TOKENS_WIDE": product.kind == "tokens",
         "BLOCK_M": plan.block_m,
         "BLOCK_N": product.block_n,
         "BLOCK_K": product.block_k,
         "PREFETCH": 0 if gated else product.prefetch,
+        "COMBINED": max(2, triton.next_power_of_2(num_tokens)) if combined else 0,
         "num_warps": product.num_warps,
         "num_stages": product.num_stages,
         **pdl_options(x.device),
     }
+    if not combined:
+        constants |= {"HAS_GATE": False, "HAS_SHARED": False, "HAS_SLOTS": False}
     grid = (num_tiles * triton.cdiv(out_size, product.block_n),)
     return Launch(experts_kernel, grid, arguments, constants, out)
 
 
 def combine(call: MoeCall, routed: Routed, outputs: torch.Tensor) -> None:
     """x += the sum of each token's rows, and the shared expert's."""
-    x, shared, experts = call.x, call.shared, call.experts
-    num_tokens, hidden = x.shape
+    num_tokens, hidden = call.x.shape
+    tensors, (_, num_slots, *strides), constants = _sum_arguments(call, routed)
     block = min(_COMBINE_BLOCK, triton.next_power_of_2(hidden))
     combine_kernel[(num_tokens, triton.cdiv(hidden, block))](
-        outputs,
-        x if shared is None else shared,
-        routed.logits,
-        x if call.slots is None else call.slots,
-        x,
-        0 if call.slots is None else call.slots.shape[0],
-        x.stride(0),
-        0 if shared is None else shared.stride(0),
-        0 if shared is None else shared.stride(1),
-        HIDDEN=hidden,
-        NUM_EXPERTS=experts.num_experts,
-        EXPERTS_PAD=routed.experts_pad,
-        TOP_K=experts.top_k,
-        HAS_GATE=experts.has_shared_gate,
-        HAS_SHARED=shared is not None,
-        HAS_SLOTS=call.slots is not None,
-        BLOCK=block,
-        num_warps=max(1, block // 256),
-        **pdl_options(x.device),
-    )
+        outputs, *tensors, call.x, num_tokens, num_slots, hidden, *strides,
+        BLOCK=block, num_warps=max(1, block // 256), **constants, **pdl_options(call.x.device),
+    )  # fmt: skip
+
+
+def _sum_arguments(
+    call: MoeCall, routed: Routed
+) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...], dict[str, object]]:
+    """Of the sum over a token's experts: tensors (shared, logits, slots), numbers and strides, constants."""
+    x, shared, slots = call.x, call.shared, call.slots
+    tensors = (x if shared is None else shared, routed.logits, x if slots is None else slots)
+    num_slots = 0 if slots is None else slots.shape[0]
+    shared_strides = (0, 0) if shared is None else shared.stride()
+    constants: dict[str, object] = {
+        "NUM_EXPERTS": call.experts.num_experts,
+        "EXPERTS_PAD": routed.experts_pad,
+        "TOP_K": call.experts.top_k,
+        "HAS_GATE": call.experts.has_shared_gate,
+        "HAS_SHARED": shared is not None,
+        "HAS_SLOTS": slots is not None,
+    }
+    return tensors, (x.shape[0], num_slots, x.stride(0), *shared_strides), constants

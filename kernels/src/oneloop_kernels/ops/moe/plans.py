@@ -27,6 +27,8 @@ ROUTE_TOKENS: Final = 16
 """Of a program otherwise…"""
 MAX_SPLIT: Final = 512
 """…with a slice of the hidden size, up to so many tokens; of more all of it."""
+MAX_COMBINED: Final = 16
+"""Tokens whose sums down's kernel may do."""
 _ROUTE_SPLITS: Final = 8
 _MOST_SPLITS: Final = 32
 _SLICE_BYTES: Final = 64 << 10
@@ -57,11 +59,12 @@ class ProductPlan:
 
 @dataclass(frozen=True, slots=True)
 class MoePlan:
-    """block_m: pairs of a tile."""
+    """block_m: pairs of a tile. combined: the sum is done by down's kernel, where that is no stream, for few tokens."""
 
     block_m: int
     gate_up: ProductPlan
     down: ProductPlan
+    combined: bool = False
 
     def most_tiles(self, num_pairs: int, num_experts: int) -> int:
         """Each expert with pairs has a tile that may not be full."""

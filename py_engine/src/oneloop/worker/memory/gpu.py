@@ -126,7 +126,8 @@ def sparse_bytes(moe: MoeSpec, hidden_size: int, item_bytes: int) -> int:
     """Per token, k = top_k: b · (the norm, hidden, and of each of k experts the activations and the output), the
     router's logits in float32, 28 · k of routing (ids, ranks, order, weights, and the table of tiles at its largest).
 
-    Small steps have shares of logits, some MiB that slack has room for. A shared expert's output (hidden) is there beside them; its gate, up and product before them.
+    Small steps have shares of logits, some MiB that slack has room for. A shared expert's output (hidden) is there
+    beside them; its gate, up and product before them.
     """
     routing = 4 * (moe.num_experts + 1) + 28 * moe.top_k
     chosen = hidden_size + moe.top_k * (moe.intermediate_size + hidden_size)

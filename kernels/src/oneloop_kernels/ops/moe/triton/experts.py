@@ -12,19 +12,24 @@ import triton.language as tl
 from oneloop_kernels.ops.silu_mul.triton import silu_mul_tile
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "num_slots"])
 def experts_kernel(
     x_ptr, weight_ptr, out_ptr, pairs_ptr, factors_ptr, tiles_ptr,
-    out_size, x_stride,
+    sum_ptr, shared_ptr, logits_ptr, slots_ptr, counters_ptr,
+    out_size, x_stride, num_tokens, num_slots, sum_stride, shared_stride, shared_in_stride,
     IN_SIZE: tl.constexpr, GATED: tl.constexpr, TOP_K: tl.constexpr, EXPERTS_PAD: tl.constexpr,
     ONE_TOKEN: tl.constexpr, TOKENS_WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, PREFETCH: tl.constexpr, USE_PDL: tl.constexpr,
+    BLOCK_K: tl.constexpr, PREFETCH: tl.constexpr, COMBINED: tl.constexpr, NUM_EXPERTS: tl.constexpr,
+    HAS_GATE: tl.constexpr, HAS_SHARED: tl.constexpr, HAS_SLOTS: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """Of each pair: silu(gate · x) · (up · x) if GATED, else weight · x multiplied by the pair's factor.
 
     weight: [experts, 2 · out_size if GATED else out_size, IN_SIZE]. GATED: x has a row per token, and out one per place
     in `pairs`; else x has that order, and out a row per pair, token by token. pairs, tiles: see `routing`.
     BLOCK_N: results of a program, a multiple of 8. Grid: [most tiles · ceil(out_size / BLOCK_N)].
+
+    COMBINED: 0, or a power of two that holds all tokens: who comes last of a block of columns adds them up into sum,
+    as `combine_kernel` does, for which counters (see MoeCall) has a ticket. Not GATED.
 
     PREFETCH: bytes of each row of weights that are asked for before the kernel's turn has come: for the kernel behind
     one that has itself waited for the routing.
@@ -78,6 +83,16 @@ def experts_kernel(
             targets = pairs
         places = out_ptr + targets.to(tl.int64)[:, None] * out_size + columns[None, :]
         tl.store(places, out.to(out_ptr.dtype.element_ty), mask=mask)
+        if COMBINED > 0:
+            tl.debug_barrier()  # all of the results are written before the ticket is taken
+            ticket_ptr = counters_ptr + NUM_EXPERTS + 1 + block
+            if tl.atomic_add(ticket_ptr, 1, sem="acq_rel") == num_tiles - 1:
+                tl.store(ticket_ptr, 0)
+                _combine(
+                    out_ptr, shared_ptr, logits_ptr, slots_ptr, sum_ptr, tl.arange(0, COMBINED), columns,
+                    num_tokens, num_slots, out_size, sum_stride, shared_stride, shared_in_stride,
+                    NUM_EXPERTS, EXPERTS_PAD, TOP_K, HAS_GATE, HAS_SHARED, HAS_SLOTS,
+                )  # fmt: skip
 
 
 @triton.jit
@@ -121,38 +136,52 @@ def _prefetch(rows, BYTES: tl.constexpr, NUM_ROWS: tl.constexpr):
     )
 
 
-@triton.jit(do_not_specialize=["num_slots"])
+@triton.jit(do_not_specialize=["num_tokens", "num_slots"])
 def combine_kernel(
-    outputs_ptr, shared_ptr, logits_ptr, slots_ptr, x_ptr, num_slots, x_stride, shared_stride, shared_in_stride,
-    HIDDEN: tl.constexpr, NUM_EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr, TOP_K: tl.constexpr,
-    HAS_GATE: tl.constexpr, HAS_SHARED: tl.constexpr, HAS_SLOTS: tl.constexpr, BLOCK: tl.constexpr,
-    USE_PDL: tl.constexpr,
+    outputs_ptr, shared_ptr, logits_ptr, slots_ptr, x_ptr, num_tokens, num_slots, hidden, x_stride, shared_stride,
+    shared_in_stride,
+    NUM_EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr, TOP_K: tl.constexpr, HAS_GATE: tl.constexpr,
+    HAS_SHARED: tl.constexpr, HAS_SLOTS: tl.constexpr, BLOCK: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """x[t] += Σ of the TOP_K rows of token t, in their order (+ the shared expert's, times its factor).
 
-    Grid: [num_tokens, ceil(HIDDEN / BLOCK)].
+    Grid: [num_tokens, ceil(hidden / BLOCK)].
     """
-    token = tl.program_id(0)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    within = columns < HIDDEN
     if USE_PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+    _combine(
+        outputs_ptr, shared_ptr, logits_ptr, slots_ptr, x_ptr,
+        tl.program_id(0) + tl.arange(0, 1), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK),
+        num_tokens, num_slots, hidden, x_stride, shared_stride, shared_in_stride,
+        NUM_EXPERTS, EXPERTS_PAD, TOP_K, HAS_GATE, HAS_SHARED, HAS_SLOTS,
+    )  # fmt: skip
+
+
+@triton.jit
+def _combine(
+    outputs_ptr, shared_ptr, logits_ptr, slots_ptr, x_ptr, tokens, columns,
+    num_tokens, num_slots, hidden, x_stride, shared_stride, shared_in_stride,
+    NUM_EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr, TOP_K: tl.constexpr, HAS_GATE: tl.constexpr,
+    HAS_SHARED: tl.constexpr, HAS_SLOTS: tl.constexpr,
+):  # fmt: skip
+    """These tokens and columns of x. Past the first-level cache: others may have written the outputs while we ran."""
+    live = tokens < num_tokens
     if HAS_SLOTS:
-        slot = tl.load(slots_ptr + token, mask=token < num_slots, other=-1)
-        within &= slot >= 0
-    places = x_ptr + token.to(tl.int64) * x_stride + columns
-    residual = tl.load(places, mask=within, other=0.0).to(tl.float32)
-    outputs_ptr += token.to(tl.int64) * (TOP_K * HIDDEN)
-    total = tl.zeros([BLOCK], tl.float32)
+        live &= tl.load(slots_ptr + tokens, mask=tokens < num_slots, other=-1) >= 0
+    mask = live[:, None] & (columns < hidden)[None, :]
+    places = x_ptr + tokens.to(tl.int64)[:, None] * x_stride + columns[None, :]
+    residual = tl.load(places, mask=mask, other=0.0).to(tl.float32)
+    rows = outputs_ptr + tokens.to(tl.int64)[:, None] * TOP_K * hidden + columns[None, :]
+    total = tl.zeros(residual.shape, tl.float32)
     for index in tl.static_range(TOP_K):
-        total += tl.load(outputs_ptr + index * HIDDEN + columns, mask=within, other=0.0).to(tl.float32)
+        total += tl.load(rows + index * hidden, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
     if HAS_SHARED:
-        shared_ptr += token.to(tl.int64) * shared_stride
-        shared = tl.load(shared_ptr + columns.to(tl.int64) * shared_in_stride, mask=within, other=0.0)
+        shared_rows = shared_ptr + tokens.to(tl.int64)[:, None] * shared_stride
+        shared = tl.load(shared_rows + columns.to(tl.int64)[None, :] * shared_in_stride, mask=mask, other=0.0)
         shared = shared.to(tl.float32)
         if HAS_GATE:
-            gate = tl.load(logits_ptr + token * EXPERTS_PAD + NUM_EXPERTS)
-            shared *= 1.0 / (1.0 + tl.exp(-gate))
+            gate = tl.load(logits_ptr + tokens * EXPERTS_PAD + NUM_EXPERTS, mask=live, other=0.0)
+            shared *= (1.0 / (1.0 + tl.exp(-gate)))[:, None]
         total += shared
-    tl.store(places, residual + total, mask=within)
+    tl.store(places, residual + total, mask=mask)

@@ -26,7 +26,8 @@ def route_kernel(
     HAS_SLOTS: tl.constexpr, HAS_STATISTICS: tl.constexpr, NUM_EXPERTS: tl.constexpr, NUM_ROWS: tl.constexpr,
     EXPERTS_PAD: tl.constexpr, TOP_K: tl.constexpr, TOP_K_PAD: tl.constexpr, RENORMALISED: tl.constexpr,
     HIDDEN: tl.constexpr, BLOCK_T: tl.constexpr, SPLITS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_H: tl.constexpr,
-    ONE_BLOCK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_PAIRS: tl.constexpr, USE_PDL: tl.constexpr,
+    ONE_BLOCK: tl.constexpr, ONE_TOKEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """Norm, logits, choice and order. Grid: [ceil(num_tokens / BLOCK_T) · SPLITS].
 
@@ -34,7 +35,7 @@ def route_kernel(
     NUM_ROWS (of the router), takes shares, then in the first the shared gate's logits. ids (int32, −1 for padding),
     weights (float32) and ranks (int32): [num_tokens, TOP_K]. pairs, tiles: see `_order` and `_tiles_of`. BLOCK_K:
     columns of a product; where it is a split's slice, the router is asked for before the kernel's turn. BLOCK_PAIRS 0:
-    pairs are left to `scatter_kernel`. ONE_BLOCK: all tokens are one.
+    pairs are left to `scatter_kernel`. ONE_BLOCK: all tokens are one block.
     """
     SLICE: tl.constexpr = (HIDDEN + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
     block, split = tl.program_id(0) // SPLITS, tl.program_id(0) % SPLITS
@@ -88,6 +89,7 @@ def route_kernel(
             _choose_and_order(
                 total, tokens, live, statistics_ptr, ids_ptr, weights_ptr, ranks_ptr, pairs_ptr, tiles_ptr,
                 num_tokens, HAS_STATISTICS, NUM_EXPERTS, EXPERTS_PAD, TOP_K, TOP_K_PAD, RENORMALISED, BLOCK_T, BLOCK_M,
+                ONE_TOKEN,
             )  # fmt: skip
         else:
             ids, weights, _ = _choose(total, NUM_EXPERTS, EXPERTS_PAD, TOP_K, TOP_K_PAD, RENORMALISED)
@@ -187,10 +189,39 @@ def _choose_and_order(
     logits, tokens, live, statistics_ptr, ids_ptr, weights_ptr, ranks_ptr, pairs_ptr, tiles_ptr, num_tokens,
     HAS_STATISTICS: tl.constexpr, NUM_EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr, TOP_K: tl.constexpr,
     TOP_K_PAD: tl.constexpr, RENORMALISED: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_M: tl.constexpr,
+    ONE_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """Everything for a batch that is one block: pairs of an expert stand in the order of their tokens."""
     ids, weights, taken = _choose(logits, NUM_EXPERTS, EXPERTS_PAD, TOP_K, TOP_K_PAD, RENORMALISED)
     taken = tl.where(live[:, None], taken, 0)
+    places = tl.arange(0, TOP_K_PAD)[None, :]
+    own_ranks = tl.zeros([BLOCK_T, TOP_K_PAD], tl.int32)
+    if ONE_TOKEN:  # whose experts have a pair and a tile each, in the order of their choice
+        _count(tl.sum(taken, 0), statistics_ptr, HAS_STATISTICS, NUM_EXPERTS, EXPERTS_PAD)
+        tl.store(tiles_ptr + EXPERTS_PAD, tl.sum(tl.sum(taken, 0), 0))
+        entries = tiles_ptr + EXPERTS_PAD + 1 + 3 * places + tokens[:, None] * 0
+        first = (tokens == 0)[:, None] & (places < TOP_K)
+        tl.store(entries, ids, mask=first)
+        tl.store(entries + 1, own_ranks + places, mask=first)
+        tl.store(entries + 2, own_ranks + places + 1, mask=first)
+        tl.store(pairs_ptr + own_ranks + places, own_ranks + places, mask=first)
+    else:
+        own_ranks = _order_block(
+            ids, taken, tokens, live, statistics_ptr, pairs_ptr, tiles_ptr,
+            HAS_STATISTICS, NUM_EXPERTS, EXPERTS_PAD, TOP_K, TOP_K_PAD, BLOCK_T, BLOCK_M,
+        )  # fmt: skip
+    _write_choice(
+        ids, weights, own_ranks, tokens, live, ids_ptr, weights_ptr, ranks_ptr, num_tokens, TOP_K, TOP_K_PAD
+    )
+
+
+@triton.jit
+def _order_block(
+    ids, taken, tokens, live, statistics_ptr, pairs_ptr, tiles_ptr,
+    HAS_STATISTICS: tl.constexpr, NUM_EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr, TOP_K: tl.constexpr,
+    TOP_K_PAD: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """Write the pairs and tiles of the only block. Returns the ranks of its pairs, [BLOCK_T, TOP_K_PAD]."""
     ranks = tl.cumsum(taken, 0) - taken
     firsts = _tiles_of(
         tl.sum(taken, 0), statistics_ptr, tiles_ptr, HAS_STATISTICS, NUM_EXPERTS, EXPERTS_PAD, BLOCK_M
@@ -204,9 +235,7 @@ def _choose_and_order(
         target = tl.sum(tl.where(here, firsts[None, :], 0), 1) + rank
         tl.store(pairs_ptr + target, tokens * TOP_K + place, mask=live)
         own_ranks = tl.where(places == place, rank[:, None], own_ranks)
-    _write_choice(
-        ids, weights, own_ranks, tokens, live, ids_ptr, weights_ptr, ranks_ptr, num_tokens, TOP_K, TOP_K_PAD
-    )
+    return own_ranks
 
 
 @triton.jit
@@ -254,10 +283,7 @@ def _tiles_of(
     the expert, its first pair, and where its pairs end. A tile has up to BLOCK_M pairs of one expert.
     """
     experts = tl.arange(0, EXPERTS_PAD)
-    if HAS_STATISTICS:
-        within = experts < NUM_EXPERTS
-        before = tl.load(statistics_ptr + experts, mask=within, other=0)
-        tl.store(statistics_ptr + experts, before + counts, mask=within)
+    _count(counts, statistics_ptr, HAS_STATISTICS, NUM_EXPERTS, EXPERTS_PAD)
     ends = tl.cumsum(counts, 0)
     firsts = ends - counts
     tl.store(tiles_ptr + experts, firsts)
@@ -272,6 +298,18 @@ def _tiles_of(
         tl.store(table_ptr + 3 * index + 1, first, mask=here)
         tl.store(table_ptr + 3 * index + 2, tl.minimum(first + BLOCK_M, ends), mask=here)
     return firsts
+
+
+@triton.jit
+def _count(
+    counts, statistics_ptr, HAS_STATISTICS: tl.constexpr, NUM_EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr
+):
+    """counts: [EXPERTS_PAD], added to what was counted before."""
+    if HAS_STATISTICS:
+        experts = tl.arange(0, EXPERTS_PAD)
+        within = experts < NUM_EXPERTS
+        before = tl.load(statistics_ptr + experts, mask=within, other=0)
+        tl.store(statistics_ptr + experts, before + counts, mask=within)
 
 
 @triton.jit
