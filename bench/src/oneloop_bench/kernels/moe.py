@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 SHAPES: Final = {"qwen30ba3b": Shape(num_experts=128, top_k=8, hidden=2048, width=768)}
 TOKENS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 8192)
-SMOKE_SHAPE: Final = Shape(num_experts=8, top_k=2, hidden=64, width=32)
-SMOKE_TOKENS: Final = (1, 40)
+SMOKE_SHAPE: Final = Shape(num_experts=8, top_k=2, hidden=128, width=128)
+SMOKE_TOKENS: Final = (2, 40)
 MAX_SHARED_BYTES: Final = 220 << 10
 SWEEP_EFFORT: Final = Effort(launches=12, seconds=0.02, replays=5)
 MANY: Final = 48
@@ -209,7 +209,8 @@ def sweep(bench: KernelBench, name: str, shape: Shape, num_tokens: int) -> MoePl
             tried = list(candidates(block_m, gated=part == "gate_up", many=mean >= MANY, full=shape))
             times = sweep_part(bench, prepared, start, part, tried)
             ranked[part] = sorted(times, key=lambda plan: times[plan])
-            report(name, f"{part} m{block_m}", times)
+            if times:
+                report(name, f"{part} m{block_m}", times)
         if ranked["gate_up"] and ranked["down"]:
             found += whole_plans(start, ranked["gate_up"][0], ranked["down"], num_tokens)
     times = {plan: time_whole(bench, sets, plan) for plan in found}
