@@ -27,7 +27,7 @@ ROUTE_TOKENS: Final = 16
 """Of a program otherwise…"""
 MAX_SPLIT: Final = 512
 """…with a slice of the hidden size, up to so many tokens; of more all of it."""
-MAX_COMBINED: Final = 16
+MAX_COMBINED: Final = 32
 """Tokens whose sums down's kernel may do."""
 _ROUTE_SPLITS: Final = 8
 _MOST_SPLITS: Final = 32
