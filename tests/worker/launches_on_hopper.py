@@ -20,6 +20,8 @@ from oneloop.formats.quantization.spec import QuantizationSpec
 from oneloop_kernels.ops.fp8_linear import gpu as fp8_gpu
 from oneloop_kernels.ops.linear import NUM_TICKETS, LinearCall, Norm
 from oneloop_kernels.ops.linear.plans import DensePlan, FewRowsPlan, StreamPlan
+from oneloop_kernels.ops.moe import Experts, MoeCall, num_counters
+from oneloop_kernels.ops.moe.plans import MoePlan, ProductPlan, Shape
 from oneloop_kernels.ops.packed_linear import PackedCall, PackedWeight
 from oneloop_kernels.ops.paged_attention import DEVICE_ATTENTION, AttentionShape, AttentionStep
 from oneloop_kernels.ops.rope import ROPE, HeadNorms
@@ -206,6 +208,46 @@ def launch_attention() -> None:
             )
 
 
+def launch_experts() -> None:
+    """Every tuned plan, those of the rule, and what no tuned one has; with what may stand around them."""
+    from oneloop_kernels.ops.moe.gpu import run
+    from oneloop_kernels.ops.moe.plans import FILES, plan_by_rule, read_plans
+
+    odd, whole = (Shape(num_experts=4, top_k=2, hidden=size, width=size) for size in (72, 256))
+    cases = {(odd, count, plan_by_rule(2, count, odd)) for count in (1, 24, 40, 600, 4096)}
+    stream = ProductPlan("stream", block_n=64, block_k=64, num_stages=4)
+    ahead = ProductPlan("weights", block_n=64, block_k=64, num_stages=3, prefetch=64)
+    for programs in (1, 2):
+        product = replace(stream, programs=programs)
+        cases |= {(whole, count, MoePlan(16, product, product)) for count in (1, 8, 40)}
+    cases |= {(whole, count, MoePlan(16, ahead, ahead, combined=True)) for count in (1, 8)}
+    for shape, plans in read_plans(FILES[H200.name]).items():
+        cases |= {(shape, most, plan) for most, plan in plans}
+    for index, (shape, num_tokens, plan) in enumerate(sorted(cases, key=str)):
+        run(experts_call(shape, num_tokens, gate=False, full=False, renormalised=index % 2 == 0), plan)
+        run(experts_call(shape, num_tokens, gate=index % 2 == 1, full=True, renormalised=True), plan)
+
+
+def experts_call(shape: Shape, num_tokens: int, *, gate: bool, full: bool, renormalised: bool) -> MoeCall:
+    """full: with padding, a shared expert, and statistics."""
+    experts = Experts(
+        tensor(shape.num_experts + gate, shape.hidden),
+        tensor(shape.num_experts, 2 * shape.width, shape.hidden),
+        tensor(shape.num_experts, shape.hidden, shape.width),
+        shape.top_k,
+        renormalised,
+    )
+    return MoeCall(
+        tensor(num_tokens, shape.hidden),
+        experts,
+        Norm(tensor(shape.hidden), 1e-6),
+        tensor(num_counters(shape.num_experts), dtype=torch.int32),
+        tensor(num_tokens, dtype=torch.int64) if full else None,
+        tensor(num_tokens, shape.hidden) if full else None,
+        tensor(shape.num_experts, dtype=torch.int64) if full else None,
+    )
+
+
 def launch_norms() -> None:
     """With the residual, which a step on a GPU leaves to the linear map before it."""
     from oneloop_kernels.ops.rms_norm.triton import rms_norm
@@ -228,6 +270,7 @@ def main() -> None:
         launch_packed_linear_maps()
         launch_heads()
         launch_attention()
+        launch_experts()
         launch_norms()
     print(json.dumps(sorted(set(recorded))))
 

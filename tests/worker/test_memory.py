@@ -16,9 +16,10 @@ from oneloop.cli.arguments import engine_values
 from oneloop.cli.main import make_parser
 from oneloop.config import EngineConfig, size_in_bytes
 from oneloop.errors import ConfigError
-from oneloop.formats.model_spec import ModelSpec
+from oneloop.formats.model_spec import ModelSpec, MoeSpec
 from oneloop.models.registry import build_model
 from oneloop.worker.memory.check import check_peak
+from oneloop.worker.memory.cpu import activation_bytes as cpu_activation_bytes
 from oneloop.worker.memory.free import machine_memory
 from oneloop.worker.memory.gpu import (
     CONTEXT_BYTES,
@@ -29,6 +30,7 @@ from oneloop.worker.memory.gpu import (
     graph_driver_bytes,
     graph_pool_bytes,
     sampler_bytes,
+    sparse_bytes,
 )
 from oneloop.worker.memory.ledger import DeviceMemory, MemoryPlanError
 from oneloop.worker.memory.plan import plan_memory
@@ -49,6 +51,8 @@ LLAMA_8B = ModelSpec(
     rope_scaling=None, tie_word_embeddings=False, qkv_bias=False, output_bias=False, mlp_bias=False, qk_norm=False,
     dtype="bfloat16",
 )  # fmt: skip
+
+EXPERTS = MoeSpec(num_experts=128, top_k=8, intermediate_size=768, renormalised=True, layout="qwen")
 
 
 @pytest.fixture
@@ -84,7 +88,11 @@ def test_a_block_takes_what_the_cache_allocates(make_spec):
 
 
 def test_weights_take_what_the_model_allocates(make_spec):
-    for spec in (make_spec(), make_spec(tie_word_embeddings=True)):
+    shared = replace(EXPERTS, shared_intermediate_size=24, shared_gate=True)
+    sparse = {"architecture": "Qwen3MoeForCausalLM", "moe": replace(EXPERTS, num_experts=6, sparse_step=2)}
+    with_shared = {"architecture": "Qwen2MoeForCausalLM", "qkv_bias": True, "qk_norm": False, "moe": shared}
+    changes = ({}, {"tie_word_embeddings": True}, sparse, with_shared)
+    for spec in (make_spec(**change) for change in changes):
         targets = build_model(spec, torch.bfloat16, CPU).weight_targets().values()
         assert weight_bytes(spec, 2, on_gpu=False) == sum(target.nbytes for target in targets)
 
@@ -284,6 +292,53 @@ def test_attention_allocates_no_more_than_planned(num_seqs, num_tokens, num_head
         allocated = sum(tensor.nbytes for tensor in tensors if tensor is not None)
         assert allocated <= planned
         assert planned - allocated < 2 * MIB + allocated
+
+
+@pytest.mark.parametrize("num_tokens", [1, 64, 2048, 8192])
+@pytest.mark.parametrize("hidden_size", [2048, 512])
+def test_experts_allocate_what_is_planned(monkeypatch, num_tokens, hidden_size):
+    """By every kind of kernel. What a large step makes beside the activations is small."""
+    from oneloop_kernels.ops.linear import Norm
+    from oneloop_kernels.ops.moe import Experts, MoeCall, gpu, num_counters
+
+    class Nothing:
+        def __getitem__(self, _grid):
+            return lambda *_arguments, **_constants: None
+
+    for kernel in ("route_kernel", "scatter_kernel"):
+        monkeypatch.setattr(gpu, kernel, Nothing())
+
+    def tensor(*sizes, dtype=torch.bfloat16):
+        return torch.empty(sizes, dtype=dtype, device="meta")
+
+    count, width = EXPERTS.num_experts, EXPERTS.intermediate_size
+    experts = Experts(
+        tensor(count, hidden_size), tensor(count, 2 * width, hidden_size), tensor(count, hidden_size, width), 8, True
+    )  # fmt: skip
+    counters = tensor(num_counters(count), dtype=torch.int32)
+    call = MoeCall(tensor(num_tokens, hidden_size), experts, Norm(tensor(hidden_size), 1e-6), counters)
+    plan = gpu.plan_for(CPU, torch.bfloat16, num_tokens, gpu.shape_of(call))
+    routed = gpu.route(call, plan)
+    inner = gpu.gate_up(call, plan, routed).out
+    outputs = gpu.down(call, plan, routed, inner).out
+    parts = (*(part for part in routed if isinstance(part, torch.Tensor)), inner, outputs)
+    storages = {id(part.untyped_storage()): part.untyped_storage().nbytes() for part in parts}
+    allocated, planned = sum(storages.values()), num_tokens * sparse_bytes(EXPERTS, hidden_size, 2)
+    assert allocated <= planned + 3 * MIB  # shares of logits, of which a small step has several
+    if num_tokens > 512:
+        assert planned < 1.1 * allocated
+
+
+def test_experts_count_as_activations_where_they_are_wider(make_spec):
+    dense = replace(LLAMA_8B, hidden_size=2048, intermediate_size=6144)
+    sparse = replace(dense, moe=EXPERTS)
+    more = activation_bytes(sparse, 2, 1000) - activation_bytes(dense, 2, 1000)
+    assert more == 1000 * (sparse_bytes(EXPERTS, 2048, 2) - 2 * (3 * 6144 + 2048))
+    config = EngineConfig.from_flat({"device": "cpu", "max_num_batched_tokens": 512, "max_model_len": 64})
+    spec = make_spec()
+    wider = replace(spec, moe=replace(EXPERTS, intermediate_size=4096))
+    assert cpu_activation_bytes(wider, 4, config) > cpu_activation_bytes(spec, 4, config)
+    assert cpu_activation_bytes(wider, 4, config) >= 4 * 512 * 4 * 4096
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,9 @@ class WorkerConfig(_Settings):
         "auto", "where the model runs; auto: a GPU where there is one"
     )
     enforce_eager: bool = setting(False, "launch every kernel by itself instead of replaying CUDA graphs")
+    expert_statistics: bool = setting(
+        False, "count the tokens that each expert of a mixture gets, for /debug/experts"
+    )
     executor: Literal["auto", "null"] = setting(
         "auto", "what runs the steps; null: pseudo-random tokens, no model", hidden=True
     )

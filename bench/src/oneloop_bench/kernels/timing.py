@@ -122,7 +122,7 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sweep", action="store_true", help="try the kernels' configurations, print the best"
     )
-    parser.add_argument("--only", default="", help="only cases whose name contains this")
+    parser.add_argument("--only", default="", help="only cases whose name contains this (a|b: or that)")
     parser.add_argument("--bandwidth", type=float, help="ceiling in GB/s")
     parser.add_argument("--tflops", type=float, help="ceiling of bf16 products in TFLOP/s")
     parser.add_argument("--measure-ceilings", action="store_true", help="measure both first (about 1 s)")
@@ -164,7 +164,7 @@ class KernelBench:
 
     def wanted(self, name: str) -> bool:
         """Whether --only asks for this case."""
-        return self._only in name
+        return any(text in name for text in self._only.split("|"))
 
     def sets(self, make: Callable[[], T], *, num_bytes: int) -> list[T]:
         """As many input sets as pass the L2 cache by far; make() returns one, of num_bytes that a launch touches.

@@ -214,6 +214,14 @@ class AsyncEngine:
         """What runs, what waits and why, for a person to look at. EngineDeadError before start() is through."""
         return scheduler_view(self._loaded().core, self._streams)
 
+    async def expert_counts(self) -> dict[int, list[int]] | None:
+        """Layer with experts → the tokens that each was sent since the start; None where nothing is counted.
+
+        EngineDeadError before start() is through.
+        """
+        self._loaded()
+        return await in_daemon_thread(self._executor.expert_counts, "oneloop-experts")
+
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix. False, and nothing is forgotten, while requests hold blocks.
 

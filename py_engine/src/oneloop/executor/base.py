@@ -103,5 +103,9 @@ class Executor(Protocol):
     def completions(self) -> list[Completion]:
         """Take all waiting completions, in order, and clear the descriptor. Never blocks."""
 
+    def expert_counts(self) -> dict[int, list[int]] | None:
+        """Layer with experts → the tokens that each has been sent. None where nothing is counted (see the setting
+        expert_statistics). Blocking (call it in a thread)."""
+
     def shutdown(self) -> None:
         """Finish the step in flight, drop the rest, free everything. Idempotent; may block a short while."""

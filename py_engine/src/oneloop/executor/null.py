@@ -293,6 +293,10 @@ class NullExecutor:
         """The oldest step that was not told."""
         return self._completions.take()
 
+    def expert_counts(self) -> dict[int, list[int]] | None:
+        """As base.Executor: there are none."""
+        return None
+
     def shutdown(self) -> None:
         """As base.Executor. A step whose time is not over is never told."""
         self._completions.close()

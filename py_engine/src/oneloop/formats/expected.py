@@ -6,16 +6,16 @@ The models' weight_targets() name the stored tensors with the same shapes; a tes
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from oneloop.formats.quantization.gguf import GgufQuantization
 from oneloop.formats.quantization.spec import StoredTensor
 from oneloop.formats.safetensors import FLOATS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from oneloop.formats.model_spec import ModelSpec
+    from oneloop.formats.model_spec import ModelSpec, MoeSpec
 
 Shape = tuple[int, ...]
 
@@ -30,6 +30,22 @@ class LinearMap(NamedTuple):
     bias: bool
 
 
+class ExpertNames(NamedTuple):
+    """What a checkpoint calls the sparse block, and in it the three maps of an expert."""
+
+    block: str
+    gate: str
+    up: str
+    down: str
+
+
+EXPERT_NAMES: Final[Mapping[str, ExpertNames]] = {
+    "qwen": ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
+    "mixtral": ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
+}
+"""By MoeSpec.layout."""
+
+
 def expected_tensors(spec: ModelSpec) -> dict[str, Shape]:
     """Hugging Face tensor name → shape of every parameter, [out, in] for matrices, as a model that is not quantised has
     them. A tied head has no tensor of its own."""
@@ -38,34 +54,38 @@ def expected_tensors(spec: ModelSpec) -> dict[str, Shape]:
         "model.norm.weight": (spec.hidden_size,),
     }
     for index in range(spec.num_layers):
-        tensors |= {f"model.layers.{index}.{name}": shape for name, shape in layer_tensors(spec).items()}
+        tensors |= {
+            f"model.layers.{index}.{name}": shape for name, shape in layer_tensors(spec, index).items()
+        }
     if not spec.tie_word_embeddings:
         tensors["lm_head.weight"] = (spec.vocab_size, spec.hidden_size)
     return tensors
 
 
-def layer_tensors(spec: ModelSpec) -> dict[str, Shape]:
+def layer_tensors(spec: ModelSpec, index: int) -> dict[str, Shape]:
     """Those of one layer, named from the layer on."""
     hidden, head = spec.hidden_size, spec.head_dim
     tensors: dict[str, Shape] = {
         "input_layernorm.weight": (hidden,),
         "post_attention_layernorm.weight": (hidden,),
     }
-    for names, out_sizes, in_size, bias in layer_maps(spec):
+    for names, out_sizes, in_size, bias in layer_maps(spec, index):
         for name, out_size in zip(names, out_sizes, strict=True):
             tensors[f"{name}.weight"] = (out_size, in_size)
             if bias:
                 tensors[f"{name}.bias"] = (out_size,)
+    if spec.moe is not None and spec.moe.is_sparse(index):
+        tensors |= _expert_tensors(spec.moe, hidden)
     if spec.qk_norm:
         tensors |= {"self_attn.q_norm.weight": (head,), "self_attn.k_norm.weight": (head,)}
     return tensors
 
 
-def layer_maps(spec: ModelSpec) -> tuple[LinearMap, ...]:
-    """Those of one layer, named from the layer on."""
-    hidden, wide, head = spec.hidden_size, spec.intermediate_size, spec.head_dim
+def layer_maps(spec: ModelSpec, index: int) -> tuple[LinearMap, ...]:
+    """Those of one layer, named from the layer on. An expert that is chosen from others is none, nor is the router."""
+    hidden, head = spec.hidden_size, spec.head_dim
     queries, keys = spec.num_heads * head, spec.num_kv_heads * head
-    return (
+    attention = (
         LinearMap(
             ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
             (queries, keys, keys),
@@ -73,15 +93,24 @@ def layer_maps(spec: ModelSpec) -> tuple[LinearMap, ...]:
             spec.qkv_bias,
         ),
         LinearMap(("self_attn.o_proj",), (hidden,), queries, spec.output_bias),
-        LinearMap(("mlp.gate_proj", "mlp.up_proj"), (wide, wide), hidden, spec.mlp_bias),
-        LinearMap(("mlp.down_proj",), (hidden,), wide, spec.mlp_bias),
+    )
+    name, wide, bias = "mlp", spec.intermediate_size, spec.mlp_bias
+    if spec.moe is not None and spec.moe.is_sparse(index):
+        wide, bias = spec.moe.shared_intermediate_size, False
+        name = f"{EXPERT_NAMES[spec.moe.layout].block}.shared_expert"
+        if not wide:
+            return attention
+    return (
+        *attention,
+        LinearMap((f"{name}.gate_proj", f"{name}.up_proj"), (wide, wide), hidden, bias),
+        LinearMap((f"{name}.down_proj",), (hidden,), wide, bias),
     )
 
 
 def linear_maps(spec: ModelSpec) -> Iterator[LinearMap]:
     """All of the model, but for a tied head, which is the embedding."""
     for index in range(spec.num_layers):
-        for one in layer_maps(spec):
+        for one in layer_maps(spec, index):
             yield one._replace(names=tuple(f"model.layers.{index}.{name}" for name in one.names))
     if not spec.tie_word_embeddings:
         yield LinearMap(("lm_head",), (spec.vocab_size,), spec.hidden_size, bias=False)
@@ -104,6 +133,29 @@ def stored_tensors(spec: ModelSpec) -> dict[str, StoredTensor]:
     return tensors
 
 
+def _expert_tensors(moe: MoeSpec, hidden: int) -> dict[str, Shape]:
+    """The router, and each expert's three maps. A shared expert is among the linear maps, but for its gate."""
+    names, wide = EXPERT_NAMES[moe.layout], moe.intermediate_size
+    tensors: dict[str, Shape] = {f"{names.block}.gate.weight": (moe.num_experts, hidden)}
+    for expert in range(moe.num_experts):
+        name = f"{names.block}.experts.{expert}"
+        tensors[f"{name}.{names.gate}.weight"] = tensors[f"{name}.{names.up}.weight"] = (wide, hidden)
+        tensors[f"{name}.{names.down}.weight"] = (hidden, wide)
+    if moe.shared_gate:
+        tensors[f"{names.block}.shared_expert_gate.weight"] = (1, hidden)
+    return tensors
+
+
 def num_parameters(spec: ModelSpec) -> int:
     """Numbers in all tensors together."""
     return sum(map(prod, expected_tensors(spec).values()))
+
+
+def num_sparse_layers(spec: ModelSpec) -> int:
+    """Layers with experts."""
+    return sum(map(spec.is_sparse, range(spec.num_layers)))
+
+
+def num_expert_parameters(spec: ModelSpec) -> int:
+    """Numbers of one expert that is chosen from others, in one layer. 0 without such."""
+    return 0 if spec.moe is None else 3 * spec.hidden_size * spec.moe.intermediate_size

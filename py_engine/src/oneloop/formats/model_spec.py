@@ -36,6 +36,33 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MoeSpec:
+    """Layers whose feed-forward block is a mixture of experts. Sizes are counts."""
+
+    num_experts: int
+    top_k: int
+    """Experts of a token."""
+    intermediate_size: int
+    """Of one expert."""
+    renormalised: bool
+    """The chosen experts' probabilities are divided by their sum (norm_topk_prob; always in Mixtral)."""
+    shared_intermediate_size: int = 0
+    """Of the expert that every token has beside those chosen; 0: there is none."""
+    shared_gate: bool = False
+    """The shared expert's output is multiplied by a sigmoid of the token (Qwen2-MoE)."""
+    sparse_step: int = 1
+    """Of so many layers the last is sparse."""
+    dense_layers: tuple[int, ...] = ()
+    """Layers that have a plain feed-forward block whatever sparse_step says."""
+    layout: Literal["qwen", "mixtral"]
+    """What the checkpoint calls the tensors; see formats.expected."""
+
+    def is_sparse(self, index: int) -> bool:
+        """Whether that layer has experts."""
+        return index not in self.dense_layers and (index + 1) % self.sparse_step == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """Sizes are counts; names follow Hugging Face's config.json."""
 
@@ -66,3 +93,9 @@ class ModelSpec:
     """How linear maps are stored; None: as plain numbers."""
     short_vectors: tuple[int, ...] | None = None
     """Sizes at which a pooled vector's first numbers are a vector too (Matryoshka); (): any. None: there are none."""
+    moe: MoeSpec | None = None
+    """None: all layers are dense."""
+
+    def is_sparse(self, index: int) -> bool:
+        """Whether that layer has experts."""
+        return self.moe is not None and self.moe.is_sparse(index)

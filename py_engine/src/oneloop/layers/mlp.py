@@ -61,6 +61,10 @@ class GatedMLP:
         else:
             self.down(self.gate_up(x, norm=norm, gated=True), residual=x)
 
+    def output(self, x: torch.Tensor, *, norm: RMSNorm) -> torch.Tensor:
+        """mlp(norm(x)), [num_tokens, hidden_size] of any strides; x stays as it is. For few tokens, on a CPU."""
+        return self.down(self.gate_up(x, norm=norm, gated=True))
+
     def weight_targets(self) -> dict[str, Target]:
         """Checkpoint tensor name → where it goes."""
         return self.gate_up.weight_targets() | self.down.weight_targets()

@@ -50,5 +50,11 @@ class Model(Protocol):
     def normalize(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [n, hidden_size] contiguous rows of forward's result → the same shape, behind the final norm."""
 
+    def count_experts(self) -> dict[int, torch.Tensor]:
+        """Layer with experts → [num_experts] int64 on the device: the tokens that each is sent, from now on.
+
+        To be called before any step, or any graph, that is to be counted.
+        """
+
     def one_layer_of_each_kind(self) -> AbstractContextManager[None]:
         """Within, forward runs one layer of each kind only: they launch every kernel, and the result is garbage."""

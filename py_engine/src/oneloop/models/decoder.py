@@ -11,6 +11,7 @@ from oneloop.attention.block import AttentionBlock
 from oneloop.layers.embedding import Embedding
 from oneloop.layers.linear import Linear
 from oneloop.layers.mlp import GatedMLP
+from oneloop.layers.moe import SparseMLP
 from oneloop.layers.norm import RMSNorm
 from oneloop.layers.rotary import Rotary, RotaryStep
 
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 
 
 class DecoderLayer:
-    """x + attention(norm(x)), then x + mlp(norm(x)), in place on x."""
+    """x + attention(norm(x)), then x + mlp(norm(x)), in place on x. sparse: instead of mlp, where there are experts."""
 
-    __slots__ = ("attention", "attention_norm", "mlp", "mlp_norm")
+    __slots__ = ("attention", "attention_norm", "mlp", "mlp_norm", "sparse")
 
     def __init__(self, index: int, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device) -> None:
         name = f"model.layers.{index}"
@@ -38,31 +39,42 @@ class DecoderLayer:
         self.mlp_norm = RMSNorm(
             f"{name}.post_attention_layernorm", spec.hidden_size, eps, dtype=dtype, device=device
         )
-        self.mlp = GatedMLP(
-            f"{name}.mlp",
-            spec.hidden_size,
-            spec.intermediate_size,
-            bias=spec.mlp_bias,
-            dtype=dtype,
-            device=device,
-            quantization=spec.quantization,
-        )
+        self.mlp: GatedMLP | None = None
+        self.sparse: SparseMLP | None = None
+        if spec.moe is not None and spec.moe.is_sparse(index):
+            self.sparse = SparseMLP(
+                name, spec.moe, spec.hidden_size, dtype=dtype, device=device, quantization=spec.quantization
+            )
+        else:
+            self.mlp = GatedMLP(
+                f"{name}.mlp",
+                spec.hidden_size,
+                spec.intermediate_size,
+                bias=spec.mlp_bias,
+                dtype=dtype,
+                device=device,
+                quantization=spec.quantization,
+            )
 
     def __call__(
         self, x: torch.Tensor, rotary: RotaryStep, kv: PagedKVCache, metadata: AttentionMetadata
     ) -> None:
         """x: [n, hidden_size] contiguous, updated in place."""
         self.attention(x, rotary, kv, metadata, norm=self.attention_norm)
-        self.mlp(x, norm=self.mlp_norm)
+        if self.sparse is not None:
+            self.sparse(x, norm=self.mlp_norm, slots=metadata.slots)
+        elif self.mlp is not None:
+            self.mlp(x, norm=self.mlp_norm)
 
     def weight_targets(self) -> dict[str, Target]:
         """Checkpoint tensor name → where it goes."""
-        return (
-            self.attention_norm.weight_targets()
-            | self.attention.weight_targets()
-            | self.mlp_norm.weight_targets()
-            | self.mlp.weight_targets()
-        )
+        parts = (self.attention_norm, self.attention, self.mlp_norm, self.mlp, self.sparse)
+        return {
+            name: target
+            for part in parts
+            if part is not None
+            for name, target in part.weight_targets().items()
+        }
 
 
 class Decoder:
@@ -119,11 +131,20 @@ class Decoder:
         """See Model."""
         return self.norm(hidden)
 
+    def count_experts(self) -> dict[int, torch.Tensor]:
+        """See Model."""
+        counts = {}
+        for index, layer in enumerate(self.layers):
+            if layer.sparse is not None:
+                counts[index] = layer.sparse.count_tokens()
+        return counts
+
     @contextmanager
     def one_layer_of_each_kind(self) -> Iterator[None]:
-        """See Model. All layers of these families are of one kind."""
+        """See Model. A layer is sparse or dense."""
         layers = self.layers
-        self.layers = layers[:1]
+        kinds = {layer.sparse is not None: layer for layer in reversed(layers)}
+        self.layers = tuple(kinds.values())
         try:
             yield
         finally:

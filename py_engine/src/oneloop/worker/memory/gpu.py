@@ -22,7 +22,7 @@ from oneloop.worker.memory.sizes import (
 
 if TYPE_CHECKING:
     from oneloop.config import EngineConfig
-    from oneloop.formats.model_spec import ModelSpec
+    from oneloop.formats.model_spec import ModelSpec, MoeSpec
 
 MIB: Final = 1 << 20
 
@@ -116,13 +116,32 @@ def graph_driver_bytes(spec: ModelSpec, num_forward: int, num_sample: int) -> in
 def activation_bytes(spec: ModelSpec, item_bytes: int, num_tokens: int) -> int:
     """T · b · (residual and its norm, 2 hidden; then the wider of two phases of a layer), plus cos and sin in float32.
 
-    Attention: qkv, attended, projected (hidden). Feed-forward: gate and up, their product, projected (hidden).
+    Attention: qkv, attended, projected (hidden). Feed-forward: gate and up, their product, projected (hidden). Of
+    experts: see `sparse_bytes`.
     """
     queries = spec.num_heads * spec.head_dim
     attention = queries + 2 * spec.num_kv_heads * spec.head_dim + queries + spec.hidden_size
     feed_forward = 3 * spec.intermediate_size + spec.hidden_size
+    widest = max(attention, feed_forward) * item_bytes
+    if spec.moe is not None:
+        widest = max(widest, sparse_bytes(spec.moe, spec.hidden_size, item_bytes))
     rotary = 2 * spec.head_dim * 4
-    return num_tokens * ((2 * spec.hidden_size + max(attention, feed_forward)) * item_bytes + rotary)
+    return num_tokens * (2 * spec.hidden_size * item_bytes + widest + rotary)
+
+
+def sparse_bytes(moe: MoeSpec, hidden_size: int, item_bytes: int) -> int:
+    """Per token, k = top_k: b · (the norm, hidden, and of each of k experts the activations and the output), the
+    router's logits in float32, 28 · k of routing (ids, ranks, order, weights, and the table of tiles at its largest).
+
+    Small steps have shares of logits, some MiB that slack has room for. A shared expert's output (hidden) is there
+    beside them; its gate, up and product before them.
+    """
+    routing = 4 * (moe.num_experts + 1) + 28 * moe.top_k
+    chosen = hidden_size + moe.top_k * (moe.intermediate_size + hidden_size)
+    shared = hidden_size if moe.shared_intermediate_size else 0
+    return max(
+        (chosen + shared) * item_bytes + routing, (3 * moe.shared_intermediate_size + shared) * item_bytes
+    )
 
 
 def attention_workspace_bytes(spec: ModelSpec, num_seqs: int, num_tokens: int) -> int:
