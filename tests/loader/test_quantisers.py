@@ -38,7 +38,9 @@ def test_to_nearest_is_half_a_step_away_at_most(symmetric: bool) -> None:
 def test_gptq_changes_results_less(by_activation: bool, size: int) -> None:
     generator = torch.Generator().manual_seed(2)
     weight = torch.randn(48, 192, generator=generator)
-    mixing = torch.randn(192, 192, generator=generator) / 14 + torch.diag(torch.rand(192, generator=generator) * 3)
+    mixing = torch.randn(192, 192, generator=generator) / 14 + torch.diag(
+        torch.rand(192, generator=generator) * 3
+    )
     x = torch.randn(600, 192, generator=generator) @ mixing
     grid = Grid(size)
     errors = [
@@ -53,7 +55,10 @@ def test_gptq_changes_results_less(by_activation: bool, size: int) -> None:
 
 def test_gptq_of_independent_inputs_is_to_nearest() -> None:
     weight = torch.randn(20, 128, generator=torch.Generator().manual_seed(3))
-    nearest, found = round_to_nearest(weight, Grid(64)), gptq(weight, torch.eye(128), Grid(64), by_activation=False)
+    nearest, found = (
+        round_to_nearest(weight, Grid(64)),
+        gptq(weight, torch.eye(128), Grid(64), by_activation=False),
+    )
     assert torch.equal(found.values, nearest.values)
     assert torch.equal(found.scales, nearest.scales)
 

@@ -46,7 +46,9 @@ def fill(model):
     return model
 
 
-EXPERTS = MoeSpec(num_experts=6, top_k=2, intermediate_size=32, renormalised=True, sparse_step=2, layout="qwen")
+EXPERTS = MoeSpec(
+    num_experts=6, top_k=2, intermediate_size=32, renormalised=True, sparse_step=2, layout="qwen"
+)
 
 
 @pytest.fixture(scope="module")

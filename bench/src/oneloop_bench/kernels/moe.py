@@ -216,7 +216,10 @@ def sweep(bench: KernelBench, name: str, shape: Shape, num_tokens: int) -> MoePl
     times = {plan: time_whole(bench, sets, plan) for plan in found}
     for plan in sorted(times, key=lambda plan: times[plan])[:6]:
         products = f"{short(plan.gate_up)} {short(plan.down)} ahead {plan.down.prefetch}"
-        print(f"  {name} whole m{plan.block_m}: {times[plan]:.1f} {products} combined {plan.combined}", flush=True)
+        print(
+            f"  {name} whole m{plan.block_m}: {times[plan]:.1f} {products} combined {plan.combined}",
+            flush=True,
+        )
     if not times:
         return None
     best = min(times, key=lambda plan: times[plan])
