@@ -336,17 +336,25 @@ def test_a_row_draws_the_same_whatever_the_batch():
     assert len(set(together.tolist())) > 40
 
 
-@pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}], ids=str)
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_ids_stay_in_range_whatever_the_logits(options, value):
+def logits_with(value):
+    """Rows in which the value is everywhere, once, and almost everywhere; then finite ones."""
     logits = torch.zeros(6, 37)
     logits[0] = value
     logits[1, 5] = value
     logits[2, 1:] = value
     logits[3, ::2] = value
     logits[4] = 3e38
-    tokens = OPS.draw(logits, draws(6, **options))
-    assert bool(((tokens >= 0) & (tokens < 37)).all())
+    return logits
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}], ids=str)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_ids_stay_in_range_and_rows_without_a_distribution_have_none(options, value):
+    tokens = OPS.draw(logits_with(value), draws(6, **options))
+    is_none = torch.tensor([value > -torch.inf or value != value] * 4 + [False] * 2)
+    assert torch.equal(tokens == -1, is_none)
+    assert bool(((tokens >= -1) & (tokens < 37)).all())
+    assert torch.equal(OPS.likeliest(logits_with(value)) == -1, is_none)
 
 
 def test_the_only_token_left_is_always_drawn():

@@ -218,7 +218,7 @@ def masks_of(num_allowed):
 )
 def test_a_mask_takes_tokens_away_before_everything_else(sample, make_sampling, monkeypatch, num_allowed):
     """As if the model had given −∞: with bias, penalties, bans and every kind of draw, however many tokens are left."""
-    monkeypatch.setattr(step_masks, "MAX_CANDIDATES", 5)
+    monkeypatch.setattr(step_masks, "MAX_CANDIDATES", (2, 5))
     masks = masks_of(num_allowed)
     logits = logits_of(8, seed=5)
     masked = logits.clone()
@@ -241,7 +241,7 @@ def test_a_mask_takes_tokens_away_before_everything_else(sample, make_sampling, 
 
 def test_what_a_mask_takes_away_may_be_no_number(sample, make_sampling, monkeypatch):
     """A row without a distribution is one where a token that may come has none."""
-    monkeypatch.setattr(step_masks, "MAX_CANDIDATES", 5)
+    monkeypatch.setattr(step_masks, "MAX_CANDIDATES", (2, 5))
     admitted = {slot: make_sampling(temperature=slot % 2 * 0.9, seed=slot) for slot in range(6)}
     masks = masks_of([3, 3, 94, 94, 50, 50])
     logits = logits_of(6)

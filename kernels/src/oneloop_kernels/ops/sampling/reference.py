@@ -9,7 +9,7 @@ import torch
 
 from oneloop_kernels.ops.sampling import Draws, TopLogprobs
 from oneloop_kernels.ops.sampling.noise import noise_keys, noise_of_tokens
-from oneloop_kernels.ops.sampling.race import draw_from_all
+from oneloop_kernels.ops.sampling.race import draw_from_all, none_without_distribution
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,7 +61,7 @@ class ReferenceSamplingOps:
         """See the contract."""
         if draws.truncation is None:
             return draw_from_all(logits, draws)
-        scaled = _scaled(logits, draws)
+        scaled, best = _scaled(logits, draws)
         values, candidates, enough = _likeliest(scaled, draws.truncation)
         noise = self.noise(draws.seed, draws.output_index, candidates.to(torch.int32))
         tokens = candidates.gather(1, values.add_(noise).argmax(-1, keepdim=True)).squeeze(1)
@@ -74,16 +74,22 @@ class ReferenceSamplingOps:
                 tokens[rows] = draw_from_all(
                     nucleus, Draws(ones, draws.seed[rows], draws.output_index[rows], None, None)
                 )
-        return tokens
+        return none_without_distribution(tokens, best)
 
     def draw_among(self, logits: torch.Tensor, token_ids: torch.Tensor, draws: Draws) -> torch.Tensor:
         """See the contract."""
-        values = _scaled(logits, draws)
+        values, best = _scaled(logits, draws)
         if draws.truncation is not None:
             values, places, _ = _likeliest(values, draws.truncation)
             token_ids = token_ids.gather(1, places)
         values.add_(self.noise(draws.seed, draws.output_index, token_ids.to(torch.int32)))
-        return token_ids.gather(1, values.argmax(-1, keepdim=True)).squeeze(1)
+        tokens = token_ids.gather(1, values.argmax(-1, keepdim=True)).squeeze(1)
+        return none_without_distribution(tokens, best)
+
+    def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
+        """See the contract."""
+        best, tokens = logits.max(-1, keepdim=True)
+        return none_without_distribution(tokens.squeeze(1), best)
 
     def noise(self, seed: torch.Tensor, output_index: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         """See the contract."""
@@ -102,12 +108,16 @@ class ReferenceSamplingOps:
         )
 
 
-def _scaled(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """The logits, overwritten, over the temperature, −∞ where min_p drops them. The best is 0: nothing overflows."""
-    scaled = logits.sub_(logits.amax(-1, keepdim=True)).div_(draws.temperature[:, None])
+def _scaled(logits: torch.Tensor, draws: Draws) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logits, overwritten, over the temperature, −∞ where min_p drops them. The best is 0: nothing overflows.
+
+    And what was the best ([num_rows, 1]).
+    """
+    best = logits.amax(-1, keepdim=True)
+    scaled = logits.sub_(best).div_(draws.temperature[:, None])
     if draws.min_p is not None:
         scaled.masked_fill_(scaled < draws.min_p.log()[:, None], -torch.inf)
-    return scaled
+    return scaled, best
 
 
 def _parts(num_rows: int, row_size: int) -> Iterator[slice]:

@@ -26,14 +26,13 @@ class Contenders(NamedTuple):
         token_ids = None if self.token_ids is None else self.token_ids.index_select(0, index)
         return Contenders(self.logits.index_select(0, index), token_ids)
 
-    def largest(self) -> torch.Tensor:
-        """[n] float32: NaN where anything is."""
-        return self.logits.amax(-1)
-
-    def likeliest(self) -> torch.Tensor:
-        """[n] int64."""
-        best = self.logits.argmax(-1)
-        return best if self.token_ids is None else self.token_ids.gather(1, best[:, None]).squeeze(1)
+    def likeliest(self, ops: SamplingOps) -> torch.Tensor:
+        """[n] int64; −1 for a sample without a distribution, here and below."""
+        best = ops.likeliest(self.logits)
+        if self.token_ids is None:
+            return best
+        tokens = self.token_ids.gather(1, best.clamp(min=0)[:, None]).squeeze(1)
+        return tokens.masked_fill_(best < 0, -1)
 
     def draw(self, ops: SamplingOps, draws: Draws) -> torch.Tensor:
         """[n] int64. The logits are overwritten."""

@@ -6,6 +6,7 @@ that may get few tokens looks at nothing else.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -13,8 +14,8 @@ import numpy as np
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-MAX_CANDIDATES = 256
-"""A sample with more allowed tokens looks at all."""
+MAX_CANDIDATES = (16, 256)
+"""Samples with so many allowed tokens at most are listed together; one with more looks at all."""
 _MAX_BANNED_SHARE = 1 / 16
 """Of the vocabulary: of more tokens a list takes longer than the mask itself."""
 
@@ -31,11 +32,11 @@ class Candidates(NamedTuple):
 class StepMasks(NamedTuple):
     """The masks of a step, by what is to be done with them.
 
-    banned: (samples, token ids), both [n]: pairs that must not come. masked: the samples [n] that are left, words their
-    masks, [n, ceil(vocab_size / 32)] uint32.
+    few: samples that may get few tokens, each once. banned: (samples, token ids), both [n]: pairs that must not come.
+    masked: the samples [n] that are left, words their masks, [n, ceil(vocab_size / 32)] uint32.
     """
 
-    few: Candidates
+    few: list[Candidates]
     banned: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
     masked: npt.NDArray[np.int64]
     words: npt.NDArray[np.uint32]
@@ -44,13 +45,15 @@ class StepMasks(NamedTuple):
 def sort_masks(samples: npt.NDArray[np.int64], words: npt.NDArray[np.uint32], vocab_size: int) -> StepMasks:
     """words: [len(samples), ceil(vocab_size / 32)], the masks of the samples; no bit beyond vocab_size is set."""
     num_allowed = np.bitwise_count(words).sum(1, dtype=np.int64)
-    has_few = num_allowed <= MAX_CANDIDATES
+    has_few = num_allowed <= MAX_CANDIDATES[-1]
     bans_few = ~has_few & (num_allowed >= vocab_size * (1 - _MAX_BANNED_SHARE))
     rows, token_ids = _bits_set(~words[bans_few])
     real = token_ids < vocab_size
     rest = ~(has_few | bans_few)
+    limits = (-1, *MAX_CANDIDATES)
+    parts = [(num_allowed > low) & (num_allowed <= high) for low, high in pairwise(limits)]
     return StepMasks(
-        few=_candidates(samples[has_few], words[has_few], num_allowed[has_few]),
+        few=[_candidates(samples[part], words[part], num_allowed[part]) for part in parts if part.any()],
         banned=(samples[bans_few][rows[real]], token_ids[real]),
         masked=samples[rest],
         words=words[rest],

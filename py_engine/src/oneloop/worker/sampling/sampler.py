@@ -45,12 +45,12 @@ class Sampler:
         slots = slab.sample_slot[: header.num_samples]
         device_slots = self._upload(slots.astype(np.int64))
         if header.flags == 0 and not header.num_masked:
-            best, tokens = logits.max(-1)
+            tokens = self._ops.likeliest(logits)
         else:
-            best, tokens = self._sample_with_options(logits, slab, header, slots)
+            tokens = self._sample_with_options(logits, slab, header, slots)
         # Any id will do for a row without one: the step that may be in flight already computes with it.
-        self._rows.last_token.index_copy_(0, device_slots, tokens)
-        return tokens.masked_fill_(~(best < torch.inf), -1)  # a maximum is NaN where anything is
+        self._rows.last_token.index_copy_(0, device_slots, tokens.clamp(min=0))
+        return tokens
 
     def _sample_with_options(
         self,
@@ -58,13 +58,12 @@ class Sampler:
         slab: SlabViews,
         header: StepHeader,
         slots: npt.NDArray[np.int32],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(largest logits, tokens) [num_samples]."""
+    ) -> torch.Tensor:
         rows, columns, flags = self._rows, self._rows.columns, header.flags
         output_index = slab.sample_output_index[: header.num_samples]
         asked = _members(columns.num_logprobs[slots] >= 0, flags & StepFlag.LOGPROBS)
         raw = logits.index_select(0, self._upload(asked)) if len(asked) else None
-        few = self._mask(logits, slab, header.num_samples) if header.num_masked else None
+        few = self._mask(logits, slab, header.num_samples) if header.num_masked else []
         if flags & StepFlag.MIN_TOKENS:
             self._add(logits, rows.banned.select(slots, output_index < columns.min_tokens[slots]))
         if flags & StepFlag.BIAS:
@@ -72,20 +71,21 @@ class Sampler:
         penalized = _members(columns.uses_penalties[slots], flags & StepFlag.PENALTIES)
         if len(penalized):
             self._penalize(logits, penalized, slots[penalized])
-        best, tokens = self._choose(logits, few, slots, output_index)
+        tokens = self._choose(logits, few, slots, output_index)
+        token_ids = tokens.clamp(min=0)
         if len(penalized):
-            chosen = tokens.index_select(0, self._upload(penalized))
+            chosen = token_ids.index_select(0, self._upload(penalized))
             rows.history.append(self._upload(slots[penalized].astype(np.int64)), chosen)
         if raw is not None:
-            self._write_logprobs(raw, asked, tokens, slab, header.max_logprobs)
-        return best, tokens
+            self._write_logprobs(raw, asked, token_ids, slab, header.max_logprobs)
+        return tokens
 
-    def _mask(self, logits: torch.Tensor, slab: SlabViews, num_samples: int) -> Candidates | None:
+    def _mask(self, logits: torch.Tensor, slab: SlabViews, num_samples: int) -> list[Candidates]:
         """−∞ for tokens that must not come, but for samples that are returned with the few that may."""
         rows = slab.sample_mask_row[:num_samples]
         samples = np.flatnonzero(rows >= 0)
         if not len(samples):
-            return None
+            return []
         masks = sort_masks(samples, slab.mask_word[rows[samples]], logits.shape[1])
         if len(masks.banned[0]):
             logits[self._upload(masks.banned[0]), self._upload(masks.banned[1])] = -torch.inf
@@ -94,7 +94,7 @@ class Sampler:
             masked = logits.index_select(0, index)
             self._ops.mask(masked, self._upload(masks.words.view(np.int32)))
             logits.index_copy_(0, index, masked)
-        return masks.few if len(masks.few.samples) else None
+        return masks.few
 
     def _penalize(
         self, logits: torch.Tensor, samples: npt.NDArray[np.int64], slots: npt.NDArray[np.int32]
@@ -116,38 +116,37 @@ class Sampler:
     def _choose(
         self,
         logits: torch.Tensor,
-        few: Candidates | None,
+        few: list[Candidates],
         slots: npt.NDArray[np.int32],
         output_index: npt.NDArray[np.int32],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(largest logits, tokens) [num_samples]. few: samples that may get nothing else."""
-        if few is None:
+    ) -> torch.Tensor:
+        """[num_samples] tokens. few: samples that may get nothing else."""
+        if not few:
             return self._choose_from(Contenders(logits), slots, output_index)
-        best = torch.empty(len(slots), dtype=torch.float32, device=self._device)
         tokens = torch.empty(len(slots), dtype=torch.int64, device=self._device)
-        others = np.delete(np.arange(len(slots)), few.samples)
-        token_ids = self._upload(few.token_ids)
-        among = logits[self._upload(few.samples)[:, None], token_ids]
-        among.masked_fill_(self._upload(~few.is_token), -torch.inf)
-        for samples, contenders in (
-            (few.samples, Contenders(among, token_ids)),
-            (others, Contenders(logits).rows(self._upload(others))),
-        ):
-            if len(samples):
-                index = self._upload(samples)
-                chosen = self._choose_from(contenders, slots[samples], output_index[samples])
-                best[index], tokens[index] = chosen
-        return best, tokens
+        others = np.delete(np.arange(len(slots)), np.concatenate([group.samples for group in few]))
+        chosen_from = [(group.samples, self._among(logits, group)) for group in few]
+        if len(others):
+            chosen_from.append((others, Contenders(logits).rows(self._upload(others))))
+        for samples, contenders in chosen_from:
+            chosen = self._choose_from(contenders, slots[samples], output_index[samples])
+            tokens[self._upload(samples)] = chosen
+        return tokens
+
+    def _among(self, logits: torch.Tensor, group: Candidates) -> Contenders:
+        token_ids = self._upload(group.token_ids)
+        among = logits[self._upload(group.samples)[:, None], token_ids]
+        among.masked_fill_(self._upload(~group.is_token), -torch.inf)
+        return Contenders(among, token_ids)
 
     def _choose_from(
         self,
         contenders: Contenders,
         slots: npt.NDArray[np.int32],
         output_index: npt.NDArray[np.int32],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(largest logits, tokens) [n]. Greedy rows, rows drawn from all and from the likeliest: each group at once."""
+    ) -> torch.Tensor:
+        """[n] tokens. Greedy rows, rows drawn from all and rows drawn from the likeliest: each group at once."""
         columns = self._rows.columns
-        best = contenders.largest()
         random = columns.temperature[slots] > 0
         truncated = random & ((columns.top_k[slots] > 0) | (columns.top_p[slots] < 1.0))
         tokens = torch.empty(len(slots), dtype=torch.int64, device=self._device)
@@ -158,11 +157,11 @@ class Sampler:
             index = self._upload(rows)
             group = contenders.rows(index)
             if not random[rows[0]]:
-                tokens[index] = group.likeliest()
+                tokens[index] = group.likeliest(self._ops)
                 continue
             draws = self._draws(slots[rows], output_index[rows], bool(truncated[rows[0]]))
             tokens[index] = group.draw(self._ops, draws)
-        return best, tokens
+        return tokens
 
     def _draws(
         self, slots: npt.NDArray[np.int32], output_index: npt.NDArray[np.int32], truncates: bool
