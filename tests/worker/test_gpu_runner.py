@@ -315,16 +315,17 @@ def test_masks(run):
 
 
 def test_results_of_prompts(run, models):
-    """Log-probabilities and pooled states of prompts in chunks, beside requests that want none."""
+    """Log-probabilities and pooled states of prompts in chunks, and of named tokens, beside requests that want none."""
     rng = random.Random(2)
     prompts = [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for length in (1, 30, 17, 40, 9, 12)]
+    named = {"logprobs": 0, "logprob_token_ids": [5, 1, VOCAB_SIZE - 1], **GREEDY}
     options = [
         {"max_tokens": 0, "prompt_logprobs": 3},
         {"max_tokens": 3, "prompt_logprobs": 0, "ignore_eos": True, **GREEDY},
         {"max_tokens": 0, "pooling": "mean"},
-        {"max_tokens": 4, "logprobs": 2, "ignore_eos": True, **GREEDY},
+        {"max_tokens": 4, "logprobs": 0, "logprob_token_ids": range(40), "n": 2, **GREEDY},
         {"max_tokens": 0, "pooling": "last"},
-        {"max_tokens": 3, "prompt_logprobs": 1, "ignore_eos": True, "allowed_token_ids": [1, 2, 3], **GREEDY},
+        {"max_tokens": 3, "prompt_logprobs": 1, "ignore_eos": True, "allowed_token_ids": [1, 2, 3], **named},
     ]
     hidden_size = models[0].spec.hidden_size
     requests = list(zip(prompts, options, strict=True))
@@ -332,13 +333,11 @@ def test_results_of_prompts(run, models):
     assert gpu.texts == cpu.texts
     assert gpu.of_prompts.keys() == cpu.of_prompts.keys()
     assert gpu.pooled.keys() == cpu.pooled.keys()
-    assert [len(gpu.of_prompts), len(gpu.pooled)] == [3, 2]
-    for handle, ours in gpu.of_prompts.items():
-        theirs = cpu.of_prompts[handle]
-        assert [rank for rank, _ in ours] == [rank for rank, _ in theirs]
-        for (_, mine), (_, reference) in zip(ours, theirs, strict=True):
-            assert [token for token, _ in mine] == [token for token, _ in reference]
-            assert [value for _, value in mine] == pytest.approx([value for _, value in reference], abs=1e-3)
+    assert [len(gpu.of_prompts), len(gpu.pooled), len(gpu.logprobs)] == [3, 2, 2 * 4 + 3]
+    pairs = [(gpu.logprobs, cpu.logprobs), *((ours, cpu.of_prompts[k]) for k, ours in gpu.of_prompts.items())]
+    for (rank, mine), (other, reference) in [pair for both in pairs for pair in zip(*both, strict=True)]:
+        assert rank == other
+        assert np.array(mine) == pytest.approx(np.array(reference), abs=1e-3)
     for handle, vector in gpu.pooled.items():
         assert vector == pytest.approx(cpu.pooled[handle], abs=1e-3)
 
@@ -369,32 +368,6 @@ def test_logprobs(run):
     for (rank, entries), (other_rank, others) in zip(gpu.logprobs, cpu.logprobs, strict=True):
         assert rank == other_rank
         assert [value for _, value in entries] == pytest.approx([value for _, value in others], abs=2e-4)
-
-
-def test_named_tokens(run):
-    """Beside requests that name none, forked, masked, with scored prompts: the same numbers from both runners."""
-    rng = random.Random(3)
-    prompts = [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for length in (3, 30, 9, 17)]
-    options = [
-        {"logprobs": 0, "logprob_token_ids": [5, 1, VOCAB_SIZE - 1], **GREEDY},
-        {"logprobs": 2, **GREEDY},
-        {"logprobs": 0, "logprob_token_ids": list(range(40)), "n": 2, "prompt_logprobs": 1, **GREEDY},
-        {"logprobs": 0, "logprob_token_ids": [7], "allowed_token_ids": [1, 2, 3], **GREEDY},
-    ]
-    requests = [
-        (prompt, {"max_tokens": 4, "ignore_eos": True, **own})
-        for prompt, own in zip(prompts, options, strict=True)
-    ]
-    cpu, gpu = run(requests, max_num_batched_tokens=24)
-    assert gpu.texts == cpu.texts
-    assert len(gpu.logprobs) == len(cpu.logprobs) == 4 * 5
-    widths = set()
-    for (rank, entries), (other_rank, others) in zip(gpu.logprobs, cpu.logprobs, strict=True):
-        assert rank == other_rank
-        assert [token for token, _ in entries] == [token for token, _ in others]
-        assert [value for _, value in entries] == pytest.approx([value for _, value in others], abs=1e-3)
-        widths.add(len(entries))
-    assert widths == {4, 3, 41, 2}
 
 
 def test_warm_up_leaves_no_trace(models, core_factory, buffer_factory, monkeypatch):
