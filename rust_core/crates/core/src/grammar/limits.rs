@@ -23,6 +23,17 @@ pub(crate) const MAX_COUNTED_PROPERTIES: usize = 64;
 pub(crate) const MAX_ENUM_VALUES: usize = 4096;
 /// Schemas within schemas, not counting references.
 pub(crate) const MAX_SCHEMA_DEPTH: usize = 48;
+/// Schemas within schemas, with references, that are followed to turn a schema round or to compare two.
+pub(crate) const MAX_FOLLOWED: usize = 16;
+/// What a proof that two patterns match no text in common may cost, in the engine's measure.
+pub(crate) const MAX_PROOF_FUEL: u64 = 20_000;
+/// Alternatives that `oneOf` or `unevaluated…` are said in.
+pub(crate) const MAX_UNEVALUATED_CASES: usize = 32;
+/// Lists that stand for a `uniqueItems`.
+pub(crate) const MAX_ARRANGED: usize = 720;
+/// Items of a list with `contains`; where it says how many: of them each set is an alternative.
+pub(crate) const MAX_COUNTED_ITEMS: usize = 32;
+pub(crate) const MAX_CONTAINED: usize = 6;
 /// What `allOf`, `$ref` beside other keywords, and the like may multiply out to, in subschemas.
 pub(crate) const MAX_MERGED: usize = 500_000;
 /// `minItems` and `maxItems`, `minLength` and `maxLength`, and the counts of a regex.

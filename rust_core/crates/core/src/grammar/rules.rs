@@ -246,7 +246,7 @@ impl Rules {
         }
         if let Some(&token) = outputs
             .last()
-            .filter(|token| self.is_too_early(token, outputs))
+            .filter(|&&token| self.is_too_early(token, outputs))
         {
             return Err(refused(token));
         }
@@ -286,8 +286,8 @@ impl Rules {
     }
 
     /// Whether the last output, which nothing has forced, must not have come.
-    fn is_too_early(&self, token: &i32, outputs: &[i32]) -> bool {
-        self.forced_at(outputs.len() as u32 - 1).is_none() && self.too_early().contains(token)
+    fn is_too_early(&self, token: i32, outputs: &[i32]) -> bool {
+        self.forced_at(outputs.len() as u32 - 1).is_none() && self.too_early().contains(&token)
     }
 
     /// The end of the thinking may have come, or be due.

@@ -6,16 +6,22 @@
 
 mod alternatives;
 mod arrays;
+mod complement;
 mod constants;
+mod discriminated;
+mod disjoint;
 mod formats;
 mod keywords;
 mod merging;
 mod numbers;
 mod objects;
 mod references;
+mod rewriting;
 mod strings;
 #[cfg(test)]
 mod tests;
+mod unevaluated;
+mod values;
 
 use std::fmt;
 
@@ -119,6 +125,8 @@ pub(super) struct Walk<'a> {
     depth: usize,
     num_subschemas: usize,
     num_enum_values: usize,
+    /// Schemas that were turned round, or looked into to see what they speak of.
+    num_negated: usize,
     references: references::References<'a>,
     numbers: numbers::Seen,
     /// Every character of a string is spelled in one way only: no escapes by number. Needed where keys are told apart by
@@ -137,6 +145,7 @@ impl<'a> Walk<'a> {
             depth: 0,
             num_subschemas: 0,
             num_enum_values: 0,
+            num_negated: 0,
             references: references::References::new(document)?,
             numbers: numbers::Seen::default(),
             plain_escapes: false,
@@ -167,7 +176,7 @@ impl<'a> Walk<'a> {
     }
 
     /// A schema, anew.
-    fn schema(&mut self, schema: &'a Value) -> Result<Value, GrammarError> {
+    fn schema(&mut self, schema: &Value) -> Result<Value, GrammarError> {
         self.num_subschemas += 1;
         if self.num_subschemas > MAX_SUBSCHEMAS {
             return self.refuse(format!(
@@ -191,7 +200,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn schemas(&mut self, value: &'a Value) -> Result<Value, GrammarError> {
+    fn schemas(&mut self, value: &Value) -> Result<Value, GrammarError> {
         let Some(schemas) = value.as_array().filter(|schemas| !schemas.is_empty()) else {
             return self.refuse("must be a list of schemas, not an empty one");
         };
