@@ -20,7 +20,7 @@ from oneloop.parsers.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from oneloop.parsers.forced import NoObjectError, forced_format, forced_schema
+from oneloop.parsers.forced import NoObjectError, forced_format, forced_schema, forced_tags
 from oneloop.parsers.registry import reasoning_format, tool_format
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from oneloop.engine.outputs import FinishReason
     from oneloop.engine.params import ResolvedParams
     from oneloop.parsers.engine import StreamParser
-    from oneloop.parsers.formats import ReasoningFormat, ToolFormat
+    from oneloop.parsers.formats import CallForm, ReasoningFormat, ToolFormat
     from oneloop.tokenize.tokenizer import Tokenizer
 
 _THINKING_SWITCHES = ("enable_thinking", "thinking")
@@ -44,6 +44,8 @@ class OutputFormats:
     """How the served model writes."""
 
     tools: ToolFormat | None
+    form: CallForm | None
+    """How calls are to be written that must come; None: as no model does, but any can."""
     reasoning: ReasoningFormat | None
     tokenizer: Tokenizer
     shown_special_ids: tuple[int, ...]
@@ -72,6 +74,7 @@ class OutputFormats:
             start, end = (_marker(tokenizer, mark) for mark in (reasoning.start, reasoning.end))
         return cls(
             tools=tools,
+            form=None if tools is None or tools.form is None else tools.form(template),
             reasoning=reasoning,
             tokenizer=tokenizer,
             shown_special_ids=shown,
@@ -167,21 +170,22 @@ class Parsing:
     @property
     def _may_think(self) -> bool:
         """What is held to a form from its first token on is no thinking, whatever it looks like."""
-        return bool(self.constraints.thinking_end) or not _holds_all(self.grammar)
+        return bool(self.constraints.thinking_end) or not self._holds_all
 
     def _calls(self) -> ToolFormat | None:
         match self.tools.choice:
             case "none":
                 return None
             case "auto":
-                return None if _holds_all(self.grammar) else self.formats.tools
+                return None if self._holds_all else self.formats.tools
             case "required" | "named":
-                return forced_format(self.tools.name)
+                return self.formats.tools if self.formats.form is not None else forced_format(self.tools.name)
 
-
-def _holds_all(grammar: GrammarSpec | None) -> bool:
-    """Whether all of the answer is held to it; a structural tag leaves free text."""
-    return grammar is not None and grammar.kind != "structural_tag"
+    @property
+    def _holds_all(self) -> bool:
+        """Whether all of the answer is held to the grammar; a client's structural tag leaves free text."""
+        is_forced = self.tools.choice in ("required", "named")
+        return self.grammar is not None and (is_forced or self.grammar.kind != "structural_tag")
 
 
 def parsing_of(
@@ -215,17 +219,20 @@ def parsing_of(
         is_thinking_on=bool(switches[0]) if switches else None,
         prompt_end=prompt[-PROMPT_END_CHARS:] if continued is None else _last_mark(formats, continued),
         skip_special_tokens=skip_special_tokens,
-        grammar=_form(tools) or grammar,
+        grammar=_form(formats, tools) or grammar,
         budget=budget,
         may_open=may_open,
     )
 
 
-def _form(tools: ToolUse) -> GrammarSpec | None:
+def _form(formats: OutputFormats, tools: ToolUse) -> GrammarSpec | None:
     """What the text must be held to, so that the calls which are asked for come."""
     if tools.choice not in ("required", "named"):
         return None
     try:
+        if formats.form is not None:
+            tags = forced_tags(formats.form, tools.schemas, tools.name, parallel=tools.parallel)
+            return GrammarSpec(kind="structural_tag", source=json_text("tools", tags), field="tools")
         schema = forced_schema(tools.schemas, tools.name, parallel=tools.parallel)
         return GrammarSpec(kind="json_schema", source=json_text("tools", schema), field="tools")
     except NoObjectError as error:

@@ -25,6 +25,11 @@ pub(crate) const MAX_ENUM_VALUES: usize = 4096;
 pub(crate) const MAX_SCHEMA_DEPTH: usize = 48;
 /// Schemas within schemas, with references, that are followed to turn a schema round or to compare two.
 pub(crate) const MAX_FOLLOWED: usize = 16;
+/// Parts of schemas that are written in other words (`if`, `not`, `oneOf` …), all together.
+pub(crate) const MAX_REWRITTEN: usize = 50_000;
+/// Pairs of schemas that are compared, and what a pair of patterns counts for.
+pub(crate) const MAX_PROOFS: u32 = 40_000;
+pub(crate) const PATTERN_PROOFS: u32 = 400;
 /// What a proof that two patterns match no text in common may cost, in the engine's measure.
 pub(crate) const MAX_PROOF_FUEL: u64 = 20_000;
 /// Alternatives that `oneOf` or `unevaluated…` are said in.

@@ -78,7 +78,7 @@ fn hostile() -> Vec<GrammarSpec> {
         schema(&nested(r#"{"properties":{"a":"#, "}}", 100_000)),
         schema(""),
         schema("nul"),
-        schema(r#"{"x-guidance":{"lenient":true},"type":"string","format":"nonsense"}"#),
+        schema(r#"{"x-guidance":{"lenient":true},"type":"string","format":"regex"}"#),
         grammar(""),
         grammar("  \n"),
         grammar("root ::= root \"a\""),
@@ -150,6 +150,88 @@ fn each_is_judged_alone_and_soon() {
             matcher
                 .advance(next)
                 .unwrap_or_else(|error| panic!("{shown:.200} at {token}: {error}"));
+        }
+    }
+}
+
+/// Keywords that are said in others, as much of them as fits: kept or refused.
+fn multiplied() -> Vec<GrammarSpec> {
+    let list = |count: usize, each: &dyn Fn(usize) -> String| {
+        (0..count).map(each).collect::<Vec<_>>().join(",")
+    };
+    let required = |index: usize| format!(r#"{{"required":["p{index}"]}}"#);
+    let pattern = |index: usize| format!(r#"{{"pattern":"^(a|b)*{index}(a|b)*{index}"}}"#);
+    let condition =
+        |index: usize| format!(r#"{{"if":{},"then":{}}}"#, required(index), pattern(index));
+    let kind = |index: usize| {
+        format!(
+            r#"{{"if":{{"properties":{{"kind":{{"const":"{index}"}}}}}},"then":{}}}"#,
+            required(index)
+        )
+    };
+    vec![
+        schema(&format!(r#"{{"oneOf":[{}]}}"#, list(4000, &required))),
+        schema(&format!(r#"{{"oneOf":[{}]}}"#, list(300, &pattern))),
+        schema(&format!(
+            r#"{{"not":{{"oneOf":[{}]}}}}"#,
+            list(8, &required)
+        )),
+        schema(&format!(r#"{{"allOf":[{}]}}"#, list(1000, &condition))),
+        schema(&format!(r#"{{"allOf":[{}]}}"#, list(1000, &kind))),
+        schema(&nested(r#"{"not":"#, "}", 100_000)),
+        schema(&nested(r#"{"not":"#, "}", 40)),
+        schema(&nested(r#"{"if":{"required":["a"]},"then":"#, "}", 40)),
+        schema(&nested(
+            r#"{"oneOf":[{"required":["a"]},{"required":["b"]},"#,
+            "]}",
+            12,
+        )),
+        schema(&nested(
+            r#"{"not":{"oneOf":[{"required":["a"]},{"required":["b"]},"#,
+            "]}}",
+            12,
+        )),
+        schema(r##"{"not":{"$ref":"#"}}"##),
+        schema(r##"{"if":{"$ref":"#"},"then":{"$ref":"#"},"else":{"$ref":"#"}}"##),
+        schema(r##"{"oneOf":[{"$ref":"#"},{"properties":{"a":{"$ref":"#"}}}]}"##),
+        schema(r##"{"unevaluatedProperties":false,"allOf":[{"$ref":"#"}]}"##),
+        schema(r##"{"propertyNames":{"$ref":"#"}}"##),
+        schema(&format!(
+            r#"{{"uniqueItems":true,"items":{{"enum":[{}]}}}}"#,
+            list(4000, &|index| index.to_string())
+        )),
+        schema(r#"{"contains":{"required":["a"]},"maxItems":100000,"minContains":50000}"#),
+        schema(r#"{"contains":{"required":["a"]},"maxItems":6,"minContains":2,"maxContains":3}"#),
+        schema(&format!(
+            r#"{{"unevaluatedProperties":false,"allOf":[{}]}}"#,
+            list(20, &|index| format!(
+                r#"{{"anyOf":[{},{{"properties":{{"q{index}":true}}}}]}}"#,
+                required(index)
+            ))
+        )),
+        schema(&format!(
+            r#"{{"dependentRequired":{{{}}}}}"#,
+            list(60, &|index| format!(r#""p{index}":["q{index}"]"#))
+        )),
+        schema(&format!(
+            r#"{{"not":{{"enum":["{}"]}}}}"#,
+            "x".repeat(10_000)
+        )),
+    ]
+}
+
+#[test]
+fn what_is_said_otherwise_is_judged_soon() {
+    let compiler = compiler();
+    for spec in multiplied() {
+        let shown = format!("{spec:?}");
+        let began = Instant::now();
+        let result = compiler.compile(spec);
+        assert!(began.elapsed() < Duration::from_secs(2), "{shown:.200}");
+        if let Err(error) = result {
+            let told =
+                !error.problem.contains("panic") && !error.problem.contains("more than 1.8 s");
+            assert!(told, "{shown:.200}: {error}");
         }
     }
 }

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::Walk;
 use super::values::{all_but, all_of, any_of, without};
 use crate::grammar::error::GrammarError;
-use crate::grammar::limits::{MAX_FOLLOWED, MAX_SUBSCHEMAS};
+use crate::grammar::limits::{MAX_FOLLOWED, MAX_REWRITTEN};
 
 const ALL_TYPES: [&str; 6] = ["null", "boolean", "number", "string", "array", "object"];
 /// Alternatives of a negated `oneOf`, items of a list of which one must differ.
@@ -17,12 +17,21 @@ impl Walk<'_> {
         self.complement_below(schema, 0)
     }
 
+    /// So many parts of schemas more are written down for another time.
+    pub(super) fn spend(&mut self, num_parts: usize) -> Result<(), GrammarError> {
+        self.num_rewritten += num_parts;
+        if self.num_rewritten > MAX_REWRITTEN {
+            return self.refuse("what the schema says in if, not, oneOf and the like is too large");
+        }
+        Ok(())
+    }
+
     /// `depth`: schemas around this one, and references that were followed.
     fn complement_below(&mut self, schema: &Value, depth: usize) -> Result<Value, GrammarError> {
-        self.num_negated += 1;
-        if depth > MAX_FOLLOWED || self.num_negated > MAX_SUBSCHEMAS {
-            return self.refuse("what is negated here is too large, or contains itself");
+        if depth > MAX_FOLLOWED {
+            return self.refuse("what is negated here contains itself, or too much");
         }
+        self.spend(1)?;
         let members = match schema {
             Value::Bool(allows) => return Ok(Value::Bool(!allows)),
             Value::Object(members) => members,
@@ -83,6 +92,7 @@ impl Walk<'_> {
     }
 
     fn other_types(&self, value: &Value) -> Result<Value, GrammarError> {
+        self.types(value)?;
         let names: Vec<&str> = match value {
             Value::Array(names) => names.iter().filter_map(Value::as_str).collect(),
             name => name.as_str().into_iter().collect(),
@@ -235,7 +245,10 @@ impl Walk<'_> {
         depth: usize,
     ) -> Result<Value, GrammarError> {
         match (name, value) {
-            ("not", schema) => Ok(schema.clone()),
+            ("not", schema) => {
+                self.spend(size(schema))?;
+                Ok(schema.clone())
+            }
             ("$ref", reference) => {
                 let target = self.at(name, |walk| walk.resolved(reference))?.1;
                 self.complement_below(target, depth + 1)
@@ -243,6 +256,7 @@ impl Walk<'_> {
             ("if", condition) => {
                 let mut alternatives = Vec::new();
                 if let Some(then) = members.get("then") {
+                    self.spend(size(condition))?;
                     let other = self.complement_below(then, depth + 1)?;
                     alternatives.push(all_of(vec![condition.clone(), other]));
                 }
@@ -264,6 +278,7 @@ impl Walk<'_> {
                     _ if schemas.len() > MAX_PAIRED => return self.unsayable("a long oneOf"),
                     _ => {
                         let mut alternatives = vec![all_of(others)];
+                        self.spend(schemas.len() * size(value))?;
                         for (index, first) in schemas.iter().enumerate() {
                             let pair = |second: &Value| all_of(vec![first.clone(), second.clone()]);
                             alternatives.extend(schemas[index + 1..].iter().map(pair));
@@ -274,6 +289,15 @@ impl Walk<'_> {
             }
             _ => self.refuse(format!("{name} must be a list of schemas")),
         }
+    }
+}
+
+/// Values within a value, with itself.
+pub(super) fn size(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => 1 + items.iter().map(size).sum::<usize>(),
+        Value::Object(members) => 1 + members.values().map(size).sum::<usize>(),
+        _ => 1,
     }
 }
 

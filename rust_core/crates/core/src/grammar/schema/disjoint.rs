@@ -6,7 +6,7 @@ use llguidance::derivre::{RegexAst, RegexBuilder};
 use serde_json::Value;
 
 use super::Walk;
-use crate::grammar::limits::{MAX_FOLLOWED, MAX_PROOF_FUEL};
+use crate::grammar::limits::{MAX_FOLLOWED, MAX_PROOF_FUEL, PATTERN_PROOFS};
 use crate::grammar::pattern;
 
 /// Bits of the types that a value may have.
@@ -50,7 +50,7 @@ impl Walk<'_> {
         if first == &Value::Bool(false) || second == &Value::Bool(false) {
             return true;
         }
-        if depth > MAX_FOLLOWED {
+        if depth > MAX_FOLLOWED || !self.may_prove(1) {
             return false;
         }
         let mut sides = [Facts::default(), Facts::default()];
@@ -65,7 +65,7 @@ impl Walk<'_> {
         }
         for (kind, are_apart) in [
             (NUMBER, ranges_apart(one, other, "number")),
-            (STRING, common & STRING != 0 && texts_apart(one, other)),
+            (STRING, common & STRING != 0 && self.texts_apart(one, other)),
             (ARRAY, ranges_apart(one, other, "Items")),
             (
                 OBJECT,
@@ -79,6 +79,12 @@ impl Walk<'_> {
         common == 0
             || choice_is_apart(one, |schema| self.apart(schema, second, depth + 1))
             || choice_is_apart(other, |schema| self.apart(first, schema, depth + 1))
+    }
+
+    fn may_prove(&self, cost: u32) -> bool {
+        let left = self.proofs_left.get();
+        self.proofs_left.set(left.saturating_sub(cost));
+        left >= cost
     }
 
     fn objects_apart(&self, one: &Facts<'_>, other: &Facts<'_>, depth: usize) -> bool {
@@ -98,6 +104,41 @@ impl Walk<'_> {
                     .any(|second| self.apart(first, second, depth + 1))
             })
         })
+    }
+
+    /// Whether no text matches all patterns of both, and is a constant of both.
+    fn texts_apart(&self, one: &Facts<'_>, other: &Facts<'_>) -> bool {
+        let language = |facts: &Facts<'_>| -> Option<Vec<RegexAst>> {
+            let mut parts = Vec::new();
+            for text in &facts.patterns {
+                parts.push(RegexAst::Regex(format!(
+                    "(?:{})",
+                    pattern::search(text).ok()?
+                )));
+            }
+            for values in &facts.values {
+                let texts = values.iter().filter_map(|value| value.as_str());
+                parts.push(RegexAst::Or(
+                    texts
+                        .map(|text| RegexAst::Literal(text.to_owned()))
+                        .collect(),
+                ));
+            }
+            Some(parts)
+        };
+        let (Some(ones), Some(others)) = (language(one), language(other)) else {
+            return false;
+        };
+        if ones.is_empty() || others.is_empty() || !self.may_prove(PATTERN_PROOFS) {
+            return false;
+        }
+        let all = RegexAst::And(ones.into_iter().chain(others).collect());
+        let mut builder = RegexBuilder::new();
+        let Ok(expression) = builder.mk(&all) else {
+            return false;
+        };
+        let machine = builder.to_regex_limited(expression, MAX_PROOF_FUEL);
+        machine.is_ok_and(|mut machine| machine.always_empty())
     }
 
     fn note<'s>(&'s self, facts: &mut Facts<'s>, schema: &'s Value, depth: usize) {
@@ -232,41 +273,6 @@ fn ranges_apart(one: &Facts<'_>, other: &Facts<'_>, kind: &str) -> bool {
     );
     // Where they touch, it may be that one of them does not include the bound: that is left open.
     low > high
-}
-
-/// Whether no text matches all patterns of both, and is a constant of both.
-fn texts_apart(one: &Facts<'_>, other: &Facts<'_>) -> bool {
-    let language = |facts: &Facts<'_>| -> Option<Vec<RegexAst>> {
-        let mut parts = Vec::new();
-        for text in &facts.patterns {
-            parts.push(RegexAst::Regex(format!(
-                "(?:{})",
-                pattern::search(text).ok()?
-            )));
-        }
-        for values in &facts.values {
-            let texts = values.iter().filter_map(|value| value.as_str());
-            parts.push(RegexAst::Or(
-                texts
-                    .map(|text| RegexAst::Literal(text.to_owned()))
-                    .collect(),
-            ));
-        }
-        Some(parts)
-    };
-    let (Some(ones), Some(others)) = (language(one), language(other)) else {
-        return false;
-    };
-    if ones.is_empty() || others.is_empty() {
-        return false;
-    }
-    let all = RegexAst::And(ones.into_iter().chain(others).collect());
-    let mut builder = RegexBuilder::new();
-    let Ok(expression) = builder.mk(&all) else {
-        return false;
-    };
-    let machine = builder.to_regex_limited(expression, MAX_PROOF_FUEL);
-    machine.is_ok_and(|mut machine| machine.always_empty())
 }
 
 /// Whether one of the lists of alternatives has none that could hold.

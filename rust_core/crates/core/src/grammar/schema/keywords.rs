@@ -175,7 +175,7 @@ impl Walk<'_> {
         let mut others = Vec::with_capacity(schemas.len());
         let place = self.path.len();
         for (index, schema) in schemas.iter().enumerate() {
-            let is_needed = overlapping.iter().any(|list| list.contains(&index));
+            let is_needed = !overlapping[index].is_empty();
             let other = if is_needed {
                 self.complement(schema)
             } else {
@@ -192,6 +192,7 @@ impl Walk<'_> {
         for (alternative, list) in alternatives.iter_mut().zip(&overlapping) {
             let mut parts = vec![alternative.take()];
             for &index in list {
+                self.spend(1)?;
                 parts.push(self.schema(&others[index])?);
             }
             *alternative = all_of(parts);
@@ -229,7 +230,7 @@ impl Walk<'_> {
         self.refuse("only the drafts of json-schema.org are supported (draft-04 to 2020-12)")
     }
 
-    fn types(&self, value: &Value) -> Result<Value, GrammarError> {
+    pub(super) fn types(&self, value: &Value) -> Result<Value, GrammarError> {
         let known = |name: &Value| name.as_str().is_some_and(|name| TYPES.contains(&name));
         let fine = match value {
             Value::Array(names) => !names.is_empty() && names.iter().all(known) && distinct(names),

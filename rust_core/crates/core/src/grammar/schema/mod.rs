@@ -23,12 +23,13 @@ mod tests;
 mod unevaluated;
 mod values;
 
+use std::cell::Cell;
 use std::fmt;
 
 use serde_json::{Map, Value};
 
 use super::error::GrammarError;
-use super::limits::{MAX_ENUM_VALUES, MAX_SCHEMA_DEPTH, MAX_SUBSCHEMAS};
+use super::limits::{MAX_ENUM_VALUES, MAX_PROOFS, MAX_SCHEMA_DEPTH, MAX_SUBSCHEMAS};
 
 /// How a schema's JSON is spelled.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -125,8 +126,10 @@ pub(super) struct Walk<'a> {
     depth: usize,
     num_subschemas: usize,
     num_enum_values: usize,
-    /// Schemas that were turned round, or looked into to see what they speak of.
-    num_negated: usize,
+    /// Parts of schemas that were written in other words.
+    num_rewritten: usize,
+    /// What may still be spent on proofs.
+    proofs_left: Cell<u32>,
     references: references::References<'a>,
     numbers: numbers::Seen,
     /// Every character of a string is spelled in one way only: no escapes by number. Needed where keys are told apart by
@@ -145,7 +148,8 @@ impl<'a> Walk<'a> {
             depth: 0,
             num_subschemas: 0,
             num_enum_values: 0,
-            num_negated: 0,
+            num_rewritten: 0,
+            proofs_left: Cell::new(MAX_PROOFS),
             references: references::References::new(document)?,
             numbers: numbers::Seen::default(),
             plain_escapes: false,

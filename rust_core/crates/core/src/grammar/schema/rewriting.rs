@@ -6,7 +6,7 @@
 use serde_json::{Map, Value, json};
 
 use super::Walk;
-use super::complement::{dependent, has, with_item};
+use super::complement::{dependent, has, size, with_item};
 use super::disjoint::equal;
 use super::keywords::asks_nothing;
 use super::values::{all_of, any_of};
@@ -69,6 +69,7 @@ impl Walk<'_> {
             return Ok(Value::Bool(true));
         }
         let is_not = self.complement(condition)?;
+        self.spend(size(condition) + size(&then) + size(&otherwise))?;
         Ok(any_of(vec![
             all_of(vec![condition.clone(), then]),
             all_of(vec![is_not, otherwise]),
@@ -76,10 +77,11 @@ impl Walk<'_> {
     }
 
     /// For each property: it is not there, or it is, with what it asks for.
-    fn dependencies(&self, value: &Value) -> Result<Vec<Value>, GrammarError> {
+    fn dependencies(&mut self, value: &Value) -> Result<Vec<Value>, GrammarError> {
         let Some(map) = value.as_object() else {
             return self.refuse("must be an object");
         };
+        self.spend(size(value))?;
         let each = map.iter().map(|(name, asked)| {
             let absent = json!({"properties": {name: false}, "additionalProperties": true});
             any_of(vec![absent, all_of(vec![has(name), dependent(asked)])])
@@ -120,7 +122,7 @@ impl Walk<'_> {
                 },
                 ("$ref", reference) => {
                     let target = self.at("$ref", |walk| walk.resolved(reference))?.1;
-                    self.num_negated += 1;
+                    self.spend(1)?;
                     if target.get("$ref").is_some() {
                         return self.refuse_names("$ref to a reference");
                     }
@@ -170,6 +172,7 @@ impl Walk<'_> {
                 "is supported in lists of at most {MAX_COUNTED_ITEMS} items; give maxItems"
             ));
         };
+        self.spend(longest * size(schema))?;
         if min <= 1.0 && max.is_none() {
             let places = (0..longest).map(|index| with_item(index, schema));
             return Ok(none_if_empty(any_of(places.collect())));
@@ -182,6 +185,7 @@ impl Walk<'_> {
         let other = self.complement(schema)?;
         let fits =
             |count: u32| f64::from(count) >= min && max.is_none_or(|max| f64::from(count) <= max);
+        self.spend((size(schema) + size(&other)) << longest)?;
         let chosen = (0u32..1 << longest).filter(|places| fits(places.count_ones()));
         let each = chosen.map(|places| {
             let item = |index| {

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value, json};
 
 use super::Walk;
-use super::complement::{dependent, has};
+use super::complement::{dependent, has, size};
 use super::keywords::asks_nothing;
 use super::values::{all_of, any_of};
 use crate::grammar::error::GrammarError;
@@ -133,7 +133,7 @@ impl Walk<'_> {
         is_within: bool,
         depth: usize,
     ) -> Result<Vec<Case>, GrammarError> {
-        self.num_negated += 1;
+        self.spend(1)?;
         if depth > MAX_FOLLOWED {
             return self.refuse("unevaluated… with references within references is not supported");
         }
@@ -252,10 +252,15 @@ impl Walk<'_> {
         Ok(holds.chain(fails).collect())
     }
 
-    fn product(&self, cases: &[Case], more: &[Case]) -> Result<Vec<Case>, GrammarError> {
+    fn product(&mut self, cases: &[Case], more: &[Case]) -> Result<Vec<Case>, GrammarError> {
         if cases.len() * more.len() > MAX_UNEVALUATED_CASES {
             return self.refuse("unevaluated… beside so many alternatives is not supported");
         }
+        let parts = |cases: &[Case]| -> usize {
+            let taken = cases.iter().flat_map(|case| &case.taken);
+            cases.len() + taken.map(size).sum::<usize>()
+        };
+        self.spend(parts(cases) * more.len() + parts(more) * cases.len())?;
         let each = cases.iter();
         Ok(each
             .flat_map(|case| more.iter().map(|other| case.and(other)))
