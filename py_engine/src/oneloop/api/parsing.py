@@ -20,7 +20,7 @@ from oneloop.parsers.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from oneloop.parsers.forced import NoObjectError, forced_format, forced_schema, forced_tags
+from oneloop.parsers.forced import MAX_TAGS, NoObjectError, forced_format, forced_schema, forced_tags
 from oneloop.parsers.registry import reasoning_format, tool_format
 
 if TYPE_CHECKING:
@@ -179,7 +179,8 @@ class Parsing:
             case "auto":
                 return None if self._holds_all else self.formats.tools
             case "required" | "named":
-                return self.formats.tools if self.formats.form is not None else forced_format(self.tools.name)
+                is_native = _call_form(self.formats, self.tools) is not None
+                return self.formats.tools if is_native else forced_format(self.tools.name)
 
     @property
     def _holds_all(self) -> bool:
@@ -225,13 +226,19 @@ def parsing_of(
     )
 
 
+def _call_form(formats: OutputFormats, tools: ToolUse) -> CallForm | None:
+    """How the model writes calls; None where that is not known, or the functions are too many to be told apart."""
+    return formats.form if len(tools.schemas) <= MAX_TAGS else None
+
+
 def _form(formats: OutputFormats, tools: ToolUse) -> GrammarSpec | None:
     """What the text must be held to, so that the calls which are asked for come."""
     if tools.choice not in ("required", "named"):
         return None
     try:
-        if formats.form is not None:
-            tags = forced_tags(formats.form, tools.schemas, tools.name, parallel=tools.parallel)
+        form = _call_form(formats, tools)
+        if form is not None:
+            tags = forced_tags(form, tools.schemas, tools.name, parallel=tools.parallel)
             return GrammarSpec(kind="structural_tag", source=json_text("tools", tags), field="tools")
         schema = forced_schema(tools.schemas, tools.name, parallel=tools.parallel)
         return GrammarSpec(kind="json_schema", source=json_text("tools", schema), field="tools")

@@ -17,6 +17,8 @@ from oneloop.parsers.scanner import MalformedError
 if TYPE_CHECKING:
     from oneloop.parsers.scanner import Scanner, Steps
 
+MAX_TAGS = 256
+"""Functions of forced_tags (the core's bound)."""
 _AS_THEY_STAND = frozenset({"const", "enum", "default", "examples"})
 """Members of a schema that are no schemas."""
 _OF_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
