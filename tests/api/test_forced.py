@@ -123,6 +123,32 @@ async def test_required(serve: Any, engine_of: Any, template: str) -> None:
     assert (len(thinking) > 1) is (template is OPENED)
 
 
+async def test_calls_are_written_in_the_models_form(serve: Any, engine_of: Any) -> None:
+    """And in one that any model can write, where its own is not known."""
+    for settings, begin in (({}, '<tool_call>\n{"name": "'), ({"enable_auto_tool_choice": False}, "[")):
+        async with serve(engine_of(), **settings) as server:
+            for choice in ("required", NAMED):
+                body = {"messages": USER, "max_tokens": 2000, "tools": TOOLS, "tool_choice": choice}
+                status, reply = await server.post(CHAT, {**body, "return_token_ids": True})
+                assert status == 200, reply
+                text = bytes(token for token in reply["choices"][0]["token_ids"] if token < 256).decode()
+                is_bare = choice is NAMED and bool(settings)
+                assert text.startswith("{" if is_bare else begin), text
+                check_calls([call["function"] for call in reply["choices"][0]["message"]["tool_calls"]])
+
+
+async def test_many_functions_go_in_any_form(serve: Any, engine_of: Any) -> None:
+    """More than there can be tags."""
+    tools = [
+        {"type": "function", "function": {"name": f"f{number}", "parameters": {"maxProperties": 0}}}
+        for number in range(300)
+    ]
+    async with serve(engine_of()) as server:
+        answer = await ask(server, {"tools": tools, "tool_choice": "required"})
+        assert answer["calls"]
+        assert all(json.loads(call["arguments"]) == {} for call in answer["calls"])
+
+
 async def test_one_call_only(serve: Any, engine_of: Any) -> None:
     async with serve(engine_of()) as server:
         for seed in range(12):

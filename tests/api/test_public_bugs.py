@@ -127,7 +127,7 @@ def welch(first: list[float], second: list[float]) -> float:
 
 
 async def test_the_time_to_the_first_token_tells_nothing(serve: Any) -> None:
-    """T21: a right guess of another tenant takes as long as a wrong one; under the right salt it is answered at once."""
+    """T21: a right guess of another tenant takes as long as a wrong one; under the right salt it is seen at once."""
     victim, wrong = ([1 + (place + shift) % 97 for place in range(2000)] for shift in (0, 50))
     config = EngineConfig.from_flat({"executor": "null", "max_num_seqs": 8, "max_num_batched_tokens": 2048})
     executor = NullExecutor(config, pace=Pace(step_s=0.0005, token_s=2e-5))

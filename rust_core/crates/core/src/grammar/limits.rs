@@ -27,6 +27,8 @@ pub(crate) const MAX_SCHEMA_DEPTH: usize = 48;
 pub(crate) const MAX_FOLLOWED: usize = 16;
 /// Parts of schemas that are written in other words (`if`, `not`, `oneOf` …), all together.
 pub(crate) const MAX_REWRITTEN: usize = 50_000;
+/// Pairs of a `oneOf`'s alternatives that may hold together.
+pub(crate) const MAX_OVERLAPS: usize = 2048;
 /// Pairs of schemas that are compared, and what a pair of patterns counts for.
 pub(crate) const MAX_PROOFS: u32 = 40_000;
 pub(crate) const PATTERN_PROOFS: u32 = 400;

@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 use super::values::all_of;
 use super::{Walk, discriminated};
 use crate::grammar::error::GrammarError;
+use crate::grammar::limits::MAX_OVERLAPS;
 
 const TYPES: [&str; 7] = [
     "null", "boolean", "integer", "number", "string", "array", "object",
@@ -164,9 +165,14 @@ impl Walk<'_> {
             return self.refuse("must be a list of schemas");
         };
         let mut overlapping = vec![Vec::new(); schemas.len()];
+        let mut num_overlaps = 0;
         for (first, one) in schemas.iter().enumerate() {
             for (second, other) in schemas.iter().enumerate().skip(first + 1) {
                 if !self.disjoint(one, other) {
+                    num_overlaps += 1;
+                    if num_overlaps > MAX_OVERLAPS {
+                        return self.refuse("too many of its alternatives may hold together");
+                    }
                     overlapping[first].push(second);
                     overlapping[second].push(first);
                 }
