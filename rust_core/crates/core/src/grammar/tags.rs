@@ -135,42 +135,51 @@ fn push_element(
             }
             Ok(())
         }
-        Some("tags_with_separator") => {
-            let known = [
-                "type",
-                "tags",
-                "separator",
-                "at_least_one",
-                "stop_after_first",
-            ];
-            known_members(members, at, &known)?;
-            let tags = Tags {
-                all: read_tags(members, at, "tags", style)?,
-                triggers: Vec::new(),
-                at_least_one: flag(members, "at_least_one", at)?,
-                stop_after_first: flag(members, "stop_after_first", at)?,
-            };
-            let each: Vec<_> = (0..tags.all.len())
-                .map(|index| rest(&tags, index, 0, special))
-                .collect();
-            let tag = format!("({})", each.join(" | "));
-            let more = if tags.stop_after_first {
-                String::new()
-            } else {
-                format!(
-                    " ({} {tag})*",
-                    special.lark(&text(members, "separator", at)?)
-                )
-            };
-            let optional = if tags.at_least_one { "" } else { "?" };
-            let _ = write!(out, " ({tag}{more}){optional}");
-            Ok(())
-        }
+        Some("tags_with_separator") => push_separated(out, members, at, style, special),
         _ => Err(GrammarError::at(
             format!("{at}/type"),
             "only \"const_string\" and \"tags_with_separator\" are supported here, and \"sequence\" of them",
         )),
     }
+}
+
+/// Tags with a text between them, and nothing else.
+fn push_separated(
+    out: &mut String,
+    members: &Map<String, Value>,
+    at: &str,
+    style: &JsonStyle,
+    special: &SpecialTokens,
+) -> Result<(), GrammarError> {
+    let known = [
+        "type",
+        "tags",
+        "separator",
+        "at_least_one",
+        "stop_after_first",
+    ];
+    known_members(members, at, &known)?;
+    let tags = Tags {
+        all: read_tags(members, at, "tags", style)?,
+        triggers: Vec::new(),
+        at_least_one: flag(members, "at_least_one", at)?,
+        stop_after_first: flag(members, "stop_after_first", at)?,
+    };
+    let each: Vec<_> = (0..tags.all.len())
+        .map(|index| rest(&tags, index, 0, special))
+        .collect();
+    let tag = format!("({})", each.join(" | "));
+    let more = if tags.stop_after_first {
+        String::new()
+    } else {
+        format!(
+            " ({} {tag})*",
+            special.lark(&text(members, "separator", at)?)
+        )
+    };
+    let optional = if tags.at_least_one { "" } else { "?" };
+    let _ = write!(out, " ({tag}{more}){optional}");
+    Ok(())
 }
 
 fn text(members: &Map<String, Value>, name: &str, at: &str) -> Result<String, GrammarError> {
