@@ -24,6 +24,7 @@ __all__ = [
     "Field",
     "FinishReason",
     "Grammar",
+    "GrammarBusyError",
     "GrammarCompiler",
     "GrammarError",
     "GrammarMatcher",
