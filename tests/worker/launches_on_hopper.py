@@ -125,14 +125,7 @@ def launch_packed_linear_maps() -> None:
     from oneloop_kernels.ops.packed_linear.plans import StreamPlan as PackedStreamPlan
 
     plan = PackedStreamPlan(1, 4, residents=2)
-    kinds = {
-        (4, "none", 1),
-        (4, "zero", 1),
-        (4, "offset", 1),
-        (4, "offset", 4),
-        (6, "zero", 4),
-        (8, "none", 4),
-    }
+    kinds = {(4, "none", 1), (4, "zero", 1), (4, "offset", 1), (4, "offset", 4), (6, "zero", 4), (8, "zero", 4)}
     cases = {
         ((512, 1024, gated), num_tokens, plan, *kind)
         for gated, num_tokens, kind in itertools.product((False, True), (4, 64), kinds)
@@ -143,7 +136,8 @@ def launch_packed_linear_maps() -> None:
             (shape, most, one, 4, shift, 1) for most, one in choices if one for shift in ("none", "zero")
         }
     for (rows, columns, gated), num_tokens, one, *kind in sorted(cases, key=str):
-        bias, dtype = kind[1] == "zero", torch.float16 if kind[1] == "offset" else torch.bfloat16
+        bias = kind[1] == "zero"
+        dtype = torch.float16 if kind[0] == 4 and kind[1] != "none" else torch.bfloat16
         call = prepared(
             PackedCall(
                 tensor(num_tokens, columns, dtype=dtype),
