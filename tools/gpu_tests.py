@@ -82,6 +82,7 @@ TOGETHER: Final = [  # the longest first
         shares=2,
     ),
     *parts_of("chain", "tests/gpu/test_layer_chain.py", shares=3),
+    *parts_of("fp8_quality", "tests/gpu/test_fp8_quality.py"),
     *parts_of("out_of_memory", "tests/gpu/test_out_of_memory.py"),
     *parts_of("worker", "tests/worker", shares=2),
     *parts_of("sampling", "tests/kernels/test_sampling_device.py", "tests/kernels/test_sampling.py"),

@@ -6,18 +6,21 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from oneloop_kernels.launch import INTERPRETED
+from oneloop_kernels.launch import INTERPRETED, generation
 from oneloop_kernels.ops.fp8_linear.plans import TilesPlan, plan_for
 from oneloop_kernels.ops.fp8_linear.reference import linear as by_reference
 from oneloop_kernels.ops.fp8_linear.triton.quantize import quantize
 from oneloop_kernels.ops.fp8_linear.triton.tiles import tiles
 from oneloop_kernels.ops.linear.launches import Scales, dense, stream
-from oneloop_kernels.ops.linear.plans import DensePlan, StreamPlan, can_stream
+from oneloop_kernels.ops.linear.plans import DensePlan, StreamPlan
 from oneloop_kernels.ops.silu_mul.triton import silu_mul
 
 if TYPE_CHECKING:
     from oneloop_kernels.ops.fp8_linear.plans import Plan
     from oneloop_kernels.ops.linear import LinearCall
+
+_LEAST_GENERATION: Final = 9
+"""Compute capability (major) from which tensor cores take e4m3; 8.9 does too, but is not told from 8.0 here."""
 
 
 class GpuLinear:
@@ -38,8 +41,8 @@ linear: Final = GpuLinear()
 
 
 def _has_kernels(call: LinearCall) -> bool:
-    """Other generations have no such tensor cores, or other instructions for them."""
-    return INTERPRETED or can_stream(call.x.device)
+    """Beyond Hopper, tiles alone: Triton has other instructions for them there."""
+    return INTERPRETED or generation(call.x.device) >= _LEAST_GENERATION
 
 
 def _plan_of(call: LinearCall, scales: torch.Tensor) -> Plan | None:
