@@ -240,7 +240,7 @@ def test_equal_to_the_cpu(run):
 
 
 def test_experts(run, make_spec):
-    """A dense layer and a sparse one; steps with rows of padding, of which no expert hears: the counts are the CPU's."""
+    """A dense layer and a sparse one; no expert hears of a step's rows of padding: the counts are the CPU's."""
     sparse = on_both(make_spec(head_dim=64, hidden_size=64, architecture="Qwen3MoeForCausalLM", moe=EXPERTS))
     counts = [model.count_experts() for model in sparse]
     cpu, gpu = run(some_requests(5, 11, LONGEST, **GREEDY), models=sparse)
