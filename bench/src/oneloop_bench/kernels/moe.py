@@ -213,16 +213,16 @@ def sweep(bench: KernelBench, name: str, shape: Shape, num_tokens: int) -> MoePl
                 report(name, f"{part} m{block_m}", times)
         if ranked["gate_up"] and ranked["down"]:
             found += whole_plans(start, ranked["gate_up"][0], ranked["down"], num_tokens)
-    times = {plan: time_whole(bench, sets, plan) for plan in found}
-    for plan in sorted(times, key=lambda plan: times[plan])[:6]:
+    whole = {plan: time_whole(bench, sets, plan) for plan in found}
+    for plan in sorted(whole, key=lambda plan: whole[plan])[:6]:
         products = f"{short(plan.gate_up)} {short(plan.down)} ahead {plan.down.prefetch}"
         print(
-            f"  {name} whole m{plan.block_m}: {times[plan]:.1f} {products} combined {plan.combined}",
+            f"  {name} whole m{plan.block_m}: {whole[plan]:.1f} {products} combined {plan.combined}",
             flush=True,
         )
-    if not times:
+    if not whole:
         return None
-    best = min(times, key=lambda plan: times[plan])
+    best = min(whole, key=lambda plan: whole[plan])
     prepared = [prepare(one, best) for one in sets]
     counted = floors(shape, num_tokens, mean_active(sets))
     for part, launch in parts_of(best).items():

@@ -13,6 +13,7 @@ from oneloop_kernels.ops.moe import MOE, Experts, MoeCall, num_counters
 
 if TYPE_CHECKING:
     from oneloop.formats.model_spec import MoeSpec
+    from oneloop.formats.quantization.gguf import GgufQuantization
     from oneloop.formats.quantization.spec import QuantizationSpec
     from oneloop.layers.norm import RMSNorm
     from oneloop.quant.base import Target
@@ -34,7 +35,7 @@ class SparseMLP:
         *,
         dtype: torch.dtype,
         device: torch.device,
-        quantization: QuantizationSpec | None = None,
+        quantization: QuantizationSpec | GgufQuantization | None = None,
     ) -> None:
         """name: checkpoint name prefix of the layer. quantization: of a shared expert; the others are plain numbers."""
 
