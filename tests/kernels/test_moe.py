@@ -20,6 +20,8 @@ from oneloop_kernels.ops.moe.plans import (
     plan_for,
     read_plans,
 )
+from oneloop_kernels.ops.moe.reference import route
+from oneloop_kernels.ops.rms_norm.reference import rms_norm
 from oneloop_kernels.testing import assert_close
 
 triton = pytest.mark.skipif(
@@ -137,6 +139,27 @@ def resolve(implementation, device, dtype):
 @pytest.mark.parametrize("num_tokens", [1, 5, 32, 33, 50])
 def test_few_and_many_tokens(implementation, inputs, kernel_device, kernel_dtype, num_tokens):
     check(make_call(inputs, kernel_dtype, num_tokens), resolve(implementation, kernel_device, kernel_dtype))
+
+
+@triton
+@pytest.mark.parametrize("num_tokens", [520, 2050])
+def test_routing_of_more_tokens(inputs, kernel_dtype, num_tokens):
+    """With all of the hidden size in a program: what comes behind it does not hang on that."""
+    from oneloop_kernels.ops.moe import gpu
+
+    call = make_call(inputs, kernel_dtype, num_tokens, hidden=32, width=16, num_experts=40, top_k=2)
+    routed = gpu.route(call, PLANS["tokens wide"])
+    expected = route(rms_norm(call.x, call.norm.weight, call.norm.eps), call.experts)
+    ids, weights = routed.ids.view(num_tokens, 2), routed.weights.view(num_tokens, 2)
+    sure = (expected.weights[:, 0] - expected.weights[:, 1]).abs() > 0.01
+    same = (ids == expected.ids).all(1)
+    assert same[sure].float().mean() > 0.98
+    torch.testing.assert_close(weights[same], expected.weights[same], atol=0.01, rtol=0.05)
+    by_expert = ids.flatten()[routed.pairs.long()]
+    assert torch.equal(by_expert, by_expert.sort().values)
+    assert torch.equal(routed.pairs.sort().values.cpu(), torch.arange(2 * num_tokens, dtype=torch.int32))
+    assert torch.equal(call.statistics, ids.flatten().bincount(minlength=40))
+    assert not call.counters.any()
 
 
 @pytest.mark.parametrize("num_tokens", [4, 40])

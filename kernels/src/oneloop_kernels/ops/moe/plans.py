@@ -23,10 +23,11 @@ FILES: Final[Mapping[str, str]] = {"NVIDIA H200": "nvidia_h200.json"}
 
 MAX_ONE_BLOCK: Final = 32
 """Tokens that one program of the routing kernel chooses experts for, and puts in order."""
-ROUTE_TOKENS: Final = 16
-"""Of a program otherwise…"""
 MAX_SPLIT: Final = 512
-"""…with a slice of the hidden size, up to so many tokens; of more all of it."""
+"""Up to so many tokens a program has a slice of the hidden size, of more all of it."""
+_ROUTE_TOKENS: Final = ((MAX_SPLIT, 16), (2048, 32))
+"""(up to that many tokens, those of a program otherwise): the more there are, the fewer read the router."""
+_MOST_ROUTE_TOKENS: Final = 64
 MAX_COMBINED: Final = 32
 """Tokens whose sums down's kernel may do."""
 _ROUTE_SPLITS: Final = 8
@@ -120,7 +121,7 @@ def _plan_of(entry: Mapping[str, object]) -> MoePlan:
 
 def route_plan(num_tokens: int, hidden: int, experts_pad: int, item_bytes: int) -> tuple[int, int, int]:
     """Of the routing kernel: tokens of a block, slices of the hidden size, columns of a product."""
-    tokens = ROUTE_TOKENS
+    tokens = next((size for most, size in _ROUTE_TOKENS if num_tokens <= most), _MOST_ROUTE_TOKENS)
     if num_tokens <= MAX_ONE_BLOCK:
         tokens = max(8, 1 << (num_tokens - 1).bit_length())
     slice_size = max(16, 1 << (-(-hidden // _ROUTE_SPLITS) - 1).bit_length())
