@@ -123,7 +123,14 @@ def launch_packed_linear_maps() -> None:
     from oneloop_kernels.ops.packed_linear.plans import StreamPlan as PackedStreamPlan
 
     plan = PackedStreamPlan(1, 4, residents=2)
-    kinds = {(4, "none", 1), (4, "zero", 1), (4, "offset", 1), (4, "offset", 4), (6, "zero", 4), (8, "zero", 4)}
+    kinds = {
+        (4, "none", 1),
+        (4, "zero", 1),
+        (4, "offset", 1),
+        (4, "offset", 4),
+        (6, "zero", 4),
+        (8, "zero", 4),
+    }
     cases = {
         ((512, 1024, gated), num_tokens, plan, *kind)
         for gated, num_tokens, kind in itertools.product((False, True), (4, 64), kinds)
