@@ -39,7 +39,7 @@ class StreamPlan:
     """Constants of `triton.stream.stream_kernel`, for Hopper.
 
     column_tiles: in a copy, 1 or 2. num_stages: copies under way. residents: programs that share a multiprocessor, 1 to
-    3. programs: in the grid, at most (0: as many as find room). most_rows: of x in a tile. scales_sums: where it can,
+    3. programs: in the grid, at most (0: by a rule). most_rows: of x in a tile. scales_sums: where it can,
     the kernel scales sums, exactly, instead of weights, which rounds them.
     """
 
@@ -69,9 +69,19 @@ class StreamPlan:
         return self.scales_sums and few and weight.bits == 4 and weight.groups == 1
 
     def grid(self, device: torch.device, num_tiles: int, columns: int) -> int:
-        """Programs for so many tiles of so many columns."""
+        """Programs for so many tiles of so many columns.
+
+        The rule: as many to a tile, or tiles to a program, as find room. To put tiles together from pieces of several
+        programs takes longer than a few idle multiprocessors cost.
+        """
         units = num_tiles * -(-columns // (TILE_COLUMNS * self.column_tiles))
-        return min(self.programs or self.residents * num_sms(device), units)
+        room = self.residents * num_sms(device)
+        programs = self.programs
+        if not programs and num_tiles >= room:
+            programs = -(-num_tiles // -(-num_tiles // room))
+        elif not programs:
+            programs = num_tiles * (room // num_tiles)
+        return min(programs, units)
 
 
 Shape = tuple[int, int, bool]
