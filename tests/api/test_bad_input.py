@@ -106,7 +106,7 @@ BOTH_ROUTES = [
     ("stop_token_ids", [1.5]), ("stop_token_ids", [True]), ("stop_token_ids", 5),
     # wrong types
     ("stream", "yes"), ("stream", 1), ("model", 5), ("model", ["fake"]), ("ignore_eos", "true"),
-    ("skip_special_tokens", 0), ("include_stop_str_in_output", "no"), ("stream_options", {"include_usage": True}),
+    ("deterministic", "yes"), ("deterministic", 1), ("skip_special_tokens", 0), ("include_stop_str_in_output", "no"), ("stream_options", {"include_usage": True}),
     ("truncate_prompt_tokens", 0), ("truncate_prompt_tokens", -2), ("truncate_prompt_tokens", 257),
     ("truncate_prompt_tokens", "all"), ("truncation_side", "middle"), ("return_token_ids", "yes"),
     ("return_tokens_as_token_ids", 1), ("return_token_offsets", 0), ("return_prompt_text", [True]),

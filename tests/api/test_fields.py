@@ -49,6 +49,7 @@ HARMLESS = {
     "stop_token_ids": [], "min_tokens": 0, "ignore_eos": False, "top_k": 0, "min_p": 0, "repetition_penalty": 1,
     "presence_penalty": 0, "frequency_penalty": 0, "seed": None, "stream": False, "stream_options": None, "n": 1,
     "temperature": 1, "top_p": 1, "kv_transfer_params": None, "vllm_xargs": {}, "stream_interval": 1, "cache_salt": None,
+    "deterministic": False,
 }  # fmt: skip
 HARMLESS_CHAT = {
     "tools": None, "tool_choice": "none", "functions": [], "function_call": "none", "modalities": ["text"], "audio": None,

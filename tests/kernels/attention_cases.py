@@ -124,7 +124,16 @@ def make_step(rows, slots, tables, max_rows, device):
 
 
 def make_attention(
-    shape, dtype, device, *, max_rows=40, max_tokens=512, max_blocks=1 << 10, cache_dtype=None, **config
+    shape,
+    dtype,
+    device,
+    *,
+    max_rows=40,
+    max_tokens=512,
+    max_blocks=1 << 10,
+    cache_dtype=None,
+    ordered=False,
+    **config,
 ):
     """config: fields of DecodeConfig and TilesConfig as decode_…, tiles_… and shared_…, of AttentionConfig; sms."""
     from oneloop_kernels.ops.paged_attention.triton.configs import default_config
@@ -140,7 +149,7 @@ def make_attention(
     sms = config.pop("sms", None)
     return factory(
         shape, max_rows=max_rows, max_tokens=max_tokens, max_blocks_per_row=max_blocks, dtype=dtype, device=device,
-        cache_dtype=cache_dtype, config=dataclasses.replace(tuned, **parts, **config), sms=sms,
+        cache_dtype=cache_dtype, ordered=ordered, config=dataclasses.replace(tuned, **parts, **config), sms=sms,
     )  # fmt: skip
 
 

@@ -51,6 +51,7 @@ DENSE = {
     "three widths": DensePlan((64, 32, 16), 4),
     "few chunks": DensePlan((128,), 3),
     "64 rows": DensePlan((32, 8), 6, block_m=64),
+    "pieces": DensePlan((64, 16), 4, pieces=3),
 }
 FUSIONS = {
     "plain": {},

@@ -90,6 +90,34 @@ def prefill_spec(heads, block_size):
     return KernelSpec(f"{MODULE}.prefill", "prefill_kernel", signature, constants, options, ("table_stride",))
 
 
+def ordered_decode_spec(heads, block_size):
+    box = min(64, block_size)
+    signature = pointers("row_slot seq_lens block_tables programs split tickets") | {
+        "q_desc": boxes(8, 64), "kv_desc": boxes(box, 64), "out_ptr": "*bf16", "table_stride": "i32",
+        "partial_acc": "*fp32", "partial_norm": "*fp32", "max_parts": "i32", "scale_log2": "fp32",
+    }  # fmt: skip
+    constants = {
+        "HEADS": heads, "KV_HEADS": KV_HEADS, "BLOCK_SIZE": block_size, "BOX": box, "QUERIES": 8, "STAGES": 3,
+        "BESIDE": False, "USE_PDL": True,
+    }  # fmt: skip
+    options = {"num_warps": 4, "maxnreg": 128, "launch_pdl": True}
+    return KernelSpec(f"{MODULE}.ordered", "decode_kernel", signature, constants, options, ("table_stride",))
+
+
+def ordered_blocks_spec(heads, block_size):
+    box, group = min(64, block_size), heads // KV_HEADS
+    signature = pointers("block_tables items num_items") | {
+        "q_desc": boxes(32 // group, group, 64), "kv_desc": boxes(box, 64), "out_ptr": "*bf16", "table_stride": "i32",
+        "scale_log2": "fp32",
+    }  # fmt: skip
+    constants = {
+        "HEADS": heads, "KV_HEADS": KV_HEADS, "BLOCK_SIZE": block_size, "BOX": box, "QUERIES": 32, "STAGES": 2,
+        "USE_PDL": True,
+    }  # fmt: skip
+    options = {"num_warps": 4, "maxnreg": 128, "launch_pdl": True}
+    return KernelSpec(f"{MODULE}.ordered", "blocks_kernel", signature, constants, options, ("table_stride",))
+
+
 def plan_specs():
     common = KernelSpec(
         f"{MODULE}.planning", "common_kernel",
@@ -106,7 +134,7 @@ def plan_specs():
         {
             "KV_HEADS": KV_HEADS, "BLOCK_N": 64, "WINDOW": 0, "PROGRAM_LANES": 512, "ROW_LANES": 1024, "ROW_STEPS": 11,
             "SHARED": True, "MIN_SHARED": 1024, "MIN_SHARERS": 8, "CHUNK": 1024, "MAX_CHUNKS": 4, "TOKENS": 16,
-            "USE_PDL": True,
+            "MAX_TILES": 0, "USE_PDL": True,
         },
         {"num_warps": 4, "launch_pdl": True}, ("max_items", "num_programs", "min_tiles", "shared_programs"),
     )  # fmt: skip
@@ -139,6 +167,12 @@ def reports():
         "prefill": prefill_spec(HEADS, 16),
         "prefill, groups of 8": prefill_spec(64, 64),
         "prefill, groups of 1": prefill_spec(8, 128),
+        "ordered decode": ordered_decode_spec(HEADS, 16),
+        "ordered decode, groups of 8": ordered_decode_spec(64, 64),
+        "ordered decode, groups of 1": ordered_decode_spec(8, 128),
+        "ordered blocks": ordered_blocks_spec(HEADS, 16),
+        "ordered blocks, groups of 8": ordered_blocks_spec(64, 64),
+        "ordered blocks, groups of 1": ordered_blocks_spec(8, 128),
     } | {spec.name: spec for spec in plan_specs()}
     return dict(zip(specs, compile_all_for_hopper(list(specs.values())), strict=True))
 
@@ -167,14 +201,19 @@ def test_blocks_of_queries_use_the_matrix_units_of_hopper_and_fit(reports, name)
 
 
 @pytest.mark.parametrize("group", ["", ", groups of 8", ", groups of 1"])
-@pytest.mark.parametrize("name", ["stream", "prefill"])
+@pytest.mark.parametrize("name", ["stream", "prefill", "ordered decode", "ordered blocks"])
 def test_kernels_of_hopper_copy_by_boxes_and_use_its_matrix_units(reports, name, group):
     report = reports[name + group]
     assert report.count("HGMMA") > 0
     assert report.count("HMMA") == report.count("LDGSTS") == 0
     assert report.count("UTMALDG") > 0
     assert report.shared <= 227 * 1024
-    assert report.registers <= (128 if name == "stream" else 168)
+    assert report.registers <= (168 if name == "prefill" else 128)
+
+
+@pytest.mark.parametrize("name", ["ordered decode", "ordered blocks"])
+def test_two_programs_in_the_fixed_order_share_a_multiprocessor(reports, name):
+    assert 2 * (reports[name].shared + 1024) <= 228 * 1024
 
 
 def test_keys_in_8_bits_are_widened_two_at_a_time(reports):

@@ -44,6 +44,8 @@ MODELS = (
     ("bfloat16", 16, LLAMA | {"quantization": QuantizationSpec(method="fp8", scheme=WHILE_LOADING["fp8"])}),
 )
 """Type, block size, and in what the model differs from the program's."""
+NUM_IN_BOTH_ORDERS = 2
+"""Of these models: one by the kernels of Hopper, one by those of any card."""
 CPU = torch.device("cpu")
 VOCAB_SIZE, MAX_NUM_SEQS, STEP_TOKENS = 256, 32, 1024
 
@@ -54,9 +56,12 @@ def tensor(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def launch_models() -> None:
-    for dtype, block_size, changes in MODELS:
+    for number, (dtype, block_size, changes) in enumerate(MODELS):
         spec = replace(start.SPEC, dtype=dtype, **changes)
-        runner = start.make_runner(VOCAB_SIZE, MAX_NUM_SEQS, STEP_TOKENS, spec=spec, block_size=block_size)
+        orders = (False, True) if number < NUM_IN_BOTH_ORDERS else (False,)
+        runner = start.make_runner(
+            VOCAB_SIZE, MAX_NUM_SEQS, STEP_TOKENS, spec=spec, block_size=block_size, orders=orders
+        )
         runner.warm_up()
         start.launch_everything(runner)
 
@@ -74,6 +79,8 @@ def launch_linear_maps() -> None:
     }
     for gated in (False, True):
         plans.add(((512, 1024, gated), 16, StreamPlan(64, 128, 4)))
+        plans.add(((512, 1024, gated), 16, StreamPlan(64, 128, 4, whole=True)))
+        plans.add(((512, 1024, gated), 200, DensePlan((32, 16, 8), 4, pieces=2)))
         for use_dot, split in itertools.product((False, True), (1, 4)):
             plans.add(((512, 4096, gated), 4, FewRowsPlan(use_dot, 64, 128, split, prefetch=512 * use_dot)))
     for ((out_size, in_size, gated), num_tokens, plan), bias, norm in itertools.product(

@@ -21,6 +21,7 @@ from oneloop.worker.gpu.slab import HostSlab
 from oneloop.worker.memory.ledger import DeviceMemory
 from oneloop.worker.memory.plan import plan_memory
 from oneloop_core import Core, CoreConfig, Vocabulary
+from oneloop_kernels.order import fixed_order
 from oneloop_kernels.registry import TRITON, prefer
 from oneloop_kernels.testing.recorded import names, record_compilations
 
@@ -43,6 +44,7 @@ def make_runner(
     *,
     spec: ModelSpec = SPEC,
     block_size: int = BLOCK_SIZE,
+    orders: tuple[bool, ...] = (False,),
 ) -> gpu_runner.GpuModelRunner:
     spec = replace(spec, vocab_size=vocab_size)
     settings = {
@@ -66,6 +68,7 @@ def make_runner(
         max_num_seqs=max_num_seqs,
         max_num_tokens=step_tokens,
         enforce_eager=True,
+        orders=orders,
     )
 
 
@@ -77,14 +80,16 @@ def launch_everything(runner: gpu_runner.GpuModelRunner) -> None:
         runner._launch_fetch_masks(slab_index)
         for logprobs in (False, True):
             runner._launch_publish(slab_index, logprobs)
-    for may_share in (False, True):
-        for bucket in token_buckets(runner._inputs.token_ids.shape[0]):
-            runner._launch_forward(bucket, True, may_share)
-        for bucket in runner._row_buckets:
-            runner._launch_forward(bucket, False, may_share)
-    for bucket in runner._row_buckets:
-        for variant in runner._sampler.all_variants():
-            runner._launch_sample(bucket, variant)
+    for fixed in runner._orders:
+        with fixed_order(fixed):
+            for may_share in (False,) if fixed else (False, True):
+                for bucket in token_buckets(runner._inputs.token_ids.shape[0]):
+                    runner._launch_forward(bucket, True, may_share)
+                for bucket in runner._row_buckets:
+                    runner._launch_forward(bucket, False, may_share)
+            for bucket in runner._row_buckets:
+                for variant in runner._sampler.all_variants():
+                    runner._launch_sample(bucket, variant)
     for count in (1, 2, 3, 16, 17):
         header = replace(
             runner._views[0].header(), num_admitted=count, num_history=5, num_forks=count, num_cow=count
@@ -100,7 +105,7 @@ def main() -> None:
     recorded = record_compilations()
     gpu_runner.compiling_ahead = lambda *_arguments: nullcontext()
     with prefer(TRITON):
-        runner = make_runner(*sizes, spec=spec)
+        runner = make_runner(*sizes, spec=spec, orders=(False, True))
         runner.warm_up()
         num_at_start = len(recorded)
         launch_everything(runner)

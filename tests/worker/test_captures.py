@@ -77,6 +77,28 @@ def test_the_order_of_idle_moments():
     assert max(others) < min(sharing)
 
 
+def test_both_orders_have_graphs_the_usual_one_first():
+    both = GraphSizes.of(2048, 512, NUM_SLABS, (False, True))
+    order = list(both.later(PLAIN, OTHERS))
+    assert len(order) == both.num_forward + both.num_sample(len(PLAIN) + len(OTHERS))
+    default = GraphSizes.of(2048, 512, NUM_SLABS)
+    assert {key for key in order if not key.fixed} == set(default.later(PLAIN, OTHERS))
+    assert {key._replace(fixed=False) for key in order if key.fixed} == {
+        key for key in default.later(PLAIN, OTHERS) if not (isinstance(key, Forward) and key.may_share)
+    }
+    plain = [key.fixed for key in order if isinstance(key, Forward) and not key.may_share]
+    assert plain == sorted(plain)
+    assert not any(key.fixed for key in both.at_start(PLAIN) if not isinstance(key, Border))
+
+
+def test_all_steps_in_the_fixed_order_have_no_other_graphs():
+    sizes = GraphSizes.of(2048, 512, NUM_SLABS, (True,))
+    keys = [*sizes.at_start(PLAIN), *sizes.later(PLAIN, OTHERS)]
+    assert all(key.fixed for key in keys if not isinstance(key, Border))
+    assert not any(key.may_share for key in keys if isinstance(key, Forward))
+    assert sizes.num_forward == sum(isinstance(key, Forward) for key in sizes.later(PLAIN, OTHERS))
+
+
 class TestCaptures:
     """One runner's way through them."""
 

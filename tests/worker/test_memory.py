@@ -29,6 +29,7 @@ from oneloop.worker.memory.gpu import (
     gpu_reserved,
     graph_driver_bytes,
     graph_pool_bytes,
+    ordered_bytes,
     sampler_bytes,
     sparse_bytes,
 )
@@ -39,6 +40,7 @@ from oneloop_core import Core, CoreConfig
 from oneloop_kernels.ops.paged_attention import AttentionShape
 from oneloop_kernels.ops.paged_attention.triton.attention import TritonAttention
 from oneloop_kernels.ops.paged_attention.triton.configs import config_for
+from oneloop_kernels.ops.paged_attention.triton.ordered_attention import OrderedAttention
 from oneloop_kernels.ops.sampling.device import EditTables, SampleScratch, SlotSampling
 
 CPU = torch.device("cpu")
@@ -339,6 +341,30 @@ def test_experts_count_as_activations_where_they_are_wider(make_spec):
     wider = replace(spec, moe=replace(EXPERTS, intermediate_size=4096))
     assert cpu_activation_bytes(wider, 4, config) > cpu_activation_bytes(spec, 4, config)
     assert cpu_activation_bytes(wider, 4, config) >= 4 * 512 * 4 * 4096
+
+
+def test_the_fixed_order_has_its_place():
+    """Its graphs beside or instead of the others, none of which look for shared prefixes; and its workspaces."""
+
+    def reserved(**settings):
+        return gpu_reserved(LLAMA_8B, 2, EngineConfig.from_flat({"device": "cuda", **settings}))
+
+    default, both = reserved(), reserved(deterministic_requests=True)
+    graph_bytes = 34 * 1024
+    assert both.graphs == default.graphs + ((40 + 31) * 32 + 31 * 4 * 3) * graph_bytes
+    alone = reserved(deterministic=True)
+    assert alone.graphs == default.graphs - (40 + 28) * 32 * graph_bytes
+    num_tokens = 2048
+    planned = ordered_bytes(LLAMA_8B, num_tokens)
+    assert alone.workspaces - default.workspaces == both.workspaces - default.workspaces == planned
+    shape = AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, block_size=16, scale=0.1)
+    attention = OrderedAttention(
+        shape, scale_log2=1.0, max_rows=512, max_tokens=num_tokens, device=CPU, sms=132
+    )
+    tensors = [value for value in vars(attention).values() if isinstance(value, torch.Tensor)]
+    sums = 2 * 132 * 128 * 256 * 4
+    allocated = sums + sum(tensor.nbytes for tensor in tensors)
+    assert allocated <= planned < 1.3 * allocated
 
 
 @pytest.mark.parametrize(

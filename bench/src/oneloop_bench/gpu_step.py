@@ -71,7 +71,9 @@ class Stepper:
         self._in_flight: list[tuple[int, int]] = []
         self.host_us: dict[str, list[float]] = defaultdict(list)
 
-    def submit(self, num_requests: int, context: int, num_output: int) -> None:
+    def submit(
+        self, num_requests: int, context: int, num_output: int, *, deterministic: bool = False
+    ) -> None:
         """Greedy requests of random tokens that end by length alone."""
         self.handles = []
         rng = np.random.default_rng(num_requests)
@@ -79,7 +81,12 @@ class Stepper:
             prompt = rng.integers(17, self.info.vocab_size - 1000, context).tolist()
             self.handles.append(
                 self.core.submit(
-                    prompt, max_tokens=num_output, temperature=0.0, ignore_eos=True, detokenize=False
+                    prompt,
+                    max_tokens=num_output,
+                    temperature=0.0,
+                    ignore_eos=True,
+                    detokenize=False,
+                    deterministic=deterministic,
                 )
             )
 

@@ -191,6 +191,14 @@ class WorkerConfig(_Settings):
         "auto", "where the model runs; auto: a GPU where there is one"
     )
     enforce_eager: bool = setting(False, "launch every kernel by itself instead of replaying CUDA graphs")
+    deterministic: bool = setting(
+        False,
+        "a request gets the same tokens whatever runs beside it, however its prompt is cut or cached (GPU)",
+    )
+    deterministic_requests: bool = setting(
+        False,
+        "allow requests with deterministic: true, and get ready for them; steps that hold one are computed so (GPU)",
+    )
     expert_statistics: bool = setting(
         False, "count the tokens that each expert of a mixture gets, for /debug/experts"
     )
@@ -205,6 +213,13 @@ class WorkerConfig(_Settings):
         _Settings.__post_init__(self)
         if self.null_step_ms and self.executor != "null":
             raise ConfigError("null_step_ms", "is the null executor's; add --executor null")
+
+    @property
+    def orders(self) -> tuple[bool, ...]:
+        """Of sums, that steps may have; True: the fixed one (oneloop_kernels.order). Most steps have the first."""
+        if self.deterministic:
+            return (True,)
+        return (False, True) if self.deterministic_requests else (False,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,6 +351,11 @@ _GROUPS: Final[Mapping[str, Any]] = {
 def resolve(config: EngineConfig, device: DeviceKind) -> Resolved:
     """What the settings come to on a device. ConfigError where a step has no room for every running sequence."""
     defaults, scheduler = _DEFAULTS[device], config.scheduler
+    if True in config.worker.orders and device == "cpu" and config.worker.executor != "null":
+        raise ConfigError(
+            "deterministic" if config.worker.deterministic else "deterministic_requests",
+            "is for GPUs: on a CPU sums depend on how many rows there are; leave it, or take a GPU",
+        )
     max_num_seqs = scheduler.max_num_seqs or defaults.max_num_seqs
     step_tokens = scheduler.max_num_batched_tokens or max(defaults.step_tokens, max_num_seqs)
     if step_tokens < max_num_seqs:

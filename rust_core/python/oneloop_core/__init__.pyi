@@ -370,6 +370,7 @@ class Core:
         priority: int = 0,
         cache_salt: bytes = b"",
         adapter: int = -1,
+        deterministic: bool = False,
     ) -> int:
         """Queue a request; returns its handle (never reused, > 0).
 
@@ -386,6 +387,8 @@ class Core:
         token ids) was generated. allowed_token_ids: the only ones that may come. bad_words: at most 1,024
         sequences of ids of which none may come. thinking_budget: after so many tokens without thinking_end (token ids),
         these are forced; with a grammar it needs grammar_after.
+        deterministic: steps that hold a row of it have the flag for sums in the fixed order; cached prefixes are
+        shared among such requests only.
         top_k: 0 = off. temperature 0 = greedy. seed: any i64. logprobs: 0 … MAX_LOGPROBS top entries per token.
         logprob_token_ids: with logprobs, at most 128 tokens whose log-probabilities are told behind these.
         Raises RequestError naming the argument: empty prompt, id out of range, prompt + 1 > max_model_len, a

@@ -96,6 +96,7 @@ class Assembly:
             thinking_end=constraints.thinking_end,
             priority=accepted.priority,
             cache_salt=accepted.cache_salt,
+            deterministic=accepted.fixed_order,
         )
         # So that the core's gauges, which bound the queue, count it from now on.
         self.core.drain()
@@ -146,6 +147,7 @@ async def assemble(
         Grammars(text.vocabulary, end_ids),
         max_sequences=config.resolved.max_num_seqs,
         takes_priority=config.scheduler.scheduling_policy == "priority",
+        orders=config.worker.orders,
     )
     return Assembly(
         info, text.tokenizer, text.vocabulary, text.defaults, end_ids, core, slabs, texts, intake, trace

@@ -37,6 +37,8 @@ class Accepted:
     bad_words: list[list[int]]
     """Token ids of what must not come."""
     constraints: TokenConstraints
+    fixed_order: bool = False
+    """The steps that compute it are to take their sums in the fixed order: where not all steps do."""
 
 
 class Intake:
@@ -51,8 +53,12 @@ class Intake:
         *,
         max_sequences: int,
         takes_priority: bool,
+        orders: tuple[bool, ...] = (False,),
     ) -> None:
-        """max_sequences: bound of n. takes_priority: whether a priority other than 0 means something."""
+        """max_sequences: bound of n. takes_priority: whether a priority other than 0 means something. orders: of sums,
+        that steps may have; True: the fixed one.
+        """
+        self._orders = orders
         self.grammars = grammars
         self._info = info
         self._defaults = defaults
@@ -74,6 +80,11 @@ class Intake:
         defaults. Raises RequestError, and OverloadedError where too many grammars are being compiled.
         """
         resolved = self._resolve(params)
+        if resolved.deterministic and True not in self._orders:
+            raise RequestError(
+                "deterministic",
+                "deterministic needs a server started with --deterministic-requests, or with --deterministic for all",
+            )
         if resolved.beam_search is not None and (constraints.binds or resolved.grammar is not None):
             raise RequestError(
                 "use_beam_search",
@@ -95,7 +106,10 @@ class Intake:
         bad_words = await self._encode_bad_words(resolved.bad_words) if resolved.bad_words else []
         if resolved.grammar is not None:
             constraints = replace(constraints, grammar=await self.grammars.get(resolved.grammar))
-        return Accepted(text, list(token_ids), resolved, salt, priority, bad_words, constraints)
+        fixed_order = resolved.deterministic and False in self._orders
+        return Accepted(
+            text, list(token_ids), resolved, salt, priority, bad_words, constraints, fixed_order=fixed_order
+        )
 
     async def _encode_bad_words(self, words: Sequence[str]) -> list[list[int]]:
         """Token ids of each word as it stands behind other text and, where that makes other tokens, behind a space."""

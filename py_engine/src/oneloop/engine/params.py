@@ -95,6 +95,9 @@ class SamplingParams:
     the others stand before it. What comes as other tokens than the tokenizer makes of the word is not banned."""
     structured_outputs: StructuredOutputsParams | GrammarSpec | None = None
     """The form that the answer is to have."""
+    deterministic: bool = False
+    """The same tokens whatever runs beside, however the prompt is cut or cached. The engine must have been made for it
+    (`deterministic_requests`, or `deterministic`, where all requests are)."""
     beam_search: BeamSearch | None = None
     """The n most likely texts instead of n samples; every field that is about sampling must be left open."""
 
@@ -143,6 +146,7 @@ class SamplingParams:
             grammar=read_spec(self.structured_outputs),
             allowed_token_ids=_allowed_token_ids(self.allowed_token_ids, vocab_size),
             bad_words=_bad_words(self.bad_words),
+            deterministic=flag("deterministic", self.deterministic),
             beam_search=None if self.beam_search is None else self.beam_search.checked(),
         )
         if resolved.max_tokens == 0 and resolved.n > 1:
@@ -230,6 +234,7 @@ class ResolvedParams:
     grammar: GrammarSpec | None
     allowed_token_ids: tuple[int, ...] | None
     bad_words: tuple[str, ...]
+    deterministic: bool = False
     beam_search: tuple[float, Literal["heuristic", "always", "never"]] | None = None
     """As the core takes it."""
     pooling: Literal["last", "mean"] | None = None

@@ -112,6 +112,7 @@ class CudaExecutor:
                     max_num_seqs=max_num_seqs,
                     max_num_tokens=self._config.resolved.step_tokens,
                     enforce_eager=self._config.worker.enforce_eager,
+                    orders=self._config.worker.orders,
                 )
             try:
                 self._runner.warm_up(self._workers, self._times)
@@ -140,7 +141,7 @@ class CudaExecutor:
     def _begin_compiling(self) -> None:
         """Start processes that compile, beside all the rest, unless Triton's cache has what such a start needs."""
         gpu, resolved = first_gpu(), self._config.resolved
-        sizes = (resolved.max_num_seqs, resolved.step_tokens)
+        sizes = (resolved.max_num_seqs, resolved.step_tokens, self._config.worker.orders)
         self._mark = StartMark(
             None if gpu is None else gpu.name, self._loading.spec, self._config.model.dtype, sizes
         )

@@ -33,6 +33,7 @@ class StepFlag(IntFlag):
     BIAS = 4
     MIN_TOKENS = 8
     LOGPROBS = 16
+    FIXED_ORDER = 32
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,8 @@ pub struct SubmitRequest {
     pub cache_salt: Vec<u8>,
     /// Adapter slot; -1 = none.
     pub adapter: i32,
+    /// Sums are taken in the fixed order; prefixes are shared with such requests only.
+    pub deterministic: bool,
 }
 
 impl SubmitRequest {
@@ -154,6 +156,7 @@ impl SubmitRequest {
             priority: 0,
             cache_salt: Vec::new(),
             adapter: -1,
+            deterministic: false,
         }
     }
 }

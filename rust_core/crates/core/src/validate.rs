@@ -70,7 +70,7 @@ pub(crate) fn validate(
         ..numbers
     };
     check_list_room(num_sequences, &sampling)?;
-    let root_key = hasher.root(request.adapter, &request.cache_salt);
+    let root_key = hasher.root(request.adapter, request.deterministic, &request.cache_salt);
     let prompt_keys = if config.enable_prefix_caching {
         hasher.blocks(root_key, &request.prompt, config.block_size as usize)
     } else {
@@ -313,6 +313,7 @@ fn check_numbers(config: &CoreConfig, request: &SubmitRequest) -> Result<Samplin
         bias: Vec::new(),
         banned: Vec::new(),
         picks: Vec::new(),
+        fixed_order: request.deterministic,
     })
 }
 

@@ -88,14 +88,16 @@ impl Core {
                         ignore_eos = false, include_stop_str_in_output = false, skip_special_tokens = true, shown_special_ids = Vec::new(),
                         detokenize = true, final_only = false, grammar = None, grammar_after = Vec::new(),
                         allowed_token_ids = None, bad_words = Vec::new(), thinking_budget = None,
-                        thinking_end = Vec::new(), priority = Int(0), cache_salt = b"".as_slice(), adapter = Int(-1)),
+                        thinking_end = Vec::new(), priority = Int(0), cache_salt = b"".as_slice(), adapter = Int(-1),
+                        deterministic = false),
            text_signature = "($self, prompt_token_ids, *, max_tokens=None, min_tokens=0, n=1, temperature=1.0, \
                              top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, presence_penalty=0.0, \
                              frequency_penalty=0.0, seed=None, logprobs=None, logprob_token_ids=(), prompt_logprobs=None, pooling=None, beam_search=None, logit_bias=(), stop=(), \
                              stop_token_ids=(), eos_token_ids=(), ignore_eos=False, \
                              include_stop_str_in_output=False, skip_special_tokens=True, shown_special_ids=(), detokenize=True, \
                              final_only=False, grammar=None, grammar_after=(), allowed_token_ids=None, bad_words=(), \
-                             thinking_budget=None, thinking_end=(), priority=0, cache_salt=b'', adapter=-1)")]
+                             thinking_budget=None, thinking_end=(), priority=0, cache_salt=b'', adapter=-1, \
+                             deterministic=False)")]
     fn submit(
         &self,
         prompt_token_ids: &Bound<'_, PyAny>,
@@ -134,6 +136,7 @@ impl Core {
         priority: Int,
         cache_salt: &[u8],
         adapter: Int,
+        deterministic: bool,
     ) -> PyResult<u64> {
         let unsigned =
             |field, value: Option<Int>| value.map(|value| value.unsigned(field)).transpose();
@@ -183,6 +186,7 @@ impl Core {
             cache_salt: cache_salt.to_vec(),
             adapter: i32::try_from(adapter.0)
                 .map_err(|_| refuse("adapter", &format!("{} is out of range", adapter.0)))?,
+            deterministic,
         };
         prompt_token_ids
             .py()

@@ -8,9 +8,11 @@ import torch
 
 from oneloop_kernels.ops.linear.apart import Stages, linear_apart
 from oneloop_kernels.ops.linear.launches import may_stream, planned
+from oneloop_kernels.ops.linear.ordered import linear as ordered_linear
 from oneloop_kernels.ops.linear.plans import plan_for
 from oneloop_kernels.ops.rms_norm.triton import rms_norm
 from oneloop_kernels.ops.silu_mul.triton import silu_mul
+from oneloop_kernels.order import order_is_fixed
 
 if TYPE_CHECKING:
     from oneloop_kernels.ops.linear import LinearCall
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 def linear(call: LinearCall) -> torch.Tensor:
     """See ops.linear.Linear."""
+    if order_is_fixed():
+        return ordered_linear(call)
     x, weight = call.x, call.weight
     plan = plan_for(
         x.device,

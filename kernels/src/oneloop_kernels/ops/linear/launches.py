@@ -68,8 +68,10 @@ def planned(plan: Plan, call: LinearCall) -> Launch:
     return few_rows(plan, call)
 
 
-def few_rows(plan: FewRowsPlan, call: LinearCall) -> Launch:
+def few_rows(plan: FewRowsPlan, call: LinearCall, *, block_m: int | None = None) -> Launch:
     """The call by one kernel. With plan.split_k > 1 tickets must be given, one at least per tile (ValueError).
+
+    block_m: rows of x of a tile, of which there may be several; without it one tile has them all.
 
     With tensor cores and float16 the norm is launched at once, a kernel of its own: x · weight, before it is divided by
     the root of the squares, can pass that type's range.
@@ -79,7 +81,8 @@ def few_rows(plan: FewRowsPlan, call: LinearCall) -> Launch:
     x, weight, norm = call.x, call.weight, call.norm
     num_tokens, in_size = x.shape
     out_size, out = call.out_size, _result(call)
-    num_tiles, block_m = plan.num_tiles(out_size), plan.block_m(num_tokens)
+    num_tiles, block_m = plan.num_tiles(out_size), block_m or plan.block_m(num_tokens)
+    token_tiles = -(-num_tokens // block_m)
     partial = x
     if plan.split_k > 1:
         _check_tickets(call, num_tiles)
@@ -116,7 +119,7 @@ def few_rows(plan: FewRowsPlan, call: LinearCall) -> Launch:
         "num_stages": plan.num_stages,
         **pdl_options(x.device),
     }
-    return Launch(few_rows_kernel, (num_tiles * plan.split_k,), arguments, constants, out)
+    return Launch(few_rows_kernel, (num_tiles * plan.split_k, token_tiles), arguments, constants, out)
 
 
 def stream(plan: StreamPlan, call: LinearCall, scales: Scales | None = None) -> Launch:
@@ -130,7 +133,7 @@ def stream(plan: StreamPlan, call: LinearCall, scales: Scales | None = None) -> 
     num_tokens, in_size = call.x.shape
     block_m, num_tiles = plan.block_m(num_tokens), plan.num_tiles(num_tokens, call.out_size)
     programs = plan.grid(call.x.device, num_tiles, -(-in_size // plan.block_k))
-    cut = num_tiles % programs != 0
+    cut = not plan.whole and num_tiles % programs != 0
     if cut:
         _check_tickets(call, num_tiles)
     part_size = plan.block_n * block_m * (2 if call.gated else 1)
@@ -143,6 +146,7 @@ def stream(plan: StreamPlan, call: LinearCall, scales: Scales | None = None) -> 
         "BLOCK_K": plan.block_k,
         "STAGES": plan.num_stages,
         "MERGE": max(1, min(8, _MERGED_PER_THREAD * plan.num_warps * 32 // part_size)),
+        "WHOLE": plan.whole,
         "num_warps": plan.num_warps,
         **({"maxnreg": SHARED_REGISTERS} if plan.num_warps == _WARPS_OF_TWO else {}),
         **pdl_options(call.x.device),
@@ -176,6 +180,11 @@ def dense(plan: DensePlan, call: LinearCall, scales: Scales | None = None) -> La
     x, out, widths = call.x, _result(call, scales), plan.three_widths
     block_k = 2 * DENSE_BLOCK_K // x.itemsize
     maps = {width: tensor_map(call.weight, width, block_k) for width in plan.widths}
+    grid = plan.grid(x.device, x.shape[0], call.out_size)
+    partial = x  # not looked at
+    if plan.pieces > 1:
+        part_size = plan.block_m * sum(widths) * (2 if call.gated else 1)
+        partial = torch.empty(grid * part_size, dtype=torch.float32, device=x.device)
     arguments = (
         tensor_map(x, plan.block_m, block_k),
         *(maps[width or widths[0]] for width in widths),
@@ -183,6 +192,7 @@ def dense(plan: DensePlan, call: LinearCall, scales: Scales | None = None) -> La
         x if scales is None else scales.weight,
         x if call.bias is None else call.bias,
         out,
+        partial,
         x.shape[0],
         x.shape[1],
         call.out_size,
@@ -194,11 +204,11 @@ def dense(plan: DensePlan, call: LinearCall, scales: Scales | None = None) -> La
         **dict(zip(("FIRST", "SECOND", "THIRD"), widths, strict=True)),
         "BLOCK_M": plan.block_m,
         "BLOCK_K": block_k,
+        "PIECES": plan.pieces,
         "STAGES": plan.num_stages,
         "num_warps": plan.block_m // ROWS_OF_A_WARP,
         **pdl_options(x.device),
     }
-    grid = plan.grid(x.device, x.shape[0], call.out_size)
     return Launch(dense_kernel, (grid,), arguments, constants, out)
 
 

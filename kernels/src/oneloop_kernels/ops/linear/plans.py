@@ -77,7 +77,7 @@ class StreamPlan:
     """Constants of `triton.stream.stream_kernel`, for Hopper.
 
     block_n: results of a tile. block_k: columns of a copy. num_stages: copies under way. programs: in the grid, at
-    most (0: by a rule). most_rows: of x in a tile.
+    most (0: by a rule). most_rows: of x in a tile. whole: no tile is cut, so that each result is one sum.
     """
 
     block_n: int
@@ -86,6 +86,7 @@ class StreamPlan:
     num_warps: int = 4
     programs: int = 0
     most_rows: int = 128
+    whole: bool = False
 
     def num_tiles(self, num_tokens: int, out_size: int) -> int:
         """out_size: of the result."""
@@ -99,6 +100,9 @@ class StreamPlan:
         """
         sms = num_sms(device)
         programs = self.programs
+        if self.whole:
+            programs = min(programs or sms, num_tiles)
+            return -(-num_tiles // -(-num_tiles // programs))
         if not programs:
             if num_tiles >= sms:
                 programs = -(-num_tiles // -(-num_tiles // sms))
@@ -119,12 +123,13 @@ class DensePlan:
     """Constants of `triton.dense.dense_kernel`, for Hopper.
 
     widths: of a chunk of results, powers of two, one to three. num_stages: copies under way. block_m: rows of x of a
-    tile, 64 or 128.
+    tile, 64 or 128. pieces: of the columns of x that have sums of their own; they divide the blocks of DENSE_BLOCK_K.
     """
 
     widths: tuple[int, ...]
     num_stages: int
     block_m: int = 128
+    pieces: int = 1
 
     @property
     def three_widths(self) -> tuple[int, int, int]:

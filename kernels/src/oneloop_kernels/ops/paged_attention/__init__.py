@@ -131,9 +131,11 @@ class DeviceAttentionFactory(Protocol):
         dtype: torch.dtype,
         device: torch.device,
         cache_dtype: torch.dtype | None = None,
+        ordered: bool = False,
     ) -> DeviceAttention:
         """max_…: of any step. dtype: of queries and output. cache_dtype: of the cache (see ops.kv_cache); None: the
-        same.
+        same. ordered: get ready for plans in the fixed order (oneloop_kernels.order), which have a workspace of their
+        own; without, they take longer.
         """
 
 

@@ -30,6 +30,7 @@ class ReferenceAttention:
         dtype: torch.dtype,
         device: torch.device,
         cache_dtype: torch.dtype | None = None,
+        ordered: bool = False,
     ) -> None:
         self._shape = shape
 

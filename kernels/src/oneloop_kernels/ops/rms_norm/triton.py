@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from oneloop_kernels.launch import num_sms, pdl_options
+from oneloop_kernels.order import order_is_fixed
 
 _MIN_TILE = 2048
 """Elements per program, at least: short rows (a head) are taken together, where that leaves no multiprocessor idle."""
@@ -83,6 +84,10 @@ def rms_norm(
     if out.numel():
         block = triton.next_power_of_2(x.shape[-1])
         num_rows = out.numel() // x.shape[-1]
+        if (
+            order_is_fixed()
+        ):  # squares are added up across lanes and warps: the same ones for any number of rows
+            num_rows = 1
         rows, warps = program_shape(num_rows, block, num_sms(x.device), has_residual=residual is not None)
         launch(x, weight, eps, residual, out, rows=rows, num_warps=warps)
     return out

@@ -17,6 +17,7 @@ from oneloop_kernels.launch import pdl_options
 from oneloop_kernels.ops.float8.triton import as_float8
 from oneloop_kernels.ops.linear.heads import Surroundings, heads, plan_for
 from oneloop_kernels.ops.rope import RotaryStep
+from oneloop_kernels.order import order_is_fixed
 
 if TYPE_CHECKING:
     from oneloop_kernels.ops.linear import LinearCall
@@ -228,6 +229,7 @@ TILES: Final = (
 )
 """By most tokens, from a sweep on an H200: for few of them latency counts, for many bandwidth."""
 
+_FIXED_TILE: Final = Tile(tokens=1, heads=4, vectors=1)
 _ANGLE_TOKENS: Final = 4
 _PIECE: Final = 1024
 """Elements of a row of the table that a program copies: one 16-byte access of each of 128 threads for short types."""
@@ -308,6 +310,8 @@ class TritonRopeOps:
         slots: torch.Tensor,
     ) -> torch.Tensor | None:
         """See the contract."""
+        if order_is_fixed():  # one way for any number of tokens: that of rotate_and_store
+            return None
         around = Surroundings(rotary, norms, cache, slots)
         plan = plan_for(call, around)
         return None if plan is None else heads(plan, call, around).run()
@@ -326,7 +330,7 @@ class TritonRopeOps:
         num_tokens, num_all_heads, head_dim = qkv.shape
         if num_tokens == 0:
             return
-        chosen = tile or next(tile for most, tile in TILES if num_tokens <= most)
+        chosen = tile or _tile_for(num_tokens)
         half_block = triton.next_power_of_2(head_dim // 2)
         num_kv_heads = cache.shape[2] // 2
         block_stride, position_stride, head_stride, _ = cache.stride()
@@ -359,6 +363,13 @@ class TritonRopeOps:
             num_warps=chosen.num_warps(half_block),
             **pdl_options(qkv.device),
         )
+
+
+def _tile_for(num_tokens: int) -> Tile:
+    """In the fixed order one for all: with it the lanes that a head's squares are added up in."""
+    if order_is_fixed():
+        return _FIXED_TILE
+    return next(tile for most, tile in TILES if num_tokens <= most)
 
 
 TRITON: Final = TritonRopeOps()

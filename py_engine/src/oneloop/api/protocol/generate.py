@@ -36,7 +36,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,96}")
 """As replies have them: "chatcmpl-" and what a client may choose."""
 _PARAMS = "sampling_params"
 PASSED_ON = (
-    "allowed_token_ids", "bad_words", "logprob_token_ids", "thinking_token_budget",
+    "allowed_token_ids", "bad_words", "logprob_token_ids", "thinking_token_budget", "deterministic",
 )  # fmt: skip
 """What a request says of the generation in words that every route has: /render hands it on as it was said."""
 
@@ -134,7 +134,7 @@ _NAMES = {
     for name in (
         "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
         "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids", "logprobs", "prompt_logprobs", "logit_bias",
-        "logprob_token_ids",
+        "logprob_token_ids", "deterministic",
         "allowed_token_ids", "bad_words", "length_penalty", "early_stopping",
     )
 }  # fmt: skip

@@ -94,6 +94,7 @@ def read_sampling(
         beam_search=_beam_search(fields),
         allowed_token_ids=_token_ids(fields, "allowed_token_ids", MAX_ALLOWED_TOKEN_IDS),
         bad_words=_bad_words(fields),
+        deterministic=fields.flag("deterministic", False),
         structured_outputs=grammar,
     )
 

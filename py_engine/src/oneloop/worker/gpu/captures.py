@@ -34,11 +34,13 @@ MIN_SHARERS: Final = 8
 
 
 class Forward(NamedTuple):
-    """A forward pass. has_multi: with rows of several tokens; may_share: looks for shared prefixes."""
+    """A forward pass. has_multi: with rows of several tokens; may_share: looks for shared prefixes; fixed: in the fixed
+    order (oneloop_kernels.order), where nothing is shared."""
 
     num_tokens: int
     has_multi: bool
     may_share: bool
+    fixed: bool = False
 
 
 class Sample(NamedTuple):
@@ -47,6 +49,7 @@ class Sample(NamedTuple):
     num_samples: int
     variant: SampleVariant
     slab_index: int
+    fixed: bool = False
 
 
 class Border(NamedTuple):
@@ -61,52 +64,65 @@ Key: TypeAlias = Forward | Sample | Border
 
 @dataclass(frozen=True, slots=True)
 class GraphSizes:
-    """The buckets that have graphs. Both lists ascend."""
+    """The buckets that have graphs. Both lists ascend.
+
+    orders: which there are graphs of, False: the default ones, True: in the fixed order; what is asked for first.
+    """
 
     rows: tuple[int, ...]
     tokens: tuple[int, ...]
     num_slabs: int
+    orders: tuple[bool, ...] = (False,)
 
     @classmethod
     def of(
-        cls, largest: int, max_num_seqs: int, num_slabs: int, limit: int = MAX_CAPTURED_TOKENS
+        cls,
+        largest: int,
+        max_num_seqs: int,
+        num_slabs: int,
+        orders: tuple[bool, ...] = (False,),
     ) -> GraphSizes:
-        """largest: tokens of the largest step, padded. limit: what larger steps have none."""
-        tokens = tuple(reversed(token_buckets(min(largest, limit))))
-        return cls(row_buckets(max_num_seqs), tokens, num_slabs)
+        """largest: tokens of the largest step, padded; steps of more than MAX_CAPTURED_TOKENS have no graph."""
+        tokens = tuple(reversed(token_buckets(min(largest, MAX_CAPTURED_TOKENS))))
+        return cls(row_buckets(max_num_seqs), tokens, num_slabs, orders)
 
     def at_start(self, plain: Sequence[SampleVariant]) -> Iterator[Key]:
         """plain: the variants of ordinary requests."""
-        yield Forward(self.tokens[-1], has_multi=True, may_share=False)
-        yield Forward(self.rows[-1], has_multi=False, may_share=False)
-        yield Sample(self.rows[-1], plain[0], 0)
+        fixed = self.orders[0]
+        yield Forward(self.tokens[-1], has_multi=True, may_share=False, fixed=fixed)
+        yield Forward(self.rows[-1], has_multi=False, may_share=False, fixed=fixed)
+        yield Sample(self.rows[-1], plain[0], 0, fixed)
         for slab_index in range(self.num_slabs):
             yield Border("fetch", slab_index)
             yield Border("publish", slab_index)
         for rows in self.rows:
             if rows <= ROWS_AT_START:
-                yield from self._decode(rows, plain)
+                yield from self._decode(rows, plain, fixed)
 
     def later(self, plain: Sequence[SampleVariant], others: Sequence[SampleVariant]) -> Iterator[Key]:
         """All but the borders, what is most often needed first; those of the start are among them."""
-        for rows in self.rows:
-            yield from self._decode(rows, plain)
-        for tokens in self.tokens:
-            yield Forward(tokens, has_multi=True, may_share=False)
-        for rows in self.rows:
-            yield from self._samples(rows, others)
+        for fixed in self.orders:
+            for rows in self.rows:
+                yield from self._decode(rows, plain, fixed)
+            for tokens in self.tokens:
+                yield Forward(tokens, has_multi=True, may_share=False, fixed=fixed)
+        for fixed in self.orders:
+            for rows in self.rows:
+                yield from self._samples(rows, others, fixed)
         yield from self._sharing()
 
-    def _decode(self, rows: int, variants: Sequence[SampleVariant]) -> Iterator[Key]:
-        yield Forward(rows, has_multi=False, may_share=False)
-        yield from self._samples(rows, variants)
+    def _decode(self, rows: int, variants: Sequence[SampleVariant], fixed: bool) -> Iterator[Key]:
+        yield Forward(rows, has_multi=False, may_share=False, fixed=fixed)
+        yield from self._samples(rows, variants, fixed)
 
-    def _samples(self, rows: int, variants: Sequence[SampleVariant]) -> Iterator[Key]:
+    def _samples(self, rows: int, variants: Sequence[SampleVariant], fixed: bool) -> Iterator[Key]:
         for variant in variants:
             for slab_index in range(self.num_slabs):
-                yield Sample(rows, variant, slab_index)
+                yield Sample(rows, variant, slab_index, fixed)
 
     def _sharing(self) -> Iterator[Forward]:
+        if False not in self.orders:
+            return
         for rows in self.rows:
             if rows >= MIN_SHARERS:
                 yield Forward(rows, has_multi=False, may_share=True)
@@ -116,11 +132,11 @@ class GraphSizes:
     @property
     def num_forward(self) -> int:
         """Graphs of forward passes, once all are captured."""
-        return len(self.rows) + len(self.tokens) + sum(1 for _ in self._sharing())
+        return len(self.orders) * (len(self.rows) + len(self.tokens)) + sum(1 for _ in self._sharing())
 
     def num_sample(self, num_variants: int) -> int:
         """Graphs of samplings, once all of so many variants are captured."""
-        return len(self.rows) * num_variants * self.num_slabs
+        return len(self.orders) * len(self.rows) * num_variants * self.num_slabs
 
 
 class Captures:

@@ -24,6 +24,7 @@ from oneloop.worker.inputs import LOGPROB_COLUMNS, SlabViews, StepFlag
 from oneloop_kernels.launch import INTERPRETED, compiling_ahead
 from oneloop_kernels.ops.paged_attention import DEVICE_ATTENTION, AttentionShape, AttentionStep
 from oneloop_kernels.ops.step_inputs import STEP_INPUTS, SampleOutput, SlotTables, StepInputs
+from oneloop_kernels.order import fixed_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -62,10 +63,12 @@ class GpuModelRunner:
         max_num_seqs: int,
         max_num_tokens: int,
         enforce_eager: bool = False,
+        orders: tuple[bool, ...] = (False,),
     ) -> None:
         """Allocates the KV cache and the state of the slots on the current stream, which all steps must run on.
 
-        slabs: the ring; its memory must outlive the runner.
+        slabs: the ring; its memory must outlive the runner. orders: of sums, that steps may have: as GraphSizes'. Where
+        there are both, a step has the fixed one if its flags say so.
         """
         self._model = model
         spec, device = model.spec, model.device
@@ -110,6 +113,7 @@ class GpuModelRunner:
             dtype=model.dtype,
             device=device,
             cache_dtype=self.kv.dtype,
+            ordered=True in orders,
         )
         self._attention_step = AttentionStep(
             row_slot=self._inputs.row_slot,
@@ -128,7 +132,8 @@ class GpuModelRunner:
             device=device,
         )
         self._results = DeviceResults(model)
-        sizes = GraphSizes.of(largest, max_num_seqs, len(slabs), MAX_CAPTURED_TOKENS)
+        self._orders = orders
+        sizes = GraphSizes.of(largest, max_num_seqs, len(slabs), orders)
         self._row_buckets = sizes.rows
         self._captures = Captures(
             sizes,
@@ -156,7 +161,8 @@ class GpuModelRunner:
             count = index["num_cow"]
             self.kv.copy_blocks(slab["cow_src"], slab["cow_dst"], slab["header"][count : count + 1])
         if header.looks_at_hidden:
-            self._forward_with_results(header, slab_index)
+            with fixed_order(self._is_fixed(header)):
+                self._forward_with_results(header, slab_index)
         elif header.num_tokens:
             self._forward(header)
         self.is_waiting = header.num_masked > 0
@@ -191,16 +197,23 @@ class GpuModelRunner:
             logprobs=logprobs,
         )  # fmt: skip
 
+    def _is_fixed(self, header: StepHeader) -> bool:
+        """Whether the step's sums are taken in the fixed order."""
+        return True in self._orders and (
+            False not in self._orders or bool(header.flags & StepFlag.FIXED_ORDER)
+        )
+
     def _forward(self, header: StepHeader) -> None:
         has_multi = header.num_single < header.num_rows
-        may_share = header.num_widely_shared * self._block_size >= MIN_SHARED_TOKENS
+        fixed = self._is_fixed(header)
+        may_share = not fixed and header.num_widely_shared * self._block_size >= MIN_SHARED_TOKENS
         if has_multi:
             num_tokens = token_bucket(header.num_tokens)
         else:
             num_tokens = bucket_of(header.num_tokens, self._row_buckets)
         self.graphs.launch(
-            Forward(num_tokens, has_multi, may_share),
-            partial(self._launch_whole_forward, num_tokens, has_multi, may_share),
+            Forward(num_tokens, has_multi, may_share, fixed),
+            partial(self._launch_whole_forward, num_tokens, has_multi, may_share, fixed),
             capturable=num_tokens <= MAX_CAPTURED_TOKENS,
         )
 
@@ -229,24 +242,27 @@ class GpuModelRunner:
         self._ops.select_rows(slab.fields, slab.header_index, hidden, self._sample_hidden)
         return hidden
 
-    def _launch_whole_forward(self, num_tokens: int, has_multi: bool, may_share: bool) -> None:
-        self._launch_forward(num_tokens, has_multi, may_share)
+    def _launch_whole_forward(self, num_tokens: int, has_multi: bool, may_share: bool, fixed: bool) -> None:
+        with fixed_order(fixed):
+            self._launch_forward(num_tokens, has_multi, may_share)
 
     def _sample(self, header: StepHeader, slab_index: int) -> None:
         num_samples = bucket_of(header.num_samples, self._row_buckets)
         masks = header.num_masked > 0
         variant = self._sampler.variant(header.flags, header.max_logprobs, masks=masks)
         self._captures.use(variant)
+        fixed = self._is_fixed(header)
         self.graphs.launch(
-            Sample(num_samples, variant, slab_index),
-            partial(self._launch_end, num_samples, variant, slab_index),
+            Sample(num_samples, variant, slab_index, fixed),
+            partial(self._launch_end, num_samples, variant, slab_index, fixed),
         )
 
-    def _launch_end(self, num_samples: int, variant: SampleVariant, slab_index: int) -> None:
+    def _launch_end(self, num_samples: int, variant: SampleVariant, slab_index: int, fixed: bool) -> None:
         """Sampling, and the kernel that writes to the step's slab: one graph per slab saves a launch."""
         if variant.masks:
             self._launch_fetch_masks(slab_index)
-        self._launch_sample(num_samples, variant)
+        with fixed_order(fixed):
+            self._launch_sample(num_samples, variant)
         self._launch_publish(slab_index, variant.logprobs)
 
     def _launch_sample(self, num_samples: int, variant: SampleVariant) -> None:
@@ -265,9 +281,13 @@ class GpuModelRunner:
         with times.part("kernels"):
             if not INTERPRETED:
                 with self._model.one_layer_of_each_kind(), compiling_ahead(usable_cpus(), workers):
-                    self._warm_kernels(self._row_buckets)
-                    self._compile_the_rare()
-            self._warm_kernels(self._row_buckets[-1:])
+                    for fixed in self._orders:
+                        with fixed_order(fixed):
+                            self._warm_kernels(self._row_buckets)
+                            self._compile_the_rare()
+            for fixed in self._orders:
+                with fixed_order(fixed):
+                    self._warm_kernels(self._row_buckets[-1:])
         if self.graphs.enabled:
             with times.part("graphs"):
                 self._capture_first()
@@ -288,8 +308,9 @@ class GpuModelRunner:
         # What ran before it was captured left its memory beside that of the graphs. Steps that are launched kernel by
         # kernel need the largest's share of it: they get it back now, not while requests wait.
         torch.cuda.empty_cache()
-        self._launch_forward(self._inputs.token_ids.shape[0], has_multi=True, may_share=False)
-        self._launch_sample(self._row_buckets[-1], self._sampler.variant(0, -1))
+        with fixed_order(self._orders[0]):
+            self._launch_forward(self._inputs.token_ids.shape[0], has_multi=True, may_share=False)
+            self._launch_sample(self._row_buckets[-1], self._sampler.variant(0, -1))
 
     @torch.inference_mode()
     def prepare_in_idle(self) -> bool:
@@ -323,10 +344,10 @@ class GpuModelRunner:
     def _body(self, key: Key) -> Callable[[], None]:
         """What a graph's steps launch."""
         match key:
-            case Forward(num_tokens, has_multi, may_share):
-                return partial(self._launch_whole_forward, num_tokens, has_multi, may_share)
-            case Sample(num_samples, variant, slab_index):
-                return partial(self._launch_end, num_samples, variant, slab_index)
+            case Forward():
+                return partial(self._launch_whole_forward, *key)
+            case Sample():
+                return partial(self._launch_end, *key)
             case Border("fetch", slab_index):
                 return partial(self._launch_fetch, slab_index)
             case Border(_, slab_index):
@@ -338,11 +359,12 @@ class GpuModelRunner:
         Not what counts steps or writes to the host, which is one kernel that has run.
         """
         match key:
-            case Forward():
-                with self._model.one_layer_of_each_kind():
-                    self._launch_forward(*key)
-            case Sample(num_samples, variant, _):
-                self._launch_sample(num_samples, variant)
+            case Forward(num_tokens, has_multi, may_share, fixed):
+                with self._model.one_layer_of_each_kind(), fixed_order(fixed):
+                    self._launch_forward(num_tokens, has_multi, may_share)
+            case Sample(num_samples, variant, _, fixed):
+                with fixed_order(fixed):
+                    self._launch_sample(num_samples, variant)
 
     def _warm_kernels(self, row_buckets: Iterable[int]) -> None:
         """Launch what an empty step may launch: the parts outside of graphs, the largest step, and these batches."""

@@ -45,8 +45,14 @@ _NUM_VARIANTS: Final = 4
 Those with edits or penalties, eight more, come with requests that ask for them; with 512 sequences about 3 MiB each.
 """
 
-_MAX_PROGRAMS: Final = 160 * 5
-"""Programs of split decode attention: multiprocessors (more than any card of today has) times programs on each."""
+_MAX_MULTIPROCESSORS: Final = 160
+"""More than any card of today has."""
+_MAX_PROGRAMS: Final = _MAX_MULTIPROCESSORS * 5
+"""Programs of split decode attention: multiprocessors times programs on each."""
+_LARGEST_TILE: Final = 128 * 256
+"""Results of a program of a linear map."""
+_MAX_PARTS: Final = 16_384
+"""Results of splits of contexts that are kept beside each other in the fixed order."""
 _MAX_CHUNKS: Final = 4
 """Parts that a prefix shared by many sequences is read in."""
 _SLAB_LISTS: Final = 3 * 16_384
@@ -72,6 +78,8 @@ def gpu_reserved(spec: ModelSpec, item_bytes: int, config: EngineConfig) -> Rese
     logits = max(logits_bytes(spec, item_bytes, num_seqs), device_score_bytes(spec, item_bytes))
     workspaces = attention_workspace_bytes(spec, num_seqs, num_tokens) + GEMM_WORKSPACE_BYTES
     workspaces += written_out_bytes(spec, item_bytes)
+    if True in config.worker.orders:
+        workspaces += ordered_bytes(spec, num_tokens)
     return Reserved(
         context=CONTEXT_BYTES,
         weights=weight_bytes(spec, item_bytes, on_gpu=True),
@@ -80,7 +88,9 @@ def gpu_reserved(spec: ModelSpec, item_bytes: int, config: EngineConfig) -> Rese
         workspaces=workspaces,
         step_buffers=step_buffer_bytes(spec, config),
         sampler=sampler_bytes(spec, num_seqs),
-        graphs=0 if config.worker.enforce_eager else graph_bytes(spec, item_bytes, num_tokens, num_seqs),
+        graphs=0
+        if config.worker.enforce_eager
+        else graph_bytes(spec, item_bytes, num_tokens, num_seqs, config.worker.orders),
         slack=int(SLACK_SHARE * (activations + logits + workspaces)) + SLACK_BYTES,
     )
 
@@ -90,10 +100,12 @@ def logits_bytes(spec: ModelSpec, item_bytes: int, num_seqs: int) -> int:
     return num_seqs * (spec.vocab_size + 2 * spec.hidden_size) * item_bytes
 
 
-def graph_bytes(spec: ModelSpec, item_bytes: int, num_tokens: int, num_seqs: int) -> int:
+def graph_bytes(
+    spec: ModelSpec, item_bytes: int, num_tokens: int, num_seqs: int, orders: tuple[bool, ...] = (False,)
+) -> int:
     """Their pool and the driver's part, once all are captured that no request needs to ask for."""
     captured = min(num_tokens, MAX_CAPTURED_TOKENS)
-    sizes = GraphSizes.of(captured, num_seqs, NUM_SLABS)
+    sizes = GraphSizes.of(captured, num_seqs, NUM_SLABS, orders)
     driver = graph_driver_bytes(spec, sizes.num_forward, sizes.num_sample(_NUM_VARIANTS))
     return graph_pool_bytes(spec, item_bytes, captured, num_seqs) + driver
 
@@ -154,6 +166,16 @@ def attention_workspace_bytes(spec: ModelSpec, num_seqs: int, num_tokens: int) -
     results = 2 * _MAX_PROGRAMS * group + _MAX_CHUNKS * num_seqs * spec.num_heads
     items = num_tokens + (8 + _MAX_CHUNKS) * num_seqs + 2 * _MAX_PROGRAMS
     return results * (spec.head_dim + 2) * 4 + items * 32
+
+
+def ordered_bytes(spec: ModelSpec, num_tokens: int) -> int:
+    """Of the fixed order. Attention: results of splits as above, for each query head of a KV head; an item per few
+    tokens. Linear maps of many rows: sums of a piece of the columns, a tile per multiprocessor, within graphs and
+    outside of them.
+    """
+    group = spec.num_heads // spec.num_kv_heads
+    splits = _MAX_PARTS * group * (spec.head_dim + 2) * 4 + num_tokens * 32
+    return splits + 2 * _MAX_MULTIPROCESSORS * _LARGEST_TILE * 4
 
 
 def step_buffer_bytes(spec: ModelSpec, config: EngineConfig) -> int:

@@ -193,6 +193,11 @@ impl<'a> StepWriter<'a> {
         &mut self.view.token_ids[start..self.num_tokens]
     }
 
+    /// The last row asks the whole step for these bits.
+    pub(crate) fn row_flags(&mut self, flags: u32) {
+        self.flags |= flags;
+    }
+
     /// The last row's last token gives the logits from which this slot's output token `output_index` is sampled.
     #[inline]
     pub(crate) fn push_sample(

@@ -4,7 +4,8 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use siphasher::sip128::{Hasher128, SipHasher24};
 
-/// Stands for all tokens from the start of a sequence to the end of a block, its adapter and its salt.
+/// Stands for all tokens from the start of a sequence to the end of a block, its adapter, the order of its sums and its
+/// salt.
 pub(crate) type BlockKey = u128;
 
 // First word of every hashed message. A block's message and a root's can never be the same bytes.
@@ -24,12 +25,13 @@ impl PrefixHasher {
         }
     }
 
-    /// Parent of a first block: its adapter and its salt, each in a field of its own (tag, then fixed-size adapter,
-    /// then the salt with its length).
-    pub(crate) fn root(&self, adapter: i32, salt: &[u8]) -> BlockKey {
+    /// Parent of a first block: its adapter, the order of its sums and its salt, each in a field of its own (tag, then
+    /// fixed-size adapter and order, then the salt with its length).
+    pub(crate) fn root(&self, adapter: i32, fixed_order: bool, salt: &[u8]) -> BlockKey {
         let mut hasher = self.keyed;
         hasher.write(&ROOT_DOMAIN.to_le_bytes());
         hasher.write(&i64::from(adapter).to_le_bytes());
+        hasher.write(&u64::from(fixed_order).to_le_bytes());
         hasher.write(&(salt.len() as u64).to_le_bytes());
         hasher.write(salt);
         hasher.finish128().into()
@@ -99,14 +101,15 @@ mod tests {
     #[test]
     fn every_ingredient_changes_the_key() {
         let h = hasher();
-        let base = h.block(h.root(-1, b""), &[1, 2, 3, 4]);
+        let base = h.block(h.root(-1, false, b""), &[1, 2, 3, 4]);
         let others = [
-            h.block(h.root(0, b""), &[1, 2, 3, 4]),
-            h.block(h.root(-1, b"a"), &[1, 2, 3, 4]),
+            h.block(h.root(0, false, b""), &[1, 2, 3, 4]),
+            h.block(h.root(-1, false, b"a"), &[1, 2, 3, 4]),
             h.block(base, &[1, 2, 3, 4]),
-            h.block(h.root(-1, b""), &[1, 2, 3, 5]),
-            h.block(h.root(-1, b""), &[1, 2, 3]),
-            PrefixHasher::new(&[8; 16]).block(h.root(-1, b""), &[1, 2, 3, 4]),
+            h.block(h.root(-1, false, b""), &[1, 2, 3, 5]),
+            h.block(h.root(-1, false, b""), &[1, 2, 3]),
+            PrefixHasher::new(&[8; 16]).block(h.root(-1, false, b""), &[1, 2, 3, 4]),
+            h.block(h.root(-1, true, b""), &[1, 2, 3, 4]),
         ];
         for (index, key) in others.iter().enumerate() {
             assert_ne!(*key, base, "variant {index}");
@@ -116,7 +119,7 @@ mod tests {
     #[test]
     fn a_salt_cannot_imitate_an_adapter() {
         let h = hasher();
-        let adapter = h.root(5, b"");
+        let adapter = h.root(5, false, b"");
         for salt in [
             &b"5"[..],
             &5i32.to_le_bytes(),
@@ -124,15 +127,15 @@ mod tests {
             &[0; 8],
             &[0; 16],
         ] {
-            assert_ne!(h.root(-1, salt), adapter);
+            assert_ne!(h.root(-1, false, salt), adapter);
         }
-        assert_ne!(h.root(-1, b"\0"), h.root(-1, b"\0\0"));
+        assert_ne!(h.root(-1, false, b"\0"), h.root(-1, false, b"\0\0"));
     }
 
     #[test]
     fn a_chain_is_the_fold_of_its_blocks() {
         let h = hasher();
-        let root = h.root(-1, b"s");
+        let root = h.root(-1, false, b"s");
         let tokens: Vec<i32> = (0..11).collect();
         let keys = h.blocks(root, &tokens, 4);
         let first = h.block(root, &tokens[..4]);

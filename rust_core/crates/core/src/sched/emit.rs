@@ -59,6 +59,7 @@ impl Scheduler {
             copy_tokens(&spec.prompt, &sequence.outputs, start as usize, tokens);
         }
         sequence.num_computed = end;
+        step.row_flags(sequence.flags & flags::FIXED_ORDER);
         launched.rows.push(LaunchedRow {
             sequence: id,
             life: sequence.life,

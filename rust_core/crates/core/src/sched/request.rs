@@ -29,6 +29,8 @@ pub(crate) struct Sampling {
     pub(crate) bias: Vec<(i32, f32)>,
     /// Ids that may not be sampled before `min_tokens`; empty when it is 0.
     pub(crate) banned: Vec<i32>,
+    /// Steps that hold one of its rows take their sums in the fixed order.
+    pub(crate) fixed_order: bool,
 }
 
 impl Sampling {

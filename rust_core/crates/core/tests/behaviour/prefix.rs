@@ -37,7 +37,7 @@ fn at_least_one_token_is_computed() {
 }
 
 #[test]
-fn salt_and_adapter_keep_prompts_apart() {
+fn salt_adapter_and_order_of_sums_keep_prompts_apart() {
     let plain = || request(tokens(1, 40), 1);
     let salted = |salt: &[u8]| SubmitRequest {
         cache_salt: salt.to_vec(),
@@ -45,7 +45,12 @@ fn salt_and_adapter_keep_prompts_apart() {
     };
     let adapted = |adapter| SubmitRequest { adapter, ..plain() };
     assert_eq!(found(salted(b"a"), salted(b"a")), 36);
+    let in_order = |adapter| SubmitRequest {
+        deterministic: true,
+        ..adapted(adapter)
+    };
     assert_eq!(found(adapted(2), adapted(2)), 36);
+    assert_eq!(found(in_order(2), in_order(2)), 36);
     for (first, second) in [
         (plain(), salted(b"a")),
         (salted(b"a"), salted(b"b")),
@@ -53,6 +58,10 @@ fn salt_and_adapter_keep_prompts_apart() {
         (plain(), adapted(0)),
         (adapted(0), adapted(1)),
         (adapted(1), salted(&1i32.to_le_bytes())),
+        (plain(), in_order(-1)),
+        (in_order(-1), plain()),
+        (adapted(1), in_order(1)),
+        (in_order(-1), salted(&1u64.to_le_bytes())),
     ] {
         assert_eq!(found(first, second), 0);
     }
@@ -182,4 +191,28 @@ fn a_preempted_sequence_finds_its_own_blocks() {
         num_computed.iter().flatten().any(|&count| count > 0),
         "{num_computed:?}"
     );
+}
+
+#[test]
+fn steps_say_whether_a_row_wants_the_fixed_order() {
+    const FIXED_ORDER: i64 = 32;
+    let mut bench = Bench::new(config());
+    let in_order = SubmitRequest {
+        deterministic: true,
+        ..request(tokens(1, 100), 3)
+    };
+    bench.submit(request(tokens(2, 10), 30));
+    assert!(bench.schedule(false));
+    assert_eq!(bench.last_header("flags") & FIXED_ORDER, 0);
+    bench.commit();
+    bench.submit(in_order);
+    let mut flags = Vec::new();
+    while bench.schedule(false) {
+        flags.push(bench.last_header("flags") & FIXED_ORDER);
+        bench.commit();
+    }
+    // Two chunks of the prompt, of which the first is not sampled, then two tokens more.
+    let first_without = flags.iter().position(|&flag| flag == 0).unwrap();
+    assert!(first_without >= 4, "{flags:?}");
+    assert!(flags[first_without..].iter().all(|&flag| flag == 0));
 }

@@ -93,6 +93,7 @@ pub(crate) fn random_request(rng: &mut Rng, config: &CoreConfig) -> SubmitReques
     if rng.once_in(5) {
         request.cache_salt = vec![rng.within(0, 1) as u8];
     }
+    request.deterministic = rng.once_in(5);
     ask_of_prompt(rng, &mut request);
     request
 }
@@ -192,6 +193,7 @@ pub(crate) fn random_operation(
                 );
                 (twin.pooling, twin.prompt_logprobs) = (None, request.prompt_logprobs);
                 (twin.adapter, twin.cache_salt) = (request.adapter, request.cache_salt.clone());
+                twin.deterministic = request.deterministic;
                 bench.submit(twin);
             }
             bench.submit(request);

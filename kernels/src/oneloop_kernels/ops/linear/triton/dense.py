@@ -38,17 +38,19 @@ def _out_layout(columns, num_warps):
 
 @gluon.jit(do_not_specialize=["num_tokens", "in_size"])
 def dense_kernel(
-    x_desc, first_desc, second_desc, third_desc, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr,
+    x_desc, first_desc, second_desc, third_desc, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, partial_ptr,
     num_tokens, in_size, out_size, out_stride,
     SCALES: gl.constexpr, HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
     FIRST: gl.constexpr, SECOND: gl.constexpr, THIRD: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_K: gl.constexpr,
-    STAGES: gl.constexpr, USE_PDL: gl.constexpr,
+    PIECES: gl.constexpr, STAGES: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
     """out (or +=, with HAS_RESIDUAL) = silu(a) · b where [a; b] = x · Wᵀ + bias, or that product itself.
 
     x_desc: tensor map with boxes [BLOCK_M, BLOCK_K]; first_, second_, third_desc: of the weights, with boxes
     [FIRST, BLOCK_K], …; SECOND and THIRD may be 0. What lies outside reads as zero. out_size: columns of the result.
     SCALES: of float32: x_scales [num_tokens], weight_scales [rows of W], applied to the sums; x and W then are e4m3.
+    PIECES: so many equal parts of the columns of x have sums of their own, which are added up in ascending order; they
+    divide the blocks. partial: float32 [programs, BLOCK_M · halves · CHUNK], uninitialised; only with PIECES > 1.
     Grid: a multiple of the number of tiles of rows.
     """
     halves: gl.constexpr = 2 if GATED else 1
@@ -80,8 +82,8 @@ def dense_kernel(
                 _multiply,
                 (
                     rows, first, second, third, arrived, free, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr,
-                    first_token, chunk, step, num_chunks, num_blocks, num_tokens, out_size, out_stride,
-                    SCALES, HAS_BIAS, GATED, HAS_RESIDUAL, FIRST, SECOND, THIRD, BLOCK_M, STAGES, USE_PDL,
+                    partial_ptr, first_token, chunk, step, num_chunks, num_blocks, num_tokens, out_size, out_stride,
+                    SCALES, HAS_BIAS, GATED, HAS_RESIDUAL, FIRST, SECOND, THIRD, BLOCK_M, PIECES, STAGES, USE_PDL,
                 ),
             ),
             (
@@ -179,23 +181,33 @@ def _copy_weights(
 
 @gluon.jit
 def _multiply(
-    rows, first, second, third, arrived, free, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr,
+    rows, first, second, third, arrived, free, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, partial_ptr,
     first_token, chunk, step, num_chunks, num_blocks, num_tokens, out_size, out_stride,
     SCALES: gl.constexpr, HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
-    FIRST: gl.constexpr, SECOND: gl.constexpr, THIRD: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
-    USE_PDL: gl.constexpr,
+    FIRST: gl.constexpr, SECOND: gl.constexpr, THIRD: gl.constexpr, BLOCK_M: gl.constexpr, PIECES: gl.constexpr,
+    STAGES: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
     """The warps that multiply and finish."""
     CHUNK: gl.constexpr = FIRST + SECOND + THIRD
     ITEM_BYTES: gl.constexpr = first.dtype.primitive_bitwidth // 8
+    halves: gl.constexpr = 2 if GATED else 1
     if USE_PDL:
         tl.extra.cuda.gdc_wait()  # the kernel before may read what is written here, or write what is added
     begin = 0
+    count = num_blocks // PIECES
+    kept = partial_ptr + gl.program_id(0).to(gl.int64) * (BLOCK_M * halves * CHUNK)
     for mine in range(chunk, num_chunks, step):
         a, b, c = _products(
-            rows, first, second, third, arrived, free, begin, num_blocks,
+            rows, first, second, third, arrived, free, begin, count,
             GATED, FIRST, SECOND, THIRD, BLOCK_M, STAGES,
         )  # fmt: skip
+        for piece in gl.static_range(1, PIECES):
+            _keep(a, b, c, kept, GATED, FIRST, SECOND, THIRD, BLOCK_M)
+            a, b, c = _products(
+                rows, first, second, third, arrived, free, begin + piece * count, count,
+                GATED, FIRST, SECOND, THIRD, BLOCK_M, STAGES,
+            )  # fmt: skip
+            a, b, c = _with_kept(a, b, c, kept, GATED, FIRST, SECOND, THIRD, BLOCK_M)
         column = mine * CHUNK
         _finish(
             a, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr,
@@ -215,6 +227,44 @@ def _multiply(
                 ITEM_BYTES, SCALES, HAS_BIAS, GATED, HAS_RESIDUAL, BLOCK_M, THIRD,
             )  # fmt: skip
         begin += num_blocks
+
+
+@gluon.jit
+def _keep(
+    a, b, c, kept,
+    GATED: gl.constexpr, FIRST: gl.constexpr, SECOND: gl.constexpr, THIRD: gl.constexpr, BLOCK_M: gl.constexpr,
+):  # fmt: skip
+    """Put the sums of a piece aside, where the same threads fetch them from: there are no registers for both."""
+    halves: gl.constexpr = 2 if GATED else 1
+    gl.store(kept + _places(BLOCK_M, halves * FIRST), a)
+    if SECOND > 0:
+        gl.store(kept + BLOCK_M * halves * FIRST + _places(BLOCK_M, halves * SECOND), b)
+    if THIRD > 0:
+        gl.store(kept + BLOCK_M * halves * (FIRST + SECOND) + _places(BLOCK_M, halves * THIRD), c)
+
+
+@gluon.jit
+def _with_kept(
+    a, b, c, kept,
+    GATED: gl.constexpr, FIRST: gl.constexpr, SECOND: gl.constexpr, THIRD: gl.constexpr, BLOCK_M: gl.constexpr,
+):  # fmt: skip
+    """The sums that were put aside, and those of the next piece added to them."""
+    halves: gl.constexpr = 2 if GATED else 1
+    a += gl.load(kept + _places(BLOCK_M, halves * FIRST))
+    if SECOND > 0:
+        b += gl.load(kept + BLOCK_M * halves * FIRST + _places(BLOCK_M, halves * SECOND))
+    if THIRD > 0:
+        c += gl.load(kept + BLOCK_M * halves * (FIRST + SECOND) + _places(BLOCK_M, halves * THIRD))
+    return a, b, c
+
+
+@gluon.jit
+def _places(BLOCK_M: gl.constexpr, COLUMNS: gl.constexpr):
+    """Offsets of sums: eight columns of all rows, then the next eight, so that a warp writes 256 bytes in a row."""
+    layout: gl.constexpr = _sums_layout(COLUMNS, gl.num_warps())
+    rows = gl.arange(0, BLOCK_M, gl.SliceLayout(1, layout))
+    columns = gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
+    return rows[:, None] * 8 + (columns // 8 * (8 * BLOCK_M) + columns % 8)[None, :]
 
 
 @gluon.jit

@@ -49,7 +49,8 @@ def few_rows_kernel(
 ):
     """out (or residual +=) = silu(a) · b where [a; b] = W · norm(x)ᵀ + bias, or that product itself; see the contract.
 
-    Grid: [ceil(out_size / BLOCK_N) · SPLIT_K]. out_size: of the result. BLOCK_M ≥ num_tokens. out is contiguous.
+    Grid: [ceil(out_size / BLOCK_N) · SPLIT_K, ceil(num_tokens / BLOCK_M)]; with SPLIT_K > 1 one tile of rows must do.
+    out_size: of the result. out is contiguous.
     partial: float32 [tiles, SPLIT_K, 2 · BLOCK_N · BLOCK_M + BLOCK_M], uninitialised. PREFETCH: bytes of each weight
     row that are asked for before the kernel waits for the one before it (0: none); a multiple of 128.
 
@@ -58,6 +59,11 @@ def few_rows_kernel(
     """
     tile = tl.program_id(0) // SPLIT_K
     split = tl.program_id(0) % SPLIT_K
+    first_token = tl.program_id(1).to(tl.int64) * BLOCK_M
+    num_tokens -= first_token.to(tl.int32)
+    x_ptr += first_token * x_stride
+    out_ptr += first_token * out_size
+    residual_ptr += first_token * residual_stride
     columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     # Rows of weights beyond the last are read as the last: their sums are dropped at the end.
     safe_columns = tl.minimum(columns, out_size - 1).to(tl.int64)

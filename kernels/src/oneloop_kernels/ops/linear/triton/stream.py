@@ -59,7 +59,7 @@ def stream_kernel(
     SCALES: gl.constexpr, SCALE_ROWS: gl.constexpr,
     HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
-    MERGE: gl.constexpr, USE_PDL: gl.constexpr,
+    MERGE: gl.constexpr, WHOLE: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
     """out (or +=, with HAS_RESIDUAL) = silu(a) · b where [a; b] = W · xᵀ + bias, or that product itself.
 
@@ -68,16 +68,18 @@ def stream_kernel(
     SCALES, of float32: BY_ROW: x_scales [num_tokens], weight_scales [rows of W]; BY_BLOCK: x_scales [blocks of columns,
     num_tokens], weight_scales [rows of W / SCALE_ROWS, blocks of columns].
     partial: float32 [2 · programs, 2 if GATED else 1, BLOCK_N · BLOCK_M], uninitialised. tickets: int32, one per tile,
-    0 before and after. MERGE: partial sums that are fetched at a time. Grid: any size up to the number of blocks.
+    0 before and after. MERGE: partial sums that are fetched at a time. WHOLE: ranges end where tiles end, partial and
+    tickets are not used. Grid: any size up to the number of blocks, or of tiles with WHOLE.
     """
     halves: gl.constexpr = 2 if GATED else 1
     num_blocks = gl.cdiv(in_size, BLOCK_K)
     token_tiles = gl.cdiv(num_tokens, BLOCK_M)
-    total = gl.cdiv(out_size, BLOCK_N) * token_tiles * num_blocks
+    grain = num_blocks if WHOLE else 1
+    total = gl.cdiv(out_size, BLOCK_N) * token_tiles * num_blocks // grain
     base, extra = total // gl.num_programs(0), total % gl.num_programs(0)
     program = gl.program_id(0)
-    begin = program * base + gl.minimum(program, extra)
-    end = begin + base + (program < extra).to(gl.int32)
+    begin = (program * base + gl.minimum(program, extra)) * grain
+    end = begin + (base + (program < extra).to(gl.int32)) * grain
 
     weights = gl.allocate_shared_memory(
         weight_desc.dtype, [STAGES * halves, BLOCK_N, BLOCK_K], weight_desc.layout
@@ -96,7 +98,7 @@ def stream_kernel(
                     weights, rows, arrived, free, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, partial_ptr,
                     tickets_ptr, num_tokens, num_blocks, token_tiles, out_size, out_stride, program, base, extra,
                     begin, end, SCALES, SCALE_ROWS, HAS_BIAS, GATED, HAS_RESIDUAL, BLOCK_M, BLOCK_N, STAGES, MERGE,
-                    USE_PDL,
+                    WHOLE, USE_PDL,
                 ),
             ),
             (
@@ -161,7 +163,7 @@ def _multiply(
     num_tokens, num_blocks, token_tiles, out_size, out_stride, program, base, extra, begin, end,
     SCALES: gl.constexpr, SCALE_ROWS: gl.constexpr, HAS_BIAS: gl.constexpr, GATED: gl.constexpr,
     HAS_RESIDUAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    MERGE: gl.constexpr, USE_PDL: gl.constexpr,
+    MERGE: gl.constexpr, WHOLE: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
     """The warps that multiply and finish."""
     per_thread: gl.constexpr = BLOCK_M * BLOCK_N // (32 * gl.num_warps())
@@ -196,12 +198,13 @@ def _multiply(
                 weights, rows, arrived, free, unit - begin, count, GATED, BLOCK_M, BLOCK_N, STAGES, layout
             )
         whole = count == num_blocks
-        if not whole:
-            second = (unit != begin).to(gl.int32)
-            whole, gate, up = _settle(
-                gate, up, partial_ptr, tickets_ptr, program, second, tile, num_blocks, base, extra,
-                GATED, BLOCK_M, BLOCK_N, MERGE, layout,
-            )  # fmt: skip
+        if not WHOLE:
+            if not whole:
+                second = (unit != begin).to(gl.int32)
+                whole, gate, up = _settle(
+                    gate, up, partial_ptr, tickets_ptr, program, second, tile, num_blocks, base, extra,
+                    GATED, BLOCK_M, BLOCK_N, MERGE, layout,
+                )  # fmt: skip
         if whole:
             if SCALES == BY_ROW:
                 gate, up = _scale_sums(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +14,7 @@ from oneloop_kernels.ops.float8 import FP8
 from oneloop_kernels.ops.paged_attention.triton import hopper
 from oneloop_kernels.ops.paged_attention.triton.configs import config_for
 from oneloop_kernels.ops.paged_attention.triton.decode import decode_kernel
+from oneloop_kernels.ops.paged_attention.triton.ordered_attention import OrderedAttention, OrderedPlan
 from oneloop_kernels.ops.paged_attention.triton.planning import (
     COST_CLASSES,
     ITEM_FIELDS,
@@ -24,6 +25,7 @@ from oneloop_kernels.ops.paged_attention.triton.planning import (
     prefill_plan_kernel,
 )
 from oneloop_kernels.ops.paged_attention.triton.tiles import tiles_kernel
+from oneloop_kernels.order import order_is_fixed
 
 if TYPE_CHECKING:
     from oneloop_kernels.ops.paged_attention import AttentionShape, AttentionStep
@@ -49,6 +51,7 @@ class TritonAttention:
         dtype: torch.dtype,
         device: torch.device,
         cache_dtype: torch.dtype | None = None,
+        ordered: bool = False,
         config: AttentionConfig | None = None,
         sms: int | None = None,
     ) -> None:
@@ -97,11 +100,23 @@ class TritonAttention:
         self._layer_constants = _layer_constants(shape, dim)
         cap = shape.soft_cap
         self._scale = shape.scale * _LOG2_E if cap is None else 2.0 * _LOG2_E * shape.scale / cap
+        self._ordered = None
+        if ordered and self._on_hopper:
+            self._ordered = OrderedAttention(
+                shape,
+                scale_log2=self._scale,
+                max_rows=max_rows,
+                max_tokens=max_tokens,
+                device=device,
+                sms=sms,
+            )
 
     def plan(
         self, step: AttentionStep, num_rows: int, num_tokens: int, has_multi: bool, *, may_share: bool = True
-    ) -> TritonPlan:
+    ) -> TritonPlan | TilesPlan | OrderedPlan:
         """See the contract."""
+        if order_is_fixed():
+            return self._plan_in_order(step, has_multi)
         shares = may_share and self._can_share and num_rows >= self.config.min_sharers
         if shares:
             self._plan_common(step, num_rows)
@@ -112,6 +127,14 @@ class TritonAttention:
         if has_multi:
             self._plan_prefill(step)
         return TritonPlan(self, step, decode, shares, has_multi)
+
+    def _plan_in_order(self, step: AttentionStep, has_multi: bool) -> TilesPlan | OrderedPlan:
+        """The fixed order. Without ordered.py a row with one query is computed as one with several."""
+        if self._ordered is not None:
+            return self._ordered.plan(step, has_multi)
+        step = replace(step, num_single=self._space.none_single)
+        self._plan_prefill(step)
+        return TilesPlan(self, step)
 
     def _programs(self, decode: DecodeConfig) -> int:
         return self._multiprocessors * decode.programs_per_sm
@@ -135,7 +158,7 @@ class TritonAttention:
             PROGRAM_LANES=triton.next_power_of_2(programs), ROW_LANES=space.ends.shape[0],
             ROW_STEPS=space.ends.shape[0].bit_length(), SHARED=shares, MIN_SHARED=config.min_shared,
             MIN_SHARERS=config.min_sharers, CHUNK=config.chunk, MAX_CHUNKS=config.max_chunks,
-            TOKENS=self._shared_tokens, num_warps=4, **self._pdl,
+            TOKENS=self._shared_tokens, MAX_TILES=0, num_warps=4, **self._pdl,
         )  # fmt: skip
 
     def _plan_prefill(self, step: AttentionStep) -> None:
@@ -247,6 +270,20 @@ class TritonPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class TilesPlan:
+    """See the contract DevicePlan: all rows by tiles.py, whatever the number of their queries."""
+
+    attention: TritonAttention
+    step: AttentionStep
+
+    def run(
+        self, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> None:
+        """See the contract."""
+        self.attention.run_tiles(self.step, qkv, cache, out, sinks, shared=False)
+
+
+@dataclass(frozen=True, slots=True)
 class _Workspace:
     """What the kernels write for one another; what is int32 and shapes are said where it is used (planning.py)."""
 
@@ -257,6 +294,7 @@ class _Workspace:
     classes: torch.Tensor
     items: torch.Tensor
     num_items: torch.Tensor
+    none_single: torch.Tensor
     counters: torch.Tensor
     tickets: torch.Tensor
     partial_acc: torch.Tensor
@@ -290,13 +328,14 @@ class _Workspace:
         sharing = lanes if can_share else 0
         shared = (config.max_chunks, max_rows, shape.num_heads)
         return cls(
-            split=ints(2),
+            split=ints(3),
             programs=ints(programs, int(PROGRAM_FIELDS)),
             ends=ints(lanes),
             prefill_ends=ints(lanes),
             classes=ints(int(COST_CLASSES)),
             items=ints(max_items, int(ITEM_FIELDS)),
             num_items=ints(1),
+            none_single=ints(1),
             counters=ints(2),
             tickets=ints(programs),
             partial_acc=floats(2 * programs, group_rows, shape.head_dim),

@@ -1,4 +1,4 @@
-"""Launches of the kernels that only Hopper runs: stream.py and prefill.py.
+"""Launches of the kernels that only Hopper runs: stream.py, prefill.py and ordered.py.
 
 Both read the cache as a matrix whose rows are the heads of its tokens, in the order block, head (keys' before
 values'), token; so blocks must lie densely, by head. Kernels are imported when they are launched: the interpreter has
@@ -83,6 +83,37 @@ def launch_prefill(
         _tensor_map(qkv, _HALF // group, group, _HALF), _cache_map(cache), out, *arguments,
         HEADS=shape.num_heads, KV_HEADS=shape.num_kv_heads, BLOCK_SIZE=shape.block_size,
         BOX=min(_HALF, shape.block_size), RING=ring, num_warps=4, maxnreg=168, **pdl,
+    )  # fmt: skip
+
+
+def launch_ordered_decode(
+    qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, shape: AttentionShape, *arguments: object,
+    programs: int, stages: int, beside: bool, pdl: dict[str, bool],
+) -> None:  # fmt: skip
+    """ordered.decode_kernel on one layer. arguments: what it takes after out."""
+    from oneloop_kernels.ops.paged_attention.triton.ordered import decode_kernel
+
+    queries = qkv.view(-1, _HEAD_DIM)
+    decode_kernel[(programs,)](
+        _tensor_map(queries, _QUERIES, _HALF), _cache_map(cache), out, *arguments,
+        HEADS=shape.num_heads, KV_HEADS=shape.num_kv_heads, BLOCK_SIZE=shape.block_size,
+        BOX=min(_HALF, shape.block_size), QUERIES=_QUERIES, STAGES=stages, BESIDE=beside,
+        num_warps=4, maxnreg=128, **pdl,
+    )  # fmt: skip
+
+
+def launch_blocks(
+    qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, shape: AttentionShape, *arguments: object,
+    programs: int, queries: int, stages: int, pdl: dict[str, bool],
+) -> None:  # fmt: skip
+    """ordered.blocks_kernel on one layer. arguments: what it takes after out."""
+    from oneloop_kernels.ops.paged_attention.triton.ordered import blocks_kernel
+
+    group = shape.num_heads // shape.num_kv_heads
+    blocks_kernel[(programs,)](
+        _tensor_map(qkv, queries // group, group, _HALF), _cache_map(cache), out, *arguments,
+        HEADS=shape.num_heads, KV_HEADS=shape.num_kv_heads, BLOCK_SIZE=shape.block_size,
+        BOX=min(_HALF, shape.block_size), QUERIES=queries, STAGES=stages, num_warps=4, maxnreg=128, **pdl,
     )  # fmt: skip
 
 

@@ -18,6 +18,8 @@ length, slot and shared tokens, (unused)."""
 KEYS = tl.constexpr(128)
 """Shared tokens, and chunks of them, are multiples of this; tiles of keys divide it."""
 COST_CLASSES = tl.constexpr(256)
+WHOLE_CONTEXT = tl.constexpr(1 << 30)
+"""Keys of a tile that is all of a row's."""
 
 
 @triton.jit
@@ -75,13 +77,13 @@ def decode_plan_kernel(
     KV_HEADS: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, PROGRAM_LANES: tl.constexpr,
     ROW_LANES: tl.constexpr, ROW_STEPS: tl.constexpr,
     SHARED: tl.constexpr, MIN_SHARED: tl.constexpr, MIN_SHARERS: tl.constexpr, CHUNK: tl.constexpr,
-    MAX_CHUNKS: tl.constexpr, TOKENS: tl.constexpr, USE_PDL: tl.constexpr,
+    MAX_CHUNKS: tl.constexpr, TOKENS: tl.constexpr, MAX_TILES: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """Plan of decode.py for num_programs programs; with SHARED also the items of the shared parts. One program.
 
-    split: [2] tiles per program, and how many programs, the first, have one more. ends: [ROW_LANES] scratch,
-    prefix sums of the rows' tiles. run_…: [ROW_LANES] scratch. Lets no kernel start early: stream.py reads the plan
-    before it waits.
+    split: [3] tiles per program; how many programs, the first, have one more; keys of a tile. ends: [ROW_LANES]
+    scratch, prefix sums of the rows' tiles. run_…: [ROW_LANES] scratch. MAX_TILES: where there are more in all, a
+    row's whole context is one tile (0: never). Lets no kernel start early: stream.py reads the plan before it waits.
     """
     if USE_PDL:
         tl.extra.cuda.gdc_wait()
@@ -98,7 +100,14 @@ def decode_plan_kernel(
             MIN_SHARED, MIN_SHARERS, CHUNK, MAX_CHUNKS, TOKENS, KV_HEADS,
         )  # fmt: skip
         first_tile = shared // BLOCK_N
-    sums = tl.cumsum((lengths + BLOCK_N - 1) // BLOCK_N - first_tile)
+    tiles = (lengths + BLOCK_N - 1) // BLOCK_N - first_tile
+    keys = BLOCK_N
+    if MAX_TILES > 0:
+        fits = tl.sum(tiles) * KV_HEADS <= MAX_TILES
+        tiles = tl.where(fits, tiles, tl.minimum(tiles, 1))
+        keys = tl.where(fits, BLOCK_N, WHOLE_CONTEXT)
+    tl.store(split + 2, keys)
+    sums = tl.cumsum(tiles)
     tl.store(ends + rows, sums)
     total = tl.max(sums) * KV_HEADS
     busy = tl.minimum(tl.maximum(total // min_tiles, 1), num_programs)

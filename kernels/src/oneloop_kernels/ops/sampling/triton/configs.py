@@ -46,10 +46,14 @@ def divide(
     tokens_per_thread: int,
     *,
     programs_per_sm: int = PROGRAMS_PER_SM,
+    largest_tile: bool = False,
 ) -> Division:
-    """Few rows: small tiles on all multiprocessors; many rows: large tiles, several to a program."""
+    """Few rows: small tiles on all multiprocessors; many rows: large tiles, several to a program.
+
+    largest_tile: however few rows there are.
+    """
     tile = 32 * LARGEST_WARPS * tokens_per_thread
-    while tile > SMALLEST_TILE and bucket * -(-vocab_size // tile) < num_sms:
+    while not largest_tile and tile > SMALLEST_TILE and bucket * -(-vocab_size // tile) < num_sms:
         tile //= 2
     while tile > GROUP and tile // 2 >= vocab_size:
         tile //= 2

@@ -30,6 +30,7 @@ from oneloop_kernels.ops.sampling.triton.edit import edit_kernel
 from oneloop_kernels.ops.sampling.triton.finish import finish_kernel
 from oneloop_kernels.ops.sampling.triton.greedy import greedy_kernel
 from oneloop_kernels.ops.sampling.triton.scan import scan_kernel
+from oneloop_kernels.order import order_is_fixed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -153,7 +154,13 @@ def launch_sample(
     is_greedy = not (variant.random or variant.logprobs)
     if division is None:
         tokens_per_thread = GREEDY_TOKENS_PER_THREAD if is_greedy else SCAN_TOKENS_PER_THREAD
-        division = divide(bucket, vocab_size, num_sms(logits.device), tokens_per_thread)
+        division = divide(
+            bucket,
+            vocab_size,
+            num_sms(logits.device),
+            tokens_per_thread,
+            largest_tile=order_is_fixed(),  # a group's exponentials are added up across the lanes of a tile
+        )
     # Without edits no kernel looks at the tables; any address will do.
     edited = scratch.partial_max if edits is None else edits.logits
     marks = scratch.tickets if edits is None else edits.marks

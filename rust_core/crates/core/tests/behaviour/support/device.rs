@@ -516,6 +516,13 @@ impl Device {
         let mut tokens = Vec::new();
         let mut expected_flags = 0;
         let mut has_dead = false;
+        for row in rows {
+            let owner = self.slots[row.slot].owner.unwrap();
+            match oracle.truths.get(&owner) {
+                Some(truth) => expected_flags |= i64::from(truth.request.deterministic) << 5,
+                None => has_dead = true,
+            }
+        }
         for position in 0..count {
             let slot = slots[position] as usize;
             let row = rows
