@@ -202,6 +202,7 @@ def test_the_gathering_takes_rows_in_pieces(twin, monkeypatch):
             vocab_size = 40
 
         device = torch.device("cpu")
+        dtype = torch.float32
 
         @staticmethod
         def compute_logits(hidden):
