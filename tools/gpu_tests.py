@@ -82,11 +82,15 @@ TOGETHER: Final = [  # the longest first
         "packed_linear", "tests/kernels/test_packed_linear.py", "tests/kernels/test_packed_linear_on_hopper.py",
         shares=2,
     ),
+    *parts_of("moe", "tests/kernels/test_moe.py", shares=4),
     *parts_of("chain", "tests/gpu/test_layer_chain.py", shares=3),
     *parts_of("fp8_quality", "tests/gpu/test_fp8_quality.py"),
     *parts_of("out_of_memory", "tests/gpu/test_out_of_memory.py"),
     *parts_of("worker", "tests/worker", shares=2),
-    *parts_of("sampling", "tests/kernels/test_sampling_device.py", "tests/kernels/test_sampling.py"),
+    *parts_of(
+        "sampling", "tests/kernels/test_sampling_device.py", "tests/kernels/test_sampling.py",
+        "tests/kernels/test_scores.py",
+    ),
     *parts_of("models", "tests/models", shares=2),
     *parts_of("rope", "tests/kernels/test_rope.py"),
     *parts_of(
