@@ -261,7 +261,7 @@ def _with_kept(
 @gluon.jit
 def _places(BLOCK_M: gl.constexpr, COLUMNS: gl.constexpr):
     """Offsets of sums: eight columns of all rows, then the next eight, so that a warp writes 256 bytes in a row."""
-    layout: gl.constexpr = _sums_layout(COLUMNS, gl.num_warps())
+    layout: gl.constexpr = _sums_layout(COLUMNS, gl.num_warps(), 2)
     rows = gl.arange(0, BLOCK_M, gl.SliceLayout(1, layout))
     columns = gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
     return rows[:, None] * 8 + (columns // 8 * (8 * BLOCK_M) + columns % 8)[None, :]
