@@ -133,7 +133,7 @@ def route_plan(num_tokens: int, hidden: int, experts_pad: int, item_bytes: int) 
 
 
 def plan_by_rule(item_bytes: int, num_tokens: int, shape: Shape) -> MoePlan:
-    """Tiles with room for twice the mean tokens of an expert; weights as the wide side while those are few."""
+    """Tiles with room for twice the mean tokens of an expert, weights as the wide side, while those are few."""
     mean = num_tokens * shape.top_k / shape.num_experts
     if num_tokens > ONE_PLAN_FROM:
         mean *= 4
@@ -149,10 +149,10 @@ def plan_by_rule(item_bytes: int, num_tokens: int, shape: Shape) -> MoePlan:
             gate_up=ProductPlan("weights", block_n=32, block_k=128, num_stages=4),
             down=ProductPlan("weights", block_n=64, block_k=128, num_stages=4),
         )
-    block_m = 64 if mean <= 96 else 128
-    warps = 4 if block_m == 64 else 8
+    # A tile of 128 pairs is worth it where the last one of an expert, half empty, is one of several.
+    block_m = 64 if mean < 256 else 128
     return MoePlan(
         block_m=block_m,
-        gate_up=ProductPlan("tokens", block_n=64, block_k=64, num_stages=4, num_warps=warps),
-        down=ProductPlan("tokens", block_n=128, block_k=64, num_stages=4, num_warps=warps),
+        gate_up=ProductPlan("tokens", block_n=128, block_k=64, num_stages=3, num_warps=8),
+        down=ProductPlan("tokens", block_n=256, block_k=64, num_stages=3, num_warps=8),
     )
