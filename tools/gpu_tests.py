@@ -75,14 +75,27 @@ TOGETHER: Final = [  # the longest first
         shares=4,
     ),
     *parts_of("deterministic", "tests/gpu/test_deterministic.py", "tests/kernels/test_fixed_order.py", shares=2),
+    *parts_of(
+        "fp8_linear", "tests/kernels/test_fp8_linear.py", "tests/kernels/test_fp8_linear_on_hopper.py", shares=3
+    ),
+    *parts_of(
+        "packed_linear", "tests/kernels/test_packed_linear.py", "tests/kernels/test_packed_linear_on_hopper.py",
+        shares=2,
+    ),
+    *parts_of("moe", "tests/kernels/test_moe.py", shares=4),
     *parts_of("chain", "tests/gpu/test_layer_chain.py", shares=3),
+    *parts_of("fp8_quality", "tests/gpu/test_fp8_quality.py"),
     *parts_of("out_of_memory", "tests/gpu/test_out_of_memory.py"),
     *parts_of("worker", "tests/worker", shares=2),
-    *parts_of("sampling", "tests/kernels/test_sampling_device.py", "tests/kernels/test_sampling.py"),
+    *parts_of(
+        "sampling", "tests/kernels/test_sampling_device.py", "tests/kernels/test_sampling.py",
+        "tests/kernels/test_scores.py",
+    ),
     *parts_of("models", "tests/models", shares=2),
     *parts_of("rope", "tests/kernels/test_rope.py"),
     *parts_of(
         "small_kernels", "tests/kernels/test_embedding.py", "tests/kernels/test_kv_cache.py",
+        "tests/kernels/test_kv_fp8.py",
         "tests/kernels/test_layers.py", "tests/kernels/test_rms_norm.py", "tests/kernels/test_silu_mul.py",
         "tests/kernels/test_step_inputs.py",
     ),

@@ -121,7 +121,8 @@ async def serving(engine: Any = None, **settings: Any) -> AsyncIterator[Served]:
     watch_peers(sock, config.write_timeout_s)
     served = Served(engine, config, sock)
     served.task = asyncio.create_task(run_server(served.engine, config, sock, served.stop))
-    async with aiohttp.ClientSession() as session:
+    # pytest ends what hangs; a slow machine must not look as if something did.
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=3600)) as session:
         served.session = session
         try:
             yield served

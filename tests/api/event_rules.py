@@ -254,7 +254,7 @@ class ResponsesRules:
         assert not self.has_part
         item = event["item"]
         assert item["id"] == self.item["id"]
-        assert item["status"] == "completed"
+        assert item["status"] in ("completed", "incomplete")
         self.items.append(item)
         self.item = None
 
@@ -277,7 +277,5 @@ class ResponsesRules:
             rules.take(event)
         assert rules.final is not None
         statuses = ("completed", "incomplete")
-        without = [{k: v for k, v in item.items() if k != "status"} for item in rules.items]
-        told = [{k: v for k, v in item.items() if k != "status"} for item in rules.final["output"]]
-        assert rules.final["status"] not in statuses or without == told
+        assert rules.final["status"] not in statuses or rules.items == rules.final["output"]
         return rules.final

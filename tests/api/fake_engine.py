@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import random
 import re
+import struct
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -96,6 +97,7 @@ class FakeDelta:
     pooled: bytes | None = None
     cumulative_logprob: float | None = None
     error: str | None = None
+    is_request_at_fault: bool = False
 
 
 class Writer:
@@ -151,6 +153,9 @@ class Writer:
     def _logprobs(self, token: int) -> Any:
         if self.params.logprobs is None:
             return None
+        if self.params.logprob_token_ids:
+            named = [(other, -2.0 - place) for place, other in enumerate(self.params.logprob_token_ids)]
+            return [(1, [(token, -0.25), *named])]
         seed = int.from_bytes(hashlib.sha256(f"{token} {self.num_tokens}".encode()).digest()[:4], "big")
         others = [(seed + i) % 258 for i in range(1, self.params.logprobs)]
         top = sorted(
@@ -266,6 +271,12 @@ class FakeEngine:
         self.constraints.append(constraints)
         self.metrics.submitted(stream, resolved)
         self.live[handle] = stream
+        if resolved.pooling is not None:
+            vector = struct.pack(
+                f"{self.model_info.hidden_size}f", *range(1, 1 + self.model_info.hidden_size)
+            )
+            stream.push(FakeDelta(0, "", [], "length", queue_s=0.001, pooled=vector), 0.0)
+            return stream
         limit = room if resolved.max_tokens is None else resolved.max_tokens
         sequences = [
             Writer(index, prompt, resolved, limit, self.tokenizer, self.script) for index in range(resolved.n)

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from oneloop.api.anthropic.history import read_history
+from oneloop.api.protocol.fields import Fields
 from oneloop.tokenize.conversation import Message, Tool, ToolCall
 
 ASK = {"model": "fake", "max_tokens": 12, "messages": [{"role": "user", "content": "hello"}]}
@@ -99,6 +101,20 @@ async def test_a_call_that_is_cut(scripted: Any, rules: Any) -> None:
     assert reply["content"][-1]["input"] == {}
 
 
+@pytest.mark.usefixtures("marked")
+async def test_a_call_without_an_end_is_not_to_be_made(scripted: Any, rules: Any) -> None:
+    """The model has ended amid a call: its input is lost, so nobody may take the turn for one of calls."""
+    scripted.engine.script, scripted.engine.in_step = '[get|{"city": "K', True
+    reply = await ask(scripted, max_tokens=60)
+    assert (reply["stop_reason"], reply["content"][0]["input"]) == ("end_turn", {})
+    body = {**ASK, "max_tokens": 60, "stream": True}
+    async with scripted.session.post(scripted.url + "/v1/messages", json=body) as streamed_reply:
+        [last] = [e for e in rules.named_events(await streamed_reply.read()) if e["type"] == "message_delta"]
+    assert last["delta"]["stop_reason"] == "end_turn"
+    scripted.engine.script = '[now|{}][get|{"city": "K'
+    assert (await ask(scripted, max_tokens=60))["stop_reason"] == "tool_use"
+
+
 async def test_stop_sequences(scripted: Any, rules: Any) -> None:
     scripted.engine.script = "one two three"
     reply = await ask(scripted, max_tokens=50, stop_sequences=["two", "never"])
@@ -186,6 +202,17 @@ async def test_the_billing_line_spoils_no_prefix(server: Any, serve: Any) -> Non
         assert "billing" in prompt_of(other)
 
 
+def test_blocks_keep_their_order() -> None:
+    """Texts before, between and behind the results of calls are turns of their own there."""
+    results = [{"type": "tool_result", "tool_use_id": name, "content": name} for name in "ab"]
+    texts = [{"type": "text", "text": text} for text in ("one", "two", "three", "four")]
+    content = [texts[0], texts[1], results[0], texts[2], results[1], texts[3]]
+    turns = read_history(Fields({"messages": [{"role": "user", "content": content}]}), "")
+    assert [(turn["role"], turn["content"]) for turn in turns] == [
+        ("user", "one\ntwo"), ("tool", "a"), ("user", "three"), ("tool", "b"), ("user", "four"),
+    ]  # fmt: skip
+
+
 async def test_counting(server: Any) -> None:
     body = {"messages": ASK["messages"], "system": "be brief"}
     assert await server.post("/v1/messages/count_tokens", body) == (200, {"input_tokens": 38})
@@ -205,6 +232,51 @@ async def test_headers_of_the_client_and_fields_without_effect(server: Any) -> N
     async with server.session.post(server.url + "/v1/messages", json=body, headers=headers) as reply:
         assert reply.headers["X-Oneloop-Ignored"] == "thinking.budget_tokens, metadata, nonsense"
         assert (await reply.json())["id"] == "msg_mine"
+
+
+async def test_names_within_objects_and_blocks(server: Any) -> None:
+    """`cache_control` may stand anywhere, and what comes back from a reply is known."""
+    marked = {"cache_control": {"type": "ephemeral"}}
+    body = {
+        **ASK,
+        "system": [{"type": "text", "text": "x", **marked, "lang": "en"}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "x", **marked, "txt": 1}], "nam": "n"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "x", "signature": "s"},
+                    {"type": "redacted_thinking", "data": "x"},
+                    {"type": "text", "text": "x", "citations": None},
+                    {"type": "tool_use", "id": "1", "name": "get", "inputs": {}},
+                ],
+            },
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "result": "x"}]},
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "document",
+                        "source": {"type": "text", "data": "x", "media_type": "text/plain", "url": "u"},
+                        "title": "t",
+                    }
+                ],
+            },
+        ],
+        "tools": [{**WEATHER, **marked, "inputschema": {}}],
+        "tool_choice": {"type": "none", "nam": "x"},
+        "thinking": {"type": "disabled", "budget": 5},
+        "output_config": {"effort": "low"},
+    }
+    async with server.session.post(server.url + "/v1/messages", json=body) as reply:
+        assert reply.status == 200, await reply.text()
+        named = reply.headers["X-Oneloop-Ignored"].split(", ")
+    assert sorted(named) == [
+        "messages[0].content[0].txt", "messages[0].nam", "messages[1].content[3].inputs",
+        "messages[2].content[0].result",
+        "messages[3].content[0].source.url", "messages[3].content[0].title", "output_config.effort", "system[0].lang",
+        "thinking.budget", "tool_choice.nam", "tools[0].inputschema",
+    ]  # fmt: skip
 
 
 def message(content: Any, role: str = "user") -> dict[str, Any]:

@@ -101,6 +101,8 @@ BOTH_ROUTES = [
     ("stop_token_ids", [VOCAB]), ("stop_token_ids", [-1]), ("stop_token_ids", [2**40]), ("stop_token_ids", ["1"]),
     ("allowed_token_ids", [VOCAB]), ("allowed_token_ids", [-1]), ("allowed_token_ids", [2**40]),
     ("allowed_token_ids", ["1"]), ("allowed_token_ids", []),
+    ("logprob_token_ids", [VOCAB]), ("logprob_token_ids", [-1]), ("logprob_token_ids", [2**40]), ("logprob_token_ids", "1"),
+    ("logprob_token_ids", [1]), ("logprob_token_ids", [1] * 10**5),
     ("stop_token_ids", [1.5]), ("stop_token_ids", [True]), ("stop_token_ids", 5),
     # wrong types
     ("stream", "yes"), ("stream", 1), ("model", 5), ("model", ["fake"]), ("ignore_eos", "true"),
@@ -165,7 +167,7 @@ CHAT_ONLY = [
 COMPLETIONS_ONLY = [
     ({"logprobs": 21}, "logprobs"), ({"logprobs": -1}, "logprobs"), ({"logprobs": 10**9}, "logprobs"),
     ({"logprobs": True}, "logprobs"), ({"echo": True, "logprobs": 21}, "logprobs"),
-    ({"echo": True, "logprobs": 1, "stream": True}, "logprobs"), ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+    ({"logprobs": 1, "logprob_token_ids": [1] * 129}, "logprob_token_ids"), ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     ({"prompt_logprobs": 1, "max_tokens": 0, "n": 2}, "n"), ({"echo": "yes"}, "echo"),
     ({"best_of": 10**9}, "best_of"), ({"best_of": 2}, "best_of"), ({"best_of": 1, "n": 2}, "best_of"),
     ({"best_of": 0}, "best_of"), ({"suffix": "x"}, "suffix"),
@@ -234,7 +236,10 @@ def orjson_or_json(body: Any) -> bytes:
 async def test_refused_before_a_stream_starts(guarded: Any, path: str) -> None:
     """H07: errors that are known at once are a status, not an event."""
     base = chat(stream=True) if path == CHAT else completion(stream=True)
-    for fields, expected in (({"n": 0}, 400), ({"model": "nope"}, 404), ({"max_tokens": 10**6}, 400)):
+    long = {"messages": [{"role": "user", "content": "x" * 300}]} if path == CHAT else {"prompt": [1] * 300}
+    for fields, expected in (
+        ({"n": 0}, 400), ({"model": "nope"}, 404), ({"max_tokens": 10**6}, 400), (long, 400),
+    ):  # fmt: skip
         status, answer = await guarded.post(path, {**base, **fields})
         assert status == expected
         assert "error" in answer

@@ -46,7 +46,7 @@ def blocks_of(events: list[Event]) -> tuple[list[tuple[str, str, str]], list[Any
     """(blocks, what was told of them)."""
     tracker = BlockTracker(lambda start: f"call_{start.name}")
     changes = [change for event in events for change in tracker.add([event])]
-    changes += tracker.finish()
+    changes += tracker.finish("stop")
     return [(block.kind, block.name, block.text) for block in tracker.blocks], changes
 
 
@@ -86,3 +86,21 @@ def test_what_is_told_adds_up(events: list[Event]) -> None:
 def test_a_reply_of_white_space_keeps_it() -> None:
     assert blocks_of([Content("\n"), Content(" ")])[0] == [("text", "", "\n ")]
     assert blocks_of([])[0] == []
+
+
+def test_what_is_cut_is_not_whole() -> None:
+    def whole(events: list[Event], reason: Any) -> tuple[list[bool], bool]:
+        tracker = BlockTracker(lambda start: "call")
+        tracker.add(events)
+        tracker.finish(reason)
+        return [block.is_whole for block in tracker.blocks], tracker.has_calls
+
+    start, piece, end = ToolCallStart(0, "f"), ToolCallArguments(0, "{"), ToolCallEnd(0)
+    assert whole([Content("a")], "stop") == ([True], False)
+    assert whole([Content("a")], "length") == ([False], False)
+    assert whole([Content("a")], "abort") == ([False], False)
+    assert whole([Reasoning("a"), Content("b")], "length") == ([True, False], False)
+    assert whole([Content("a"), start, piece], "stop") == ([True, False], False)
+    assert whole([start, piece, Content("a")], "stop") == ([False, True], False)
+    assert whole([start, piece, end], "length") == ([True], True)
+    assert whole([Content("\n")], "length") == ([False], False)

@@ -32,6 +32,7 @@ def delta(text: str, token_ids: list[int], finish_reason: str | None = None) -> 
     """As oneloop_core.Delta."""
     return SimpleNamespace(
         index=0, text=text, token_ids=token_ids, finish_reason=finish_reason, stop_reason=None, error=None,
+        is_request_at_fault=False,
         logprobs=None, queue_s=None, num_cached_tokens=0, prompt_logprobs=None, pooled=None, cumulative_logprob=None,
     )  # fmt: skip
 
@@ -73,6 +74,31 @@ async def test_leaving_ends_the_request(server: Any, stream: bool, with_reset: b
     metrics = (await server.get("/metrics"))[1]
     assert 'http_requests_total{handler="/v1/completions",method="POST",status="5xx"} 0.0' in metrics
     assert 'http_requests_total{handler="/v1/completions",method="POST",status="4xx"} 1.0' in metrics
+
+
+ROUTES: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {"messages": [{"role": "user", "content": "a"}], "max_tokens": 200}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 200}),
+    ("/v1/responses", {"input": "a", "max_output_tokens": 200}),
+    ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"max_tokens": 200}}),
+]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(("path", "body"), ROUTES, ids=lambda value: str(value)[:24])
+async def test_leaving_ends_it_on_every_route(
+    server: Any, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    """At once: not when all that was asked for has been generated."""
+    server.engine.step_s = 0.02
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(message({**body, "ignore_eos": True, "stream": stream}, path))
+    if stream:
+        await reader.readuntil(b"data: ")
+    await until(lambda: server.engine.live)
+    writer.close()
+    await until(lambda: not server.engine.live, 2)
+    assert server.engine.metrics.request_success["abort"] == 1
 
 
 async def test_leaving_before_the_first_token(server: Any) -> None:

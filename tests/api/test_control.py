@@ -16,6 +16,16 @@ STARTS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/messages", CHAT),
     ("/v1/responses", {"input": "hello", "stream": True}),
 ]
+TOKENS: dict[str, Any] = {"token_ids": [1], "sampling_params": {"max_tokens": 200}, "stream": True}
+STARTS += [
+    ("/inference/v1/generate", TOKENS),
+    *(("/inference/v1/generate", {**TOKENS, "request_id": name}) for name in ("mine", "chatcmpl-mine")),
+    *(
+        (path, {**body, "request_id": name})
+        for path, body in STARTS
+        for name in ("mine", "cmpl-mine", "msg_mine")
+    ),
+]
 
 
 async def control(server: Any, name: str, **body: Any) -> tuple[int, Any]:
@@ -26,12 +36,14 @@ async def control(server: Any, name: str, **body: Any) -> tuple[int, Any]:
 def id_in(path: str, events: bytes) -> str:
     """The reply's id, from its first event."""
     data = json.loads(events.split(b"data: ", 1)[1].split(b"\n", 1)[0])
+    if path == "/inference/v1/generate":
+        return str(data["request_id"])
     member = {"/v1/messages": "message", "/v1/responses": "response"}.get(path)
     return str(data["id"] if member is None else data[member]["id"])
 
 
 @pytest.mark.parametrize("by", ["header", "reply"])
-@pytest.mark.parametrize(("path", "body"), STARTS)
+@pytest.mark.parametrize(("path", "body"), STARTS, ids=lambda value: str(value)[-30:])
 async def test_cancelling(scripted: Any, path: str, body: dict[str, Any], by: str) -> None:
     scripted.engine.step_s, scripted.engine.script = 0.005, "x" * 300
     async with scripted.session.post(scripted.url + path, json=body) as reply:

@@ -19,7 +19,7 @@ from oneloop.engine.stacks import MAX_TASKS, describe_stacks
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-SCHEDULER, STACKS = "/debug/scheduler", "/debug/stacks"
+SCHEDULER, EXPERTS, STACKS = "/debug/scheduler", "/debug/experts", "/debug/stacks"
 KEY = "the-key"
 HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 
@@ -60,16 +60,42 @@ async def view_when(server: Any, is_there: Any) -> Any:
 
 
 def test_routes() -> None:
-    assert {path for _, path, _ in DEBUG_ROUTES} == {SCHEDULER, STACKS}
+    assert {path for _, path, _ in DEBUG_ROUTES} == {SCHEDULER, EXPERTS, STACKS}
 
 
-@pytest.mark.parametrize("path", [SCHEDULER, STACKS, SCHEDULER + "?format=html"])
+@pytest.mark.parametrize("path", [SCHEDULER, EXPERTS, STACKS, SCHEDULER + "?format=html"])
 async def test_without_the_switch_there_is_nothing(server: Any, path: str) -> None:
     status, text = await server.get(path)
     assert (status, json.loads(text)["error"]["message"]) == (404, "There is no such route.")
 
 
-@pytest.mark.parametrize("path", [SCHEDULER, STACKS])
+async def test_tokens_of_experts(serve: Any, tiny_sparse_model: Any) -> None:
+    """Every token that is computed, prompts' and generated ones', is sent to top_k experts of each sparse layer."""
+    settings = {
+        "model": str(tiny_sparse_model),
+        "load_format": "dummy",
+        "device": "cpu",
+        "expert_statistics": True,
+    }
+    config = EngineConfig.from_flat(settings | {"num_gpu_blocks_override": 64, "max_num_seqs": 4})
+    async with AsyncEngine(config) as engine, serve(engine, enable_debug_endpoints=True) as server:
+        body = {"prompt": "abcdefg", "max_tokens": 5, "ignore_eos": True}
+        assert (await server.post("/v1/completions", body))[0] == 200
+        status, text = await server.get(EXPERTS)
+    view = json.loads(text)
+    assert (status, view["counted"], [entry["layer"] for entry in view["layers"]]) == (200, True, [1])
+    (tokens,) = (entry["tokens"] for entry in view["layers"])
+    # The last token is not computed; a step more may be on its way when the request ends.
+    assert (len(tokens), sum(tokens) in (2 * (7 + 4), 2 * (7 + 5))) == (4, True)
+
+
+async def test_tokens_of_experts_where_none_are_counted(serve: Any) -> None:
+    async with served(serve) as server:
+        status, text = await server.get(EXPERTS)
+    assert (status, json.loads(text)) == (200, {"counted": False, "layers": []})
+
+
+@pytest.mark.parametrize("path", [SCHEDULER, EXPERTS, STACKS])
 async def test_the_key_is_asked_for(serve: Any, path: str) -> None:
     async with served(serve, api_key=KEY) as server:
         for headers in ({}, HTML, {"Authorization": "Bearer wrong"}):

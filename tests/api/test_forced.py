@@ -58,15 +58,19 @@ def tokenizers(byte_tokenizer: Any) -> dict[Any, Any]:
 
 @pytest.fixture
 def engine_of(null_engine_type: Any, tokenizers: dict[Any, Any]) -> Any:
-    """An engine of a template; `text` is drawn where nothing forbids it."""
+    """An engine of a template; `text` is drawn where nothing forbids it. ends: and so is the end."""
 
-    def make(template: str = MAYBE, text: str | bytes = "some text ", *, marks: Any = MARKS) -> Any:
+    def make(
+        template: str = MAYBE, text: str | bytes = "some text ", *, marks: Any = MARKS, ends: bool = False
+    ) -> Any:
         tokenizer = tokenizers[template, marks]
         tokens = (
             [*text, tokenizer.token_id(END_THINK)]
             if isinstance(text, bytes)
             else tokenizer.encode(text, add_special_tokens=False)
         )
+        if ends:
+            tokens = [*tokenizer.eos_token_ids, *tokens]
         return null_engine_type(tokens=tokens, tokenizer=tokenizer, max_model_len=8192, max_num_seqs=64)
 
     return make
@@ -117,6 +121,32 @@ async def test_required(serve: Any, engine_of: Any, template: str) -> None:
             assert (num_thinking > 0) is (template is OPENED)
     assert len(counts) > 1
     assert (len(thinking) > 1) is (template is OPENED)
+
+
+async def test_calls_are_written_in_the_models_form(serve: Any, engine_of: Any) -> None:
+    """And in one that any model can write, where its own is not known."""
+    for settings, begin in (({}, '<tool_call>\n{"name": "'), ({"enable_auto_tool_choice": False}, "[")):
+        async with serve(engine_of(), **settings) as server:
+            for choice in ("required", NAMED):
+                body = {"messages": USER, "max_tokens": 2000, "tools": TOOLS, "tool_choice": choice}
+                status, reply = await server.post(CHAT, {**body, "return_token_ids": True})
+                assert status == 200, reply
+                text = bytes(token for token in reply["choices"][0]["token_ids"] if token < 256).decode()
+                is_bare = choice is NAMED and bool(settings)
+                assert text.startswith("{" if is_bare else begin), text
+                check_calls([call["function"] for call in reply["choices"][0]["message"]["tool_calls"]])
+
+
+async def test_many_functions_go_in_any_form(serve: Any, engine_of: Any) -> None:
+    """More than there can be tags."""
+    tools = [
+        {"type": "function", "function": {"name": f"f{number}", "parameters": {"maxProperties": 0}}}
+        for number in range(300)
+    ]
+    async with serve(engine_of()) as server:
+        answer = await ask(server, {"tools": tools, "tool_choice": "required"})
+        assert answer["calls"]
+        assert all(json.loads(call["arguments"]) == {} for call in answer["calls"])
 
 
 async def test_one_call_only(serve: Any, engine_of: Any) -> None:
@@ -225,6 +255,45 @@ async def test_what_looks_like_the_end_of_thinking_is_none(
                 assert answer["message"]["content"] is None
             found.add((answer["message"].get("reasoning") or "").count(END_THINK))
     assert found - {0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "has_thought"),
+    [
+        ({}, True),
+        ({"stop_token_ids": [ord("a")]}, True),
+        ({"thinking_token_budget": 3}, True),
+        ({"thinking_token_budget": 0}, False),
+        ({"min_tokens": 3}, True),
+    ],
+)
+@pytest.mark.parametrize("form", [{"response_format": FORMAT}, {"tools": TOOLS, "tool_choice": "required"}])
+async def test_nothing_ends_before_the_answer_begins(
+    serve: Any, engine_of: Any, form: dict[str, Any], fields: dict[str, Any], has_thought: bool
+) -> None:
+    """A model that would end within its thinking, more often than not, gets to its answer all the same."""
+    thoughts = set()
+    async with serve(engine_of(OPENED, b"ab", ends=True)) as server:
+        for seed in range(10):
+            answer = await ask(server, {**form, **fields}, seed=seed)
+            message = answer["message"]
+            thoughts.add(message.get("reasoning") or "")
+            if fields.get("stop_token_ids") and answer["finish_reason"] == "stop":
+                continue  # That token may end the answer.
+            if "tools" in form:
+                check_calls(answer["calls"])
+            else:
+                jsonschema.validate(json.loads(message["content"]), ANSWER)
+    assert any(thoughts) is has_thought
+    if fields.get("stop_token_ids"):
+        assert "a" not in "".join(thoughts)
+
+
+async def test_thinking_that_max_tokens_cuts_is_no_answer(serve: Any, engine_of: Any) -> None:
+    async with serve(engine_of(OPENED, "abcdefghij ", ends=True)) as server:
+        answer = await ask(server, {"response_format": FORMAT, "max_tokens": 6})
+        assert (answer["finish_reason"], answer["message"]["content"]) == ("length", None)
+        assert len(answer["message"]["reasoning"]) == 6
 
 
 async def test_a_form_that_looks_like_thinking(serve: Any, engine_of: Any) -> None:

@@ -38,6 +38,7 @@ def delta(text: str, finish_reason: str | None = None) -> SimpleNamespace:
     """As oneloop_core.Delta, one token."""
     return SimpleNamespace(
         index=0, text=text, token_ids=[65], finish_reason=finish_reason, stop_reason=None, error=None,
+        is_request_at_fault=False,
         logprobs=None, queue_s=None, num_cached_tokens=0, prompt_logprobs=None, pooled=None, cumulative_logprob=None,
     )  # fmt: skip
 

@@ -368,8 +368,10 @@ async def test_a_models_own_template_is_no_more_trusted(serve: Any, tiny_model: 
     (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": LOOPS}))
     async with real(serve, model=str(folder), load_format="dummy") as server:
         asked = {"messages": HELLO, "max_tokens": 2}
-        routes = (CHAT, TOKENIZE, "/render", f"{CHAT}/render")
-        rendering = [asyncio.create_task(server.post(path, asked)) for path in routes]
+        routes = [(path, asked) for path in (CHAT, TOKENIZE, "/render", f"{CHAT}/render", "/v1/messages")]
+        routes += [("/v1/messages/count_tokens", {"messages": HELLO})]
+        routes += [(path, {"input": "hello"}) for path in ("/v1/responses", "/v1/responses/render")]
+        rendering = [asyncio.create_task(server.post(path, body)) for path, body in routes]
         num_served = 0
         while not all(task.done() for task in rendering):
             assert (await server.post(COMPLETIONS, {"prompt": "a", "max_tokens": 2}))[0] == 200

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import time
 from contextlib import asynccontextmanager
+from statistics import fmean, median, variance
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from oneloop.config import EngineConfig
 from oneloop.engine.async_engine import AsyncEngine
+from oneloop.executor.null import NullExecutor, Pace
 from oneloop.tokenize.pieces import byte_letters
 
 if TYPE_CHECKING:
@@ -114,6 +118,46 @@ async def test_a_prefix_is_found_under_its_own_salt_only(serve: Any) -> None:
                 already = 0 if length == 16 else (length - 16 * 8) // 16 * 16
                 assert await cached(server, guess, salt) <= already, salt
         assert await cached(server, victim, "mine") == (len(victim) - 1) // 16 * 16
+
+
+def welch(first: list[float], second: list[float]) -> float:
+    """Welch's t of two samples."""
+    spread = variance(first) / len(first) + variance(second) / len(second)
+    return (fmean(first) - fmean(second)) / math.sqrt(spread)
+
+
+async def test_the_time_to_the_first_token_tells_nothing(serve: Any) -> None:
+    """T21: a right guess of another tenant takes as long as a wrong one; under the right salt it is seen at once."""
+    victim, wrong = ([1 + (place + shift) % 97 for place in range(2000)] for shift in (0, 50))
+    config = EngineConfig.from_flat({"executor": "null", "max_num_seqs": 8, "max_num_batched_tokens": 2048})
+    executor = NullExecutor(config, pace=Pace(step_s=0.0005, token_s=2e-5))
+    async with AsyncEngine(config, executor=executor) as engine, serve(engine) as server:
+        num_asked = 0
+
+        async def seconds(prompt: list[int], salt: str) -> float:
+            began = time.perf_counter()
+            await cached(server, prompt, salt)
+            return time.perf_counter() - began
+
+        async def t_of(salt: str) -> float:
+            """Of right guesses beside wrong ones. salt: # is another number each time."""
+            nonlocal num_asked
+            times: tuple[list[float], list[float]] = ([], [])
+            for _ in range(20):
+                for guess, sample in zip((victim, wrong), times, strict=True):
+                    num_asked += 1
+                    sample.append(await seconds(guess, salt.replace("#", str(num_asked))))
+            return abs(welch(*times))
+
+        await cached(server, victim, "mine")
+        # By chance, or for what else runs here, t is 3 and more now and then.
+        found = [await t_of("other#")]
+        while found[-1] >= 3 and len(found) < 4:
+            found.append(await t_of("other#"))
+        assert found[-1] < 3, found
+        alike = [await seconds(victim, "mine") for _ in range(9)]
+        others = [await seconds(victim, f"new{turn}") for turn in range(9)]
+        assert median(others) - median(alike) > 0.02
 
 
 async def test_another_start_has_another_secret(serve: Any) -> None:

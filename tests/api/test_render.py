@@ -239,6 +239,8 @@ BAD_RESPONSES = [
     ({"generate_response": generated(), "prompt_tokens": [1, 2]}, "prompt_tokens"),
     ({"generate_response": generated(), "chat_request": 5}, "chat_request"),
     ({"generate_response": generated(), "chat_request": {"stop": 5}}, "chat_request.stop"),
+    ({"generate_response": generated(), "chat_request": {"min_tokens": 2**63}}, "chat_request.min_tokens"),
+    ({"generate_response": generated(), "chat_request": {"min_tokens": -1}}, "chat_request.min_tokens"),
     ({"generate_response": generated(), "model": "nobody"}, "model"),
     ({"stream": True}, "generate_chunk"), ({"stream": True, "generate_response": generated()}, "generate_chunk"),
 ]  # fmt: skip
@@ -259,6 +261,12 @@ BAD_STATES = [
     ({"version": 1, "choices": [{"index": 0, "ended": 1}]}, "stream_state.choices[0].ended"),
     ({"version": 1, "choices": [{"index": 0, "ended": True}]}, "generate_chunk"),
     ({"version": 1, "choices": [{}] * 200}, "stream_state.choices"),
+    ({"version": 1, "choices": [{"thinking_end": 5}]}, "stream_state.choices[0].thinking_end"),
+    ({"version": 1, "choices": [{"thinking_end": {"tail": "0"}}]}, "stream_state.choices[0].thinking_end.tail"),
+    (
+        {"version": 1, "choices": [{"thinking_end": {"num_marks": -1}}]},
+        "stream_state.choices[0].thinking_end.num_marks",
+    ),
 ]  # fmt: skip
 
 
@@ -303,6 +311,10 @@ BAD_GENERATE = [
     ({"token_ids": [1], "sampling_params": {"logprobs": 21}}, "sampling_params.logprobs"),
     ({"token_ids": [1], "sampling_params": {"stop": [""]}}, "sampling_params.stop"),
     ({"token_ids": [1], "sampling_params": {"logprob_token_ids": [1]}}, "sampling_params.logprob_token_ids"),
+    (
+        {"token_ids": [1], "sampling_params": {"logprobs": 0, "logprob_token_ids": [264]}},
+        "sampling_params.logprob_token_ids",
+    ),
     ({"token_ids": [1], "sampling_params": {"prompt_logprobs": 21}}, "sampling_params.prompt_logprobs"),
     ({"token_ids": [1], "sampling_params": {"use_beam_search": True, "bad_words": ["a"]}}, "sampling_params.bad_words"),
     ({"token_ids": [1], "sampling_params": {"use_beam_search": True, "stop": "a"}}, "sampling_params.stop"),
@@ -403,3 +415,32 @@ async def test_token_ids_beside_calls(calling: Any) -> None:
     assert streamed == whole["choices"][0]["token_ids"]
     assert ["prompt_token_ids" in chunk for chunk in chunks] == [True] + [False] * (len(chunks) - 1)
     assert chunks[0]["prompt_token_ids"] == whole["prompt_token_ids"]
+
+
+async def test_a_form_behind_the_thinking_is_told_in_any_pieces(calling: Any) -> None:
+    """The thinking ends with the token of its mark, not with what looks like it, whatever chunks the tokens come in."""
+    tokenizer = calling.engine.tokenizer
+    end = tokenizer.token_id("</think>")
+    look_alike = list(b"</think>")
+    tokens = [*b"so ", *look_alike, *b"? ", end, *b'{"a": 1}']
+    asked = {
+        "messages": [{"role": "user", "content": "x"}],
+        "response_format": {"type": "json_object"},
+        "chat_template_kwargs": {"enable_thinking": True},
+    }
+    sent = {"prompt_token_ids": [*b"x", tokenizer.token_id("<think>")], "chat_request": asked}
+    whole = {"request_id": "r", "choices": [{"index": 0, "token_ids": [*tokens, 0], "finish_reason": "stop"}]}
+    status, reply = await calling.post("/derender", {**sent, "generate_response": whole})
+    assert status == 200, reply
+    message = reply["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("so </think>?", '{"a": 1}')
+    for size in (1, 2, 5, 100):
+        pieces = [tokens[at : at + size] for at in range(0, len(tokens), size)]
+        ends: list[str | None] = [None] * len(pieces)
+        chunks = [
+            {"request_id": "r", "choices": [{"index": 0, "token_ids": piece, "finish_reason": reason}]}
+            for piece, reason in zip([*pieces, [0]], [*ends, "stop"], strict=True)
+        ]
+        told = await derendered(calling, sent, chunks, f"{CHAT}/derender")
+        assert joined(told, "content") == {0: message["content"]}, size
+        assert joined(told, "reasoning") == {0: message["reasoning"]}, size

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from oneloop.api.protocol.fields import Fields
+from oneloop.api.responses.history import read_input
 from oneloop.tokenize.conversation import Message, Tool, ToolCall
 
 ASK = {"model": "fake", "input": "hello", "max_output_tokens": 12}
@@ -97,6 +99,24 @@ async def test_reasoning_and_calls(scripted: Any, rules: Any) -> None:
 
 
 @pytest.mark.usefixtures("marked")
+async def test_items_say_whether_they_are_whole(scripted: Any, rules: Any) -> None:
+    """A call that the model leaves off is not; neither is what a limit cuts, and events say what the end says."""
+    for script, limit, statuses in (
+        ('[now|{}][get|{"city": "K', 60, ["completed", "incomplete"]),
+        ("<t>hm</t>yes", 60, ["completed", "completed"]),
+        ("<t>hm</t>yes", 11, ["completed", "incomplete"]),
+        ("[now|{}]", 8, ["completed"]),
+    ):
+        scripted.engine.script, scripted.engine.in_step = script, True
+        whole = await ask(scripted, max_output_tokens=limit)
+        events, final = await streamed(scripted, rules, max_output_tokens=limit)
+        done = [event["item"]["status"] for event in events if event["type"] == "response.output_item.done"]
+        for told in ([item["status"] for item in whole["output"]], done):
+            assert told == statuses, script
+        assert [item["status"] for item in final["output"]] == statuses
+
+
+@pytest.mark.usefixtures("marked")
 async def test_a_call_too_deep_to_be_stored(roomy: Any) -> None:
     arguments = '{"a":' * 300 + "1" + "}" * 300
     roomy.engine.script = f"[get|{arguments}]"
@@ -152,6 +172,27 @@ async def test_items_of_the_input(server: Any) -> None:
     )
     assert form.template_arguments["reasoning_effort"] == "low"
     assert given.tools == (Tool(name="get", description="weather", parameters={"type": "object"}),)
+
+
+@pytest.mark.parametrize(
+    ("item", "thought"),
+    [
+        ({"content": [{"type": "reasoning_text", "text": "all of it"}]}, "all of it"),
+        ({"summary": [{"type": "summary_text", "text": "in short"}]}, "in short"),
+        (
+            {
+                "content": [{"type": "reasoning_text", "text": "all of it"}],
+                "summary": [{"type": "summary_text", "text": "in short"}],
+            },
+            "all of it",
+        ),
+        ({"content": [], "summary": [{"type": "summary_text", "text": "in short"}]}, "in short"),
+    ],
+)
+def test_what_was_thought(item: dict[str, Any], thought: str) -> None:
+    """Its text; the summary only of an item without one."""
+    [turn] = read_input(Fields({"input": [{"type": "reasoning", **item}]}), [])
+    assert turn["reasoning"] == thought
 
 
 @pytest.mark.usefixtures("marked")
@@ -255,6 +296,7 @@ async def test_who_leaves_cancels(scripted: Any, rules: Any) -> None:
     reply.close()
     await scripted.settled()
     assert (await until_ended(scripted, response_id))["status"] == "cancelled"
+    assert scripted.engine.generated < 200
 
 
 async def test_failures(scripted: Any, rules: Any) -> None:
@@ -325,7 +367,34 @@ async def test_fields_without_effect(server: Any) -> None:
         "nonsense": 1,
     }
     async with server.session.post(server.url + PATH, json=body) as reply:
-        assert reply.headers["X-Oneloop-Ignored"] == "include, text.verbosity, user, service_tier, nonsense"
+        assert reply.headers["X-Oneloop-Ignored"] == "include, user, service_tier, nonsense, text.verbosity"
+
+
+async def test_names_within_objects_and_items(server: Any) -> None:
+    """What comes back from a reply is known, what nobody knows is named by its path."""
+    call = {"type": "function_call", "id": "fc_1", "status": "completed", "call_id": "c", "name": "f"}
+    known = {"type": "output_text", "text": "x", "annotations": [], "logprobs": []}
+    body = {
+        **ASK,
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "x", "txt": 1}], "nam": "n"},
+            {"type": "message", "id": "m", "status": "completed", "role": "assistant", "content": [known]},
+            {**call, "argument": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "x", "outputs": "y"},
+            {"type": "reasoning", "id": "r", "content": [{"type": "reasoning_text", "text": "x", "a": 1}]},
+        ],
+        "tools": [{"type": "function", "name": "f", "parameter": {}}],
+        "tool_choice": {"type": "function", "name": "f", "mode": "x"},
+        "reasoning": {"efort": "low"},
+        "stream_options": {"include_usage": True, "include_usag": True},
+    }
+    async with server.session.post(server.url + PATH + "/render", json=body) as reply:
+        assert reply.status == 200, await reply.text()
+        named = reply.headers["X-Oneloop-Ignored"].split(", ")
+    assert sorted(named) == [
+        "input[0].content[0].txt", "input[0].nam", "input[2].argument", "input[3].outputs", "input[4].content[0].a",
+        "reasoning.efort", "stream_options.include_usag", "tool_choice.mode", "tools[0].parameter",
+    ]  # fmt: skip
 
 
 def item(**members: Any) -> dict[str, Any]:

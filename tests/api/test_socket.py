@@ -136,6 +136,33 @@ async def test_credit_holds_it_back(server: Any) -> None:
     assert talk.text("a") == talk.text("free")
 
 
+async def test_what_waits_for_credit_is_one_delta(scripted: Any) -> None:
+    """However many steps it came in."""
+    scripted.engine.script = "x" * 60
+    async with talking(scripted) as talk:
+        body = {"prompt": "hello", "max_tokens": 60, "n": 2}
+        await talk.open("a", body, "completions", credit=0)
+        assert (await talk.next())["type"] == "opened"
+        await scripted.settled()
+        await talk.say(type="credit", id="a", add=2)
+        await talk.until_ended("a")
+    texts = {chunk["choices"][0]["index"]: chunk["choices"][0]["text"] for chunk in talk.chunks("a")}
+    assert len(talk.chunks("a")) == 2
+    assert texts == {0: "x" * 60, 1: "x" * 60}
+
+
+async def test_cancelled_before_it_has_begun(scripted: Any) -> None:
+    """The two messages come together, so the second is read while the first one's prompt is prepared."""
+    scripted.engine.step_s, scripted.engine.script = 0.02, "x" * 200
+    async with talking(scripted) as talk:
+        await talk.open("a", {**CHAT, "max_tokens": 200})
+        await talk.say(type="cancel", id="a")
+        await talk.until_ended("a")
+        assert talk.received["a"][-1]["cancelled"]
+        assert not scripted.engine.live
+    assert scripted.engine.generated < 50
+
+
 async def test_without_credit_for_too_long(serve: Any) -> None:
     async with serve(write_timeout_s=0.2) as server, talking(server) as talk:
         await talk.open("a", credit=0)

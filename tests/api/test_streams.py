@@ -196,14 +196,32 @@ async def test_no_usage_unless_asked(server: Any) -> None:
     assert all("usage" not in json.loads(event) for event in events[:-1])
 
 
+async def test_usage_that_the_server_forces(serve: Any) -> None:
+    """--enable-force-include-usage: as if every stream had asked for it; whole replies are as ever."""
+    async with serve(enable_force_include_usage=True) as server:
+        for path, body in ((CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": "a"})):
+            for options in ({}, {"stream_options": {"include_usage": False}}):
+                *chunks, last, end = await server.stream(
+                    path, {**body, "max_tokens": 5, "ignore_eos": True, **options}
+                )
+                assert end == "[DONE]"
+                assert json.loads(last)["usage"]["completion_tokens"] == 5
+                assert all(json.loads(chunk)["usage"] is None for chunk in chunks)
+            assert (await server.post(path, {**body, "max_tokens": 5}))[0] == 200
+
+
 async def test_choices_are_complete_and_differ(server: Any) -> None:
     """H06."""
     body = {"prompt": "x", "n": 8, "temperature": 1, "max_tokens": 16, "seed": 3}
-    answers = await asyncio.gather(*[server.post(COMPLETIONS, body) for _ in range(30)])
-    texts = [[choice["text"] for choice in answer["choices"]] for _, answer in answers]
-    assert all(len(one) == 8 for one in texts)
-    assert all(one == texts[0] for one in texts)
-    assert len(set(texts[0])) > 1
+    for ends in ({}, {"stop": ["e", "a"]}):  # some end early
+        texts = []
+        for _ in range(5):
+            answers = await asyncio.gather(*[server.post(COMPLETIONS, {**body, **ends}) for _ in range(30)])
+            for _, answer in answers:
+                assert [choice["index"] for choice in answer["choices"]] == list(range(8))
+                texts.append([choice["text"] for choice in answer["choices"]])
+        assert all(one == texts[0] for one in texts)
+        assert len(set(texts[0])) > 1
 
 
 async def test_prompt_major_indexes(server: Any) -> None:
@@ -232,10 +250,12 @@ async def test_stop_string_never_leaks(server: Any) -> None:
         assert (parts[-1]["finish_reason"], parts[-1]["stop_reason"]) == ("stop", stop)
 
 
+@pytest.mark.parametrize("content", ["hello", "日本語で答えて"])
 @pytest.mark.parametrize("top", [None, 0, 1, 5, 20])
-async def test_chat_logprobs(server: Any, top: int | None) -> None:
-    """H04: one entry per token, its top list as long as asked, the bytes joining up to the text."""
-    body: dict[str, Any] = {"messages": HELLO, "max_tokens": 20, "seed": 2, "logprobs": True}
+async def test_chat_logprobs(server: Any, top: int | None, content: str) -> None:
+    """H04: one entry per token, its top list as long as asked, the bytes joining up to the text; streamed as whole."""
+    messages = [{"role": "user", "content": content}]
+    body: dict[str, Any] = {"messages": messages, "max_tokens": 20, "seed": 2, "logprobs": True}
     if top is not None:
         body["top_logprobs"] = top
     _, answer = await server.post(CHAT, body)
@@ -244,7 +264,9 @@ async def test_chat_logprobs(server: Any, top: int | None) -> None:
     assert len(entries) == answer["usage"]["completion_tokens"]
     assert all(len(entry["top_logprobs"]) == (top or 0) for entry in entries)
     assert b"".join(bytes(entry["bytes"]) for entry in entries).decode() == choice["message"]["content"]
-    _, plain = await server.post(CHAT, {"messages": HELLO, "max_tokens": 20, "seed": 2})
+    chunks = [json.loads(event) for event in (await server.stream(CHAT, body))[:-1]]
+    assert joined_chat(chunks, 1)[0]["logprobs"] == entries
+    _, plain = await server.post(CHAT, {"messages": messages, "max_tokens": 20, "seed": 2})
     assert plain["choices"][0]["message"] == choice["message"]
     assert plain["choices"][0]["logprobs"] is None
 
@@ -352,7 +374,17 @@ async def test_defaults_of_max_tokens(server: Any) -> None:
 
 
 async def test_min_tokens_hold_off_text_stops(server: Any) -> None:
-    """H09."""
-    body = {"prompt": "notes", "max_tokens": 60, "min_tokens": 50, "temperature": 0, "stop": "e"}
+    """H09: the first match behind min_tokens ends it, and no earlier one."""
+    body = {"prompt": "notes", "max_tokens": 100, "seed": 4, "allowed_token_ids": list(b"abcdefgh")}
+    body["return_token_ids"] = True
     _, answer = await server.post(COMPLETIONS, body)
-    assert answer["usage"]["completion_tokens"] >= 50
+    tokens = answer["choices"][0]["token_ids"]  # bytes
+    stop = bytes(tokens[70:71]).decode()
+    assert stop.encode() in bytes(tokens[:50])
+    place = bytes(tokens).index(stop.encode(), 50)
+    _, answer = await server.post(COMPLETIONS, {**body, "min_tokens": 50, "stop": stop})
+    (choice,) = answer["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
+    assert choice["token_ids"] == tokens[: place + 1]
+    assert choice["text"].encode() == bytes(tokens[:place])
+    assert answer["usage"]["completion_tokens"] == place + 1 > 50

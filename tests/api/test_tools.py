@@ -108,6 +108,7 @@ async def test_calls_without_parameters(chat: Any) -> None:
         "{}",
         '{"city": "Z"}',
     ]
+    assert len({call["id"] for call in answer["message"]["tool_calls"]}) == 2
     assert answer["finish_reason"] == "tool_calls"
     assert answer["message"]["content"] is None
 

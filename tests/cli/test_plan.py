@@ -14,7 +14,7 @@ from oneloop.cli.main import main
 from oneloop.config import EngineConfig
 from oneloop.device.cards import card_named
 from oneloop.executor.cpu import CpuExecutor
-from oneloop.formats.model_spec import ModelSpec
+from oneloop.formats.model_spec import ModelSpec, MoeSpec
 from oneloop.worker.memory.ledger import DeviceMemory
 from oneloop.worker.memory.plan import plan_memory
 from oneloop.worker.roofline import Roofline, known_roofline
@@ -28,6 +28,11 @@ LLAMA_8B = ModelSpec(
 QWEN_06B = replace(
     LLAMA_8B, architecture="Qwen3ForCausalLM", hidden_size=1024, intermediate_size=3072, num_layers=28, num_heads=16,
     vocab_size=151_936, max_position=40_960, tie_word_embeddings=True, qk_norm=True,
+)  # fmt: skip
+QWEN_30B_A3B = replace(
+    QWEN_06B, architecture="Qwen3MoeForCausalLM", hidden_size=2048, intermediate_size=6144, num_layers=48, num_heads=32,
+    num_kv_heads=4, tie_word_embeddings=False,
+    moe=MoeSpec(num_experts=128, top_k=8, intermediate_size=768, renormalised=True, layout="qwen"),
 )  # fmt: skip
 
 
@@ -192,6 +197,7 @@ def test_nothing_heavy_is_imported(llama8b):
     [
         (LLAMA_8B, 1088, {1: 3.5, 8: 3.7, 32: 4.5, 128: 7.7, 256: 13.3}),
         (QWEN_06B, 576, {1: 0.30, 8: 0.40, 64: 1.26, 256: 4.3, 512: 8.6}),
+        (QWEN_30B_A3B, 576, {1: 1.43, 32: 12.8, 128: 15.7}),
     ],
 )
 def test_decode_times_are_the_arithmetic_limits(spec, context, limits_ms):
@@ -213,6 +219,8 @@ LLAMA_70B = replace(LLAMA_8B, hidden_size=8192, intermediate_size=28_672, num_la
         ("h200", LLAMA_8B, 2048),
         ("h200", LLAMA_70B, 256),
         ("h200", QWEN_06B, 32_768),
+        # 50 ms are 6,200 tokens of 6.04 GFLOP; experts' weights are met by one token in 16.
+        ("h200", QWEN_30B_A3B, 8192),
         ("a100-80gb", LLAMA_8B, 1024),
         ("rtx4090", LLAMA_8B, 512),
     ],

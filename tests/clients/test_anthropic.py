@@ -128,7 +128,8 @@ WEATHER: Any = {
 def test_a_call_and_its_result(claude: anthropic.Anthropic) -> None:
     """A call that must come, whole and streamed; its result goes back into the conversation."""
     asked: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
-    options = ask(messages=asked, tools=[WEATHER], tool_choice={"type": "any"}, max_tokens=64)
+    choice = {"type": "any", "disable_parallel_tool_use": True}
+    options = ask(messages=asked, tools=[WEATHER], tool_choice=choice, max_tokens=64)
     whole: Any = claude.messages.create(**options)
     (call,) = whole.content
     assert (call.type, call.name, call.input) == ("tool_use", "weather", {"city": "Paris"})

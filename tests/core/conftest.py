@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
 
-from oneloop_core import Core, CoreConfig, Delta, SlabLayout, Vocabulary
+from oneloop_core import Core, CoreConfig, Delta, GrammarMatcher, SlabLayout, Vocabulary
 
 DTYPES = {"i32": np.int32, "i64": np.int64, "f32": np.float32}
+MAX_TRIES = 600
+"""Pieces that are tried in the search for an order of the properties."""
 WEIGHTS = (np.arange(1, 1 << 16, dtype=np.int64) * 40_503) % 65_521
 
 
@@ -201,3 +206,80 @@ def reference() -> Callable[..., list[int]]:
         return tokens[len(prompt) :]
 
     return generate
+
+
+def named_orders(schema: Any) -> list[dict[str, int]]:
+    """For each `properties` in a schema the places of its names."""
+    if isinstance(schema, list):
+        return [found for each in schema for found in named_orders(each)]
+    if not isinstance(schema, dict):
+        return []
+    names = schema.get("properties")
+    own = [{name: place for place, name in enumerate(names)}] if isinstance(names, dict) else []
+    return own + [found for each in schema.values() for found in named_orders(each)]
+
+
+def ordered_text(matcher: GrammarMatcher, value: Any, style: tuple[str, str], schema: Any) -> str | None:
+    """The value's text with its properties in an order that the grammar allows, if there is one.
+
+    The first that is tried is that of the `properties` in the schema that name most of them, and others behind them.
+    """
+    comma, colon = style
+    orders = [{}, *named_orders(schema)]
+    # What is within a member seldom decides about those behind it: at first each has one spelling.
+    tries, num_spellings = itertools.count(), 1
+
+    def pushed(matcher: GrammarMatcher, text: str) -> GrammarMatcher | None:
+        fork, ids = matcher.fork(), list(text.encode())
+        return fork if next(tries) < MAX_TRIES and fork.accept(ids) == len(ids) else None
+
+    def spelled(matcher: GrammarMatcher, value: Any) -> Iterator[tuple[GrammarMatcher, str]]:
+        if isinstance(value, dict):
+            order = max(orders, key=lambda order: len(order.keys() & value.keys()))
+            names = sorted(value, key=lambda name: order.get(name, len(order)))
+            yield from parts(
+                matcher, "{", "}", tuple(names), lambda name: f"{json.dumps(name)}{colon}", value
+            )
+        elif isinstance(value, list):
+            yield from parts(matcher, "[", "]", tuple(range(len(value))), None, value)
+        else:
+            text = json.dumps(value, ensure_ascii=False)
+            if (after := pushed(matcher, text)) is not None:
+                yield after, text
+
+    def parts(
+        matcher: GrammarMatcher,
+        opening: str,
+        closing: str,
+        left: tuple[Any, ...],
+        key: Callable[[str], str] | None,
+        values: Any,
+    ) -> Iterator[tuple[GrammarMatcher, str]]:
+        if not left:
+            if (after := pushed(matcher, opening + closing if opening in "{[" else closing)) is not None:
+                yield after, opening + closing if opening in "{[" else closing
+            return
+        for name in left if key else left[:1]:
+            before = opening + (key(name) if key else "")
+            after = pushed(matcher, before)
+            if after is None:
+                continue
+            for then, text in itertools.islice(spelled(after, values[name]), num_spellings):
+                rest = tuple(other for other in left if other != name)
+                if rest:
+                    for end, tail in parts(then, comma, closing, rest, key, values):
+                        yield end, before + text + tail
+                elif (end_of_all := pushed(then, closing)) is not None:
+                    yield end_of_all, before + text + closing
+
+    found = next((text for end, text in spelled(matcher, value) if end.may_end()), None)
+    if found is None:
+        tries, num_spellings = itertools.count(), MAX_TRIES
+        found = next((text for end, text in spelled(matcher, value) if end.may_end()), None)
+    return found
+
+
+@pytest.fixture
+def in_some_order() -> Callable[..., str | None]:
+    """`ordered_text`."""
+    return ordered_text

@@ -69,10 +69,10 @@ def test_the_layout_is_aligned_and_dense() -> None:
     assert layout.fields[first_mask].offset == layout.mask_offset
     assert names[first_output:first_mask] == [
         "output_token", "output_rank", "output_logprob_token", "output_logprob", "score_rank", "score_logprob_token",
-        "score_logprob", "pooled",
+        "score_logprob", "pooled", "pick_logprob",
     ]  # fmt: skip
     masks = [(item.name, item.length) for item in layout.fields[first_mask:]]
     rows, words = GOOD.get("max_num_seqs", 256), -(-GOOD["vocab_size"] // 32)
     assert masks == [("mask_header", 8), ("sample_mask_row", rows), ("mask_word", rows * words)]
     assert layout.header["step_id"] == 0
-    assert len(set(layout.header.values())) == len(layout.header) == 26
+    assert len(set(layout.header.values())) == len(layout.header) == 28

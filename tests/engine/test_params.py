@@ -5,7 +5,7 @@ import math
 import pytest
 
 from oneloop import SamplingParams
-from oneloop.engine.params import SamplingDefaults
+from oneloop.engine.params import MAX_LOGPROB_ENTRIES, SamplingDefaults
 from oneloop.errors import ConfigError, RequestError
 from oneloop.formats.generation import GenerationDefaults
 
@@ -26,6 +26,8 @@ BAD = [
     ("seed", 2**70), ("seed", 1.5), ("seed", 2**63),
     ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", 2**63), ("max_tokens", "many"),
     ("min_tokens", -1), ("min_tokens", 10**12),
+    ("logprob_token_ids", [100]), ("logprob_token_ids", [-1]), ("logprob_token_ids", [1] * 129),
+    ("logprob_token_ids", "1"),
     ("stop", [""]), ("stop", [5]), ("stop", "x" * 1025), ("stop", "€" * 400), ("stop", ["a"] * 17), ("stop", "\ud800"),
     ("stop_token_ids", [100]), ("stop_token_ids", [-1]), ("stop_token_ids", [2**40]), ("stop_token_ids", ["1"]),
     ("stop_token_ids", [1] * 257), ("stop_token_ids", 7), ("stop_token_ids", "12"), ("stop_token_ids", {7: 1}),
@@ -101,3 +103,28 @@ def test_a_limit_that_was_chosen_must_fit_the_context_and_a_default_is_cut():
         with pytest.raises(RequestError) as caught:
             params.behind(num_prompt_tokens, 100)
         assert caught.value.field == field
+
+
+def test_the_log_probabilities_of_answers_are_bounded_together():
+    """n x tokens x entries of a token: a limit that was chosen must keep to it, a default is cut."""
+    context = 1 << 20
+    named = {"logprob_token_ids": list(range(63))}
+    for asked, entries in (
+        ({"logprobs": 0}, 1),
+        ({"logprobs": 20}, 21),
+        (named, 64),
+        ({**named, "n": 4}, 256),
+    ):
+        most = MAX_LOGPROB_ENTRIES // entries
+        room = min(most, context - 10)
+        assert resolve(max_tokens=room, **asked).behind(10, context).max_tokens == room
+        cut = resolve(max_tokens=None, **asked).behind(10, context).max_tokens
+        assert cut == (None if most >= context - 10 else most)
+        model = SamplingDefaults(max_tokens=context)
+        assert resolve(model, max_tokens=None, **asked).behind(10, context).max_tokens == room
+        if most < context - 10:
+            for wrong in ({"max_tokens": most + 1}, {"max_tokens": None, "min_tokens": most + 1}):
+                with pytest.raises(RequestError) as caught:
+                    resolve(**wrong, **asked).behind(10, context)
+                assert caught.value.field == "logprobs"
+    assert resolve(max_tokens=context - 10, n=8).behind(10, context).max_tokens == context - 10

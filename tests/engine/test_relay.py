@@ -39,7 +39,8 @@ def relay():
 def delta(tokens, index=0, finish=None):
     return SimpleNamespace(
         index=index, text="x" * len(tokens), token_ids=tokens, finish_reason=finish, logprobs=None, stop_reason=None,
-        error=None, queue_s=None, num_cached_tokens=0, prompt_logprobs=None, pooled=None, cumulative_logprob=None,
+        error=None, is_request_at_fault=False,
+        queue_s=None, num_cached_tokens=0, prompt_logprobs=None, pooled=None, cumulative_logprob=None,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ def delta(index=0, text="", tokens=(), finish=None, **more):
         "logprobs": None,
         "stop_reason": None,
         "error": None,
+        "is_request_at_fault": False,
         "queue_s": None,
         "prompt_logprobs": None,
         "pooled": None,

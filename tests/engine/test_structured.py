@@ -16,10 +16,12 @@ from oneloop.engine.grammars import MAX_WAITING, Grammars
 from oneloop.engine.structured import GrammarSpec
 from oneloop.errors import OverloadedError, RequestError
 from oneloop.executor.null import NullExecutor
-from oneloop_core import Vocabulary
+from oneloop_core import GrammarBusyError, Vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from oneloop_core import Grammar
 
 END = 256
 SCHEMA = {
@@ -137,6 +139,22 @@ async def test_what_waits_is_bounded(vocabulary: Vocabulary) -> None:
     results = await asyncio.gather(*asked, return_exceptions=True)
     assert sum(isinstance(result, OverloadedError) for result in results) == 9
     assert sum(isinstance(result, BaseException) for result in results) == 9
+
+
+async def test_what_was_not_looked_at_may_be_asked_again(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While too many compilations run on, others are not to blame."""
+    grammars = Grammars(vocabulary, [END])
+
+    def compile_none(compiler: object, spec: GrammarSpec) -> Grammar:
+        raise GrammarBusyError("too many grammars are being compiled")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("oneloop.engine.grammars._compile", compile_none)
+        with pytest.raises(OverloadedError, match="too many grammars"):
+            await grammars.get(regex("a"))
+    assert (await grammars.get(regex("a"))).matcher().accept(list(b"a")) == 1
 
 
 async def test_a_flood_of_grammars_settles(vocabulary: Vocabulary) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from oneloop.errors import ModelError
 from oneloop.formats.generation import hf_generation_defaults
@@ -27,6 +28,9 @@ LLAMA: dict[str, Any] = {
 }
 QWEN2 = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
 QWEN3 = {**LLAMA, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+QWEN2_MOE = {**LLAMA, "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe"}
+QWEN3_MOE = {**LLAMA, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"}
+MIXTRAL = {**LLAMA, "architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
 MISTRAL = {**LLAMA, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None}
 
 
@@ -48,7 +52,11 @@ def test_a_llama(tmp_path: Path) -> None:
     assert (spec.qkv_bias, spec.output_bias, spec.mlp_bias, spec.qk_norm) == (False,) * 4
 
 
-@pytest.mark.parametrize("config", [LLAMA, QWEN2, QWEN3, MISTRAL], ids=lambda config: config["model_type"])
+@pytest.mark.parametrize(
+    "config",
+    [LLAMA, QWEN2, QWEN3, MISTRAL, MIXTRAL, QWEN2_MOE, QWEN3_MOE],
+    ids=lambda config: config["model_type"],
+)
 @pytest.mark.parametrize(
     "extra", [{}, {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}]
 )
@@ -68,6 +76,47 @@ def test_defaults_and_biases_equal_transformers(tmp_path: Path, config: dict, ex
     assert ("lm_head.weight" not in names) == spec.tie_word_embeddings
     assert tuple(names[f"{layer}.self_attn.k_proj.weight"].shape) == (spec.num_kv_heads * spec.head_dim, 64)
     assert theirs.rope_parameters["rope_theta"] == spec.rope_theta
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        MIXTRAL,
+        MIXTRAL | {"num_local_experts": 4, "num_experts_per_tok": 1},
+        QWEN2_MOE | {"num_experts": 10},
+        QWEN2_MOE | {"num_experts": 8, "shared_expert_intermediate_size": 24, "moe_intermediate_size": 12},
+        QWEN3_MOE | {"norm_topk_prob": True, "mlp_only_layers": [1, 9], "num_experts": 16},
+        QWEN3_MOE | {"decoder_sparse_step": 2, "num_local_experts": 16},
+    ],
+    ids=str,
+)
+def test_experts_equal_transformers(tmp_path: Path, config: dict) -> None:
+    """The sparse blocks of transformers' own model are those that the spec describes, defaults included."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    spec = hf_model_spec(folder(tmp_path, config))
+    moe = spec.moe
+    assert moe is not None
+    theirs = AutoConfig.from_pretrained(tmp_path)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(theirs)
+    for index, layer in enumerate(model.model.layers):
+        assert hasattr(layer.mlp, "experts") == spec.is_sparse(index)
+        if not spec.is_sparse(index):
+            continue
+        down = layer.mlp.experts.down_proj
+        assert tuple(down.shape) == (moe.num_experts, spec.hidden_size, moe.intermediate_size)
+        assert layer.mlp.gate.top_k == moe.top_k
+        shared = getattr(layer.mlp, "shared_expert", None)
+        assert (0 if shared is None else shared.down_proj.in_features) == moe.shared_intermediate_size
+        assert hasattr(layer.mlp, "shared_expert_gate") == moe.shared_gate
+    assert getattr(theirs, "norm_topk_prob", True) == moe.renormalised
+    assert theirs.rms_norm_eps == spec.rms_norm_eps
+
+
+def test_families_of_experts_without_any(tmp_path: Path) -> None:
+    for changes in ({"num_experts": 0}, {"mlp_only_layers": [0, 1]}, {"decoder_sparse_step": 3}):
+        assert hf_model_spec(folder(tmp_path, QWEN3_MOE | changes)).moe is None
 
 
 @pytest.mark.parametrize(
@@ -150,14 +199,36 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "activation": (LLAMA | {"hidden_act": "gelu"}, "hidden_act", "silu"),
     "activation as code": (LLAMA | {"hidden_act": "os.system"}, "hidden_act", "not supported"),
     "quantised": (
-        LLAMA | {"quantization_config": {"quant_method": "gptq"}},
-        "quantization_config",
-        "not supported",
+        LLAMA | {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
+        "quantization_config.quant_method",
+        "'bitsandbytes' is not supported; supported are compressed-tensors, fbgemm_fp8, fp8, awq, gptq",
     ),
     "missing size": ({k: v for k, v in LLAMA.items() if k != "hidden_size"}, "hidden_size", "missing"),
     "size a string": (LLAMA | {"hidden_size": "64"}, "hidden_size", "whole number"),
     "size true": (LLAMA | {"num_hidden_layers": True}, "num_hidden_layers", "whole number"),
     "size 0": (LLAMA | {"vocab_size": 0}, "vocab_size", "out of range"),
+    "more chosen than there are": (MIXTRAL | {"num_experts_per_tok": 9}, "num_experts_per_tok", "1 to 8"),
+    "too many experts": (QWEN3_MOE | {"num_experts": 5000}, "num_experts", "out of range"),
+    "quantised experts": (
+        QWEN3_MOE | {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
+        "quantization_config",
+        "quantised experts",
+    ),
+    "no list of layers": (QWEN3_MOE | {"mlp_only_layers": 3}, "mlp_only_layers", "a list of numbers"),
+    "no number of a layer": (QWEN3_MOE | {"mlp_only_layers": [True]}, "mlp_only_layers", "a list of numbers"),
+    "sparse step zero": (QWEN3_MOE | {"decoder_sparse_step": 0}, "decoder_sparse_step", "out of range"),
+    "expert without width": (
+        QWEN3_MOE | {"moe_intermediate_size": 0},
+        "moe_intermediate_size",
+        "out of range",
+    ),
+    "no shared expert": (
+        QWEN2_MOE | {"shared_expert_intermediate_size": 0},
+        "shared_expert_intermediate_size",
+        "out of range",
+    ),
+    "no biases": (QWEN2_MOE | {"qkv_bias": False}, "qkv_bias", "false is not supported"),
+    "a window of Mixtral": (MIXTRAL | {"sliding_window": 128}, "sliding_window", "not supported"),
     "size negative": (LLAMA | {"intermediate_size": -1}, "intermediate_size", "out of range"),
     "size 10^30": (LLAMA | {"hidden_size": 10**30}, "hidden_size", "out of range"),
     "heads do not divide": (
@@ -206,8 +277,27 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "full_attention",
     ),
     "dtype": (LLAMA | {"torch_dtype": "int8"}, "torch_dtype", "int8"),
+    "matryoshka, no list": (LLAMA | {"matryoshka_dimensions": 64}, "matryoshka_dimensions", "list of sizes"),
+    "matryoshka, too large": (
+        LLAMA | {"matryoshka_dimensions": [2, 1 << 20]},
+        "matryoshka_dimensions",
+        "1 to hidden_size",
+    ),
     "tie a string": (LLAMA | {"tie_word_embeddings": "yes"}, "tie_word_embeddings", "true or false"),
 }
+
+
+@pytest.mark.parametrize(
+    ("extra", "sizes"),
+    [
+        ({}, None),
+        ({"is_matryoshka": False}, None),
+        ({"is_matryoshka": True}, ()),
+        ({"matryoshka_dimensions": [16]}, (16, LLAMA["hidden_size"])),
+    ],
+)
+def test_vectors_that_may_be_cut(tmp_path: Path, extra: dict, sizes: tuple[int, ...] | None) -> None:
+    assert hf_model_spec(folder(tmp_path, LLAMA | extra)).short_vectors == sizes
 
 
 @pytest.mark.parametrize("name", REFUSED)

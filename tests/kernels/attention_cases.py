@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from oneloop_kernels.launch import INTERPRETED
+from oneloop_kernels.ops.kv_cache.reference import as_copyable, narrowed
 from oneloop_kernels.ops.paged_attention import DEVICE_ATTENTION, AttentionShape, AttentionStep
 from oneloop_kernels.registry import prefer
 from oneloop_kernels.testing import assert_close
@@ -52,10 +53,11 @@ def dense(queries, keys, values, first_position, shape, sinks):
 
 
 def make_case(
-    inputs, shape, rows, dtype, *, by_head=False, shared=0, sinks=None, max_rows=None, qk_factor=1.0
-):
+    inputs, shape, rows, dtype, *, by_head=False, shared=0, sinks=None, max_rows=None, qk_factor=1.0,
+    cache_dtype=None,
+):  # fmt: skip
     """rows: (scheduled, computed) each, single ones first. The first `shared` blocks are the same in all rows whose
-    computed tokens fill them.
+    computed tokens fill them. cache_dtype: what the cache keeps of keys and values is what is expected to be used.
 
     Nobody may look at: cache slots that no row has written (NaN), padding tokens and rows, unused table entries.
     """
@@ -73,7 +75,7 @@ def make_case(
         if by_head
         else (len(ids), size, 2 * shape.num_kv_heads, dim)
     )
-    cache = inputs.poisoned(*storage, dtype=dtype)
+    cache = inputs.poisoned(*storage, dtype=torch.float32).to(cache_dtype or dtype)
     cache = cache.transpose(1, 2) if by_head else cache
     qkv = inputs.poisoned(num_tokens + 5, heads + 2 * shape.num_kv_heads, dim, dtype=dtype)
     qkv[:num_tokens] = inputs.normal(num_tokens, heads + 2 * shape.num_kv_heads, dim, dtype=dtype)
@@ -91,11 +93,11 @@ def make_case(
         past = inputs.normal(computed, 2 * shape.num_kv_heads, dim, dtype=dtype)
         if sharer:
             past[: len(common_kv)] = common_kv
-        kv = torch.cat((past, own[:, heads:]))
+        kv = narrowed(torch.cat((past, own[:, heads:])), cache.dtype)
         positions = torch.arange(computed + scheduled)
         blocks = torch.tensor(table)[positions // size].to(cache.device)
-        cache[blocks, (positions % size).to(cache.device)] = kv
-        keys, values = kv.double().chunk(2, 1)
+        as_copyable(cache)[blocks, (positions % size).to(cache.device)] = as_copyable(kv)
+        keys, values = kv.to(dtype).double().chunk(2, 1)
         expected.append(dense(own[:, :heads].double(), keys, values, computed, shape, sinks))
         first += scheduled
     step = make_step(rows, slots, tables, max_rows, cache.device)
@@ -122,7 +124,16 @@ def make_step(rows, slots, tables, max_rows, device):
 
 
 def make_attention(
-    shape, dtype, device, *, max_rows=40, max_tokens=512, max_blocks=1 << 10, ordered=False, **config
+    shape,
+    dtype,
+    device,
+    *,
+    max_rows=40,
+    max_tokens=512,
+    max_blocks=1 << 10,
+    cache_dtype=None,
+    ordered=False,
+    **config,
 ):
     """config: fields of DecodeConfig and TilesConfig as decode_…, tiles_… and shared_…, of AttentionConfig; sms."""
     from oneloop_kernels.ops.paged_attention.triton.configs import default_config
@@ -138,7 +149,7 @@ def make_attention(
     sms = config.pop("sms", None)
     return factory(
         shape, max_rows=max_rows, max_tokens=max_tokens, max_blocks_per_row=max_blocks, dtype=dtype, device=device,
-        ordered=ordered, config=dataclasses.replace(tuned, **parts, **config), sms=sms,
+        cache_dtype=cache_dtype, ordered=ordered, config=dataclasses.replace(tuned, **parts, **config), sms=sms,
     )  # fmt: skip
 
 

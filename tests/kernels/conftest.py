@@ -57,6 +57,12 @@ def kernel_dtype(request) -> torch.dtype:
     return request.param
 
 
+@pytest.fixture(params=[dtype for dtype in KERNEL_DTYPES if dtype.itemsize == 2], ids=str)
+def half_dtype(request) -> torch.dtype:
+    """Those of 16 bits among them."""
+    return request.param
+
+
 class RandomInputs:
     """Fresh random tensors on the device of the kernels.
 
@@ -103,3 +109,9 @@ def inputs(kernel_device) -> RandomInputs:
 def device_inputs(kernel_device) -> RandomInputs:
     """For large tensors."""
     return random_inputs(kernel_device, kernel_device)
+
+
+@pytest.fixture
+def cpu_inputs() -> RandomInputs:
+    """On the CPU, wherever the kernels are."""
+    return random_inputs(torch.device("cpu"), torch.device("cpu"))

@@ -7,6 +7,8 @@ import random
 import pytest
 import torch
 
+from oneloop_kernels.ops.float8 import FP8
+
 
 @pytest.fixture
 def hopper(kernel_device):
@@ -22,22 +24,24 @@ def streams(stages=6, programs_per_sm=1):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("cache_dtype", [None, FP8], ids=["wide", "8 bits"])
 @pytest.mark.parametrize(("programs_per_sm", "stages"), [(1, 6), (2, 3)])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "block_size"),
     [(32, 8, 16), (16, 8, 16), (4, 4, 32), (16, 2, 64), (8, 1, 128), (8, 2, 8)],
 )
 def test_streams_of_keys(
-    cases, inputs, hopper, kernel_dtype, heads, kv_heads, block_size, programs_per_sm, stages
+    cases, inputs, hopper, kernel_dtype, heads, kv_heads, block_size, programs_per_sm, stages, cache_dtype
 ):
     shape = cases.make_shape(heads, kv_heads, head_dim=128, block_size=block_size)
     attention = cases.make_attention(
-        shape, kernel_dtype, hopper, streamed=streams(stages, programs_per_sm), max_tokens=64
-    )
+        shape, kernel_dtype, hopper, max_tokens=64, cache_dtype=cache_dtype,
+        **{("narrow_" if cache_dtype else "") + "streamed": streams(stages, programs_per_sm)},
+    )  # fmt: skip
     rng = random.Random(int(inputs.integers(0, 1 << 30, 1)))
     some = [(1, rng.randint(0, 900)) for _ in range(30)]
     for rows in (some, [(1, 63)], [(1, n) for n in (64, 0, 127, 62, 15, 16)], [(1, 4100), (1, 0)]):
-        case = cases.make_case(inputs, shape, rows, kernel_dtype, by_head=True)
+        case = cases.make_case(inputs, shape, rows, kernel_dtype, by_head=True, cache_dtype=cache_dtype)
         cases.check(case, attention, kernel_dtype, layers=3, may_share=False)
 
 
@@ -91,6 +95,7 @@ def test_what_the_kernels_of_hopper_cannot_do(cases, inputs, hopper, why):
         ({"head_dim": 64}, []),
         ({"sliding_window": 9}, []),
         ({"block_size": 48}, []),
+        ({"cache_dtype": FP8}, ["stream 1 True"]),
     ],
     ids=str,
 )
@@ -109,13 +114,17 @@ def test_which_steps_the_kernels_of_hopper_serve(cases, inputs, monkeypatch, ker
     )
     step = {"has_multi": True, "num_rows": 1, "may_share": False, "by_head": True, "sinks": False} | change
     more = {key: step.pop(key) for key in ("sliding_window", "block_size", "head_dim") if key in step}
+    cache_dtype = step.pop("cache_dtype", None)
     shape = cases.make_shape(2, 1, **{"head_dim": 128} | more)
+    streamed = ((8, streaming(6, 1)), (MANY_ROWS, streaming(3, 2)))
     attention = cases.make_attention(
-        shape, torch.float16, kernel_device, sms=3, tiles_block_m=128, tiles_ring=5,
-        streamed=((8, streaming(6, 1)), (MANY_ROWS, streaming(3, 2))),
+        shape, torch.float16, kernel_device, sms=3, tiles_block_m=128, tiles_ring=5, cache_dtype=cache_dtype,
+        **{"narrow_streamed" if cache_dtype else "streamed": streamed},
     )  # fmt: skip
     rows = [(1, 20)] * step["num_rows"] + [(5, 3)] * step["has_multi"]
-    case = cases.make_case(inputs, shape, rows, torch.float16, by_head=step["by_head"])
+    case = cases.make_case(
+        inputs, shape, rows, torch.float16, by_head=step["by_head"], cache_dtype=cache_dtype
+    )
     plan = attention.plan(case.step, len(rows), 40, step["has_multi"], may_share=step["may_share"])
     out = inputs.poisoned(len(case.qkv), 2 * shape.head_dim, dtype=torch.float16)
     plan.run(case.qkv, case.cache, out, inputs.normal(2) if step["sinks"] else None)

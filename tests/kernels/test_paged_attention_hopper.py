@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from oneloop_kernels.ops.float8 import FP8
 from oneloop_kernels.ops.paged_attention.triton.hopper import box_layout
 from oneloop_kernels.testing.hopper import KernelSpec, compile_all_for_hopper
 
@@ -57,14 +58,15 @@ def tiles_spec(*, tma, partial):
     return KernelSpec(f"{MODULE}.tiles", "tiles_kernel", signature, constants, options, ("max_rows",))
 
 
-def boxes(*shape):
-    return f"tensordesc<bf16[{', '.join(map(str, shape))}],{box_layout(torch.bfloat16, *shape)!r}>"
+def boxes(*shape, dtype=torch.bfloat16, name="bf16"):
+    return f"tensordesc<{name}[{', '.join(map(str, shape))}],{box_layout(dtype, *shape)!r}>"
 
 
-def stream_spec(heads, block_size, *, beside=False):
+def stream_spec(heads, block_size, *, beside=False, narrow=False):
     box = min(64, block_size)
+    cache = boxes(box, 128, dtype=FP8, name="fp8e4nv") if narrow else boxes(box, 64)
     signature = pointers("row_slot seq_lens block_tables programs split tickets") | {
-        "q_desc": boxes(8, 64), "kv_desc": boxes(box, 64), "out_ptr": "*bf16", "table_stride": "i32",
+        "q_desc": boxes(8, 64), "kv_desc": cache, "out_ptr": "*bf16", "table_stride": "i32",
         "partial_acc": "*fp32", "partial_norm": "*fp32", "scale_log2": "fp32",
     }  # fmt: skip
     constants = {
@@ -161,6 +163,7 @@ def reports():
         "stream beside": stream_spec(HEADS, 16, beside=True),
         "stream, groups of 8": stream_spec(64, 64),
         "stream, groups of 1": stream_spec(8, 128),
+        "stream, 8 bits": stream_spec(HEADS, 16, narrow=True),
         "prefill": prefill_spec(HEADS, 16),
         "prefill, groups of 8": prefill_spec(64, 64),
         "prefill, groups of 1": prefill_spec(8, 128),
@@ -211,6 +214,14 @@ def test_kernels_of_hopper_copy_by_boxes_and_use_its_matrix_units(reports, name,
 @pytest.mark.parametrize("name", ["ordered decode", "ordered blocks"])
 def test_two_programs_in_the_fixed_order_share_a_multiprocessor(reports, name):
     assert 2 * (reports[name].shared + 1024) <= 228 * 1024
+
+
+def test_keys_in_8_bits_are_widened_two_at_a_time(reports):
+    report = reports["stream, 8 bits"]
+    matrices = 3  # the first keys, values, the next keys
+    assert report.count(r"F2FP\.F16\.E4M3") == matrices * 64 * 128 // 128 // 2
+    assert report.count("HGMMA") == reports["stream"].count("HGMMA")
+    assert report.registers <= 128
 
 
 def test_queries_come_in_few_boxes(reports):

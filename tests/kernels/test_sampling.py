@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from oneloop_kernels.ops.sampling import SAMPLING, Draws, Penalties, Truncation, reference
+from oneloop_kernels.ops.sampling import SAMPLING, Draws, Penalties, Truncation, race, reference
 from oneloop_kernels.testing import assert_close
 
 OPS = SAMPLING.resolve(torch.device("cpu"), torch.float32)
@@ -214,11 +214,65 @@ def test_top_p_where_the_likeliest_are_not_enough(monkeypatch, top_p):
     assert len(set(tokens.tolist())) > 0.9 * int(kept.sum())
 
 
-def test_rows_are_drawn_in_parts(monkeypatch):
-    logits = torch.randn(23, 100, generator=torch.Generator().manual_seed(8))
+def winners(logits, parameters):
+    """The draw by its definition: every token's noise."""
+    tokens = torch.arange(logits.shape[1], dtype=torch.int32)
+    scaled = (logits - logits.amax(-1, keepdim=True)) / parameters.temperature[:, None]
+    if parameters.min_p is not None:
+        scaled[scaled < parameters.min_p.log()[:, None]] = -torch.inf
+    return (scaled + OPS.noise(parameters.seed, parameters.output_index, tokens)).argmax(-1)
+
+
+def models_logits(num_rows, vocab_size, seed):
+    """As a model gives them: few likely tokens, a long tail."""
+    generator = torch.Generator().manual_seed(seed)
+    ranked = -1.6 * torch.arange(1, vocab_size + 1).log()
+    order = torch.rand(num_rows, vocab_size, generator=generator).argsort(-1)
+    return ranked[order] + torch.randn(num_rows, vocab_size, generator=generator)
+
+
+@pytest.mark.parametrize("vocab_size", [97, 128, 3000, 49152])
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 30.0])
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_groups_that_are_not_looked_at_cannot_win(vocab_size, temperature, is_transposed):
+    logits = models_logits(40, vocab_size, seed=vocab_size)
+    logits[3, : vocab_size - 2] = -torch.inf
+    logits[4] = 0.0
+    given = logits.T.contiguous().T if is_transposed else logits.clone()
+    for min_p in (None, 0.02):
+        parameters = draws(40, temperature=temperature, seed=vocab_size, min_p=min_p)
+        assert torch.equal(OPS.draw(given.clone(), parameters), winners(logits, parameters))
+
+
+def test_few_groups_are_looked_at(monkeypatch):
+    looked_at = []
+    run = race._run
+    monkeypatch.setattr(race, "_run", lambda *given: looked_at.append(len(given[1])) or run(*given))
+    OPS.draw(models_logits(64, 49152, seed=1), draws(64))
+    assert sum(looked_at) < 64 * 49152 / 128 / 8
+
+
+def test_many_groups_are_looked_at_in_parts(monkeypatch):
+    logits = torch.zeros(23, 3000)
     whole = OPS.draw(logits.clone(), draws(23))
-    monkeypatch.setattr(reference, "_MAX_SCRATCH_ELEMENTS", 250)
+    monkeypatch.setattr(race, "_GROUPS_AT_ONCE", 7)
     assert torch.equal(OPS.draw(logits.clone(), draws(23)), whole)
+    assert torch.equal(whole, winners(logits, draws(23)))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"min_p": 0.1}, {"top_k": 3}, {"top_p": 0.8}, {"top_k": 9, "top_p": 0.9}], ids=str
+)
+def test_a_draw_among_some_tokens_is_the_draw_with_the_others_masked(options):
+    logits = models_logits(60, 1000, seed=3)
+    token_ids = torch.stack([torch.randperm(1000)[:30].sort().values for _ in range(60)])
+    among = logits.gather(1, token_ids)
+    among[:20, 25:] = -torch.inf
+    masked = torch.full_like(logits, -torch.inf).scatter_(1, token_ids, among)
+    expected = OPS.draw(masked, draws(60, temperature=0.9, seed=4, **options))
+    tokens = OPS.draw_among(among, token_ids, draws(60, temperature=0.9, seed=4, **options))
+    assert torch.equal(tokens, expected)
+    assert len(set(tokens.tolist())) > 20
 
 
 def test_wide_nuclei_and_penalties_are_computed_in_parts(monkeypatch):
@@ -282,17 +336,25 @@ def test_a_row_draws_the_same_whatever_the_batch():
     assert len(set(together.tolist())) > 40
 
 
-@pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}], ids=str)
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_ids_stay_in_range_whatever_the_logits(options, value):
+def logits_with(value):
+    """Rows in which the value is everywhere, once, and almost everywhere; then finite ones."""
     logits = torch.zeros(6, 37)
     logits[0] = value
     logits[1, 5] = value
     logits[2, 1:] = value
     logits[3, ::2] = value
     logits[4] = 3e38
-    tokens = OPS.draw(logits, draws(6, **options))
-    assert bool(((tokens >= 0) & (tokens < 37)).all())
+    return logits
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}], ids=str)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_ids_stay_in_range_and_rows_without_a_distribution_have_none(options, value):
+    tokens = OPS.draw(logits_with(value), draws(6, **options))
+    is_none = torch.tensor([value > -torch.inf or value != value] * 4 + [False] * 2)
+    assert torch.equal(tokens == -1, is_none)
+    assert bool(((tokens >= -1) & (tokens < 37)).all())
+    assert torch.equal(OPS.likeliest(logits_with(value)) == -1, is_none)
 
 
 def test_the_only_token_left_is_always_drawn():

@@ -35,13 +35,35 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
+    "qwen2_moe": (transformers.Qwen2MoeConfig, transformers.Qwen2MoeForCausalLM),
+    "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
+}
+
+EXPERTS: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 3, "num_experts_per_tok": 2},
+    "qwen2_moe": {
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 48,
+    },
+    "qwen3_moe": {
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "mlp_only_layers": [0],
+        "norm_topk_prob": True,
+    },
 }
 
 
 def tiny_model(family: str, **options: Any) -> Any:
     """transformers' model with random weights that are exact in bfloat16, norms and biases included."""
     config_class, model_class = CLASSES[family]
-    extra = {"head_dim": 16} if family == "qwen3" else {}
+    extra: dict[str, Any] = {"head_dim": 16} if family == "qwen3" else {}
+    if family in EXPERTS:
+        extra = EXPERTS[family]
     model = model_class(config_class(**SIZES, **extra, **options)).eval()
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():

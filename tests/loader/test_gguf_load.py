@@ -17,6 +17,9 @@ from oneloop.formats.gguf import read_gguf
 from oneloop.loader.gguf import load_gguf_weights
 from oneloop.loader.gguf_tensors import check_gguf, gguf_name
 from oneloop.loader.resolve import resolve_model
+from oneloop.quant.gguf import GgufWeight
+from oneloop.worker.memory.sizes import weight_bytes
+from oneloop_kernels.registry import prefer
 
 PLAIN = ("F32", "F16", "BF16")
 
@@ -39,8 +42,13 @@ def interleave(weight: np.ndarray, num_heads: int) -> np.ndarray:
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
-def write_model(path: Path, model: Any, arch: str, kind: str = "F32", **changes: Any) -> Path:
-    """transformers' tiny model as GGUF, its matrices stored as `kind`. changes: tensor name → array or None."""
+def write_model(
+    path: Path, model: Any, arch: str, kind: str = "F32", kinds: dict[str, str] | None = None, **changes: Any
+) -> Path:
+    """transformers' tiny model as GGUF, its matrices stored as `kind`, but those by `kinds` whose names have its key.
+
+    changes: tensor name → array or None.
+    """
     config = model.config
     writer = gguf.GGUFWriter(path, arch)
     writer.add_block_count(config.num_hidden_layers)
@@ -66,7 +74,8 @@ def write_model(path: Path, model: Any, arch: str, kind: str = "F32", **changes:
     tensors |= changes
     for name, array in tensors.items():
         if array is not None:
-            add_tensor(writer, name, array, kind if array.ndim == 2 else "F32")
+            own = next((other for part, other in (kinds or {}).items() if f".{part}." in name), kind)
+            add_tensor(writer, name, array, own if array.ndim == 2 else "F32")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -104,6 +113,40 @@ def test_plain_types(kit: Any, tmp_path: Path, kind: str, dtype: torch.dtype) ->
     for name, target in loaded.weight_targets().items():
         stored = source[name].to(types[kind]) if source[name].ndim == 2 else source[name]
         assert torch.equal(target, stored.to(dtype)), name
+
+
+MIXES: dict[str, dict[str, str]] = {
+    "one type": {},
+    "values in more bits": {"attn_v": "Q8_0", "ffn_down": "Q5_1"},
+    "values in plain numbers": {"attn_v": "F16"},
+    "all parts differ": {"attn_q": "Q4_1", "attn_k": "Q5_0", "attn_v": "Q8_0", "ffn_up": "Q8_0"},
+    "some maps in plain numbers": {"attn_q": "F16", "attn_k": "BF16", "attn_v": "F32", "ffn_down": "F16"},
+}
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3"])
+@pytest.mark.parametrize("mix", MIXES)
+def test_types_stay_as_they_are_where_there_are_kernels(
+    kit: Any, tmp_path: Path, arch: str, mix: str
+) -> None:
+    """As on a GPU, by kernels in the interpreter. Logits of the file dequantised, as much memory as planned."""
+    model = kit.tiny_model(arch, tie_word_embeddings=False)
+    path = write_model(tmp_path / "m.gguf", model, arch, "Q4_0", MIXES[mix])
+    wanted = kit.our_logits(kit.load(path))
+    with prefer("triton"):
+        ours = kit.load(path, torch.float16)
+        logits = kit.our_logits(ours).float()
+    assert float((logits - wanted).norm() / wanted.norm()) < 3e-3
+    spec = resolve_model(str(path)).spec
+    assert isinstance(ours.head.stored, GgufWeight)
+    maps = [
+        one.stored
+        for layer in ours.layers
+        for one in (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down)
+    ]
+    kept = sum(one.kept.num_bytes for one in (*maps, ours.head.stored) if isinstance(one, GgufWeight))
+    targets = [target for target in ours.weight_targets().values() if isinstance(target, torch.Tensor)]
+    assert weight_bytes(spec, 2, on_gpu=True) == kept + sum(target.nbytes for target in targets)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in dequantizable() if kind not in PLAIN])

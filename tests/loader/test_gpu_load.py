@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from oneloop.formats.expected import expected_tensors
+from oneloop.formats.expected import expected_tensors, stored_tensors
 from oneloop.loader.checkpoint import read_checkpoint
 from oneloop.loader.dummy import fill_dummy_weights
 from oneloop.loader.gguf import load_gguf_weights
@@ -16,6 +16,9 @@ from oneloop.loader.hf import load_hf_weights
 from oneloop.loader.load import load_model
 from oneloop.loader.resolve import resolve_model
 from oneloop.loader.staging import loading_threads
+from oneloop.models.decoder import Decoder
+from oneloop.quant.fp8 import Fp8Weight
+from oneloop.worker.memory.sizes import weight_bytes
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda", 0)
@@ -41,9 +44,9 @@ def test_safetensors(
     kit: Any, checkpoint: Any, dtype: torch.dtype, transposed: bool, chunk_bytes: int
 ) -> None:
     _, folder = checkpoint(dtype=torch.bfloat16, max_shard_size="60KB")
-    shapes = expected_tensors(resolve_model(str(folder)).spec)
-    targets = poisoned(shapes, dtype, transposed=transposed)
-    tensors = read_checkpoint(folder, shapes)
+    spec = resolve_model(str(folder)).spec
+    targets = poisoned(expected_tensors(spec), dtype, transposed=transposed)
+    tensors = read_checkpoint(folder, stored_tensors(spec))
     load_hf_weights(tensors, targets, num_threads=8, chunk_bytes=chunk_bytes)
     for name, expected in kit.load(folder, dtype).weight_targets().items():
         assert torch.equal(targets[name].cpu(), expected), name
@@ -65,7 +68,8 @@ def test_a_load_leaves_no_memory_behind() -> None:
     before = torch.cuda.memory_reserved(GPU)
     torch.cuda.reset_peak_memory_stats(GPU)
     model = load_model(source, dtype=torch.bfloat16, device=GPU)
-    weights = sum(target.nbytes for target in model.weight_targets().values())
+    assert model.dtype == torch.bfloat16
+    weights = weight_bytes(source.spec, 2, on_gpu=True)
     assert torch.cuda.memory_reserved(GPU) - before < weights + 64 * MIB
     assert torch.cuda.max_memory_reserved(GPU) - before < weights + 320 * MIB
 
@@ -86,3 +90,24 @@ def test_dummy_weights_are_fast_and_the_same_every_time() -> None:
         assert not torch.equal(weight, other[name])
         assert weight.abs().max() <= 1e-3
     assert sum(weight.nbytes for weight in again.values()) / took > 16e9 / 0.3
+
+
+@pytest.mark.parametrize("way", ["fp8", "fp8-block"])
+def test_quantising_needs_memory_for_a_few_tensors(way: str) -> None:
+    """By several threads: the same weights as on a CPU, to a rounding here and there."""
+    source = resolve_model("smollm2", quantization=way)  # type: ignore[arg-type]
+    before = torch.cuda.memory_reserved(GPU)
+    torch.cuda.reset_peak_memory_stats(GPU)
+    model = load_model(source, dtype=torch.bfloat16, device=GPU)
+    weights = weight_bytes(source.spec, 2, on_gpu=True)
+    assert torch.cuda.memory_reserved(GPU) - before < weights + 64 * MIB
+    assert torch.cuda.max_memory_reserved(GPU) - before < weights + 320 * MIB
+    on_cpu = load_model(source, dtype=torch.bfloat16, device=torch.device("cpu"))
+    assert isinstance(model, Decoder)
+    assert isinstance(on_cpu, Decoder)
+    for ours, theirs in zip(model.layers, on_cpu.layers, strict=True):
+        found, wanted = ours.attention.qkv.stored, theirs.attention.qkv.stored
+        assert isinstance(found, Fp8Weight)
+        assert isinstance(wanted, Fp8Weight)
+        torch.testing.assert_close(found.scales.cpu(), wanted.scales)
+        torch.testing.assert_close(found.matrix.cpu().float(), wanted.matrix.float(), rtol=0.13, atol=0.002)

@@ -39,6 +39,16 @@ def test_logits_equal_transformers(
     )
 
 
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe"])
+def test_experts_are_stacked(kit: Any, checkpoint: Any, family: str) -> None:
+    """A checkpoint has a tensor per expert and map."""
+    model, folder = checkpoint(family, torch.bfloat16)
+    assert any(".experts.2." in name for name in tensors_of(folder))
+    torch.testing.assert_close(
+        kit.our_logits(kit.load(folder)), kit.expected_logits(model), atol=1e-4, rtol=1e-4
+    )
+
+
 @pytest.mark.parametrize(
     "options", [{"attention_bias": True}, {"mlp_bias": True}, {"attention_bias": True, "mlp_bias": True}]
 )

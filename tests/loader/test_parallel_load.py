@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 
 from oneloop.errors import ModelError
-from oneloop.formats.expected import expected_tensors
+from oneloop.formats.expected import expected_tensors, stored_tensors
 from oneloop.loader.checkpoint import read_checkpoint
 from oneloop.loader.dummy import fill_dummy_weights
 from oneloop.loader.gguf import load_gguf_weights
@@ -42,14 +42,14 @@ def test_any_threads_pieces_and_strides(
     checkpoint: Any, num_threads: int, chunk_bytes: int, dtype: torch.dtype
 ) -> None:
     _, folder = checkpoint(max_shard_size="60KB")
-    shapes = expected_tensors(resolve_model(str(folder)).spec)
+    spec = resolve_model(str(folder)).spec
     stored: dict[str, torch.Tensor] = {}
     for path in folder.glob("*.safetensors"):
         stored |= safetensors.torch.load_file(path)
-    targets = transposed_targets(shapes, dtype)
+    targets = transposed_targets(expected_tensors(spec), dtype)
     seen: list[tuple[int, int]] = []
     load_hf_weights(
-        read_checkpoint(folder, shapes),
+        read_checkpoint(folder, stored_tensors(spec)),
         targets,
         num_threads=num_threads,
         chunk_bytes=chunk_bytes,
@@ -82,12 +82,12 @@ def test_gguf_in_threads_into_transposed_targets() -> None:
 
 def test_a_file_that_shrinks_is_named(checkpoint: Any) -> None:
     _, folder = checkpoint()
-    shapes = expected_tensors(resolve_model(str(folder)).spec)
-    tensors = read_checkpoint(folder, shapes)
+    spec = resolve_model(str(folder)).spec
+    tensors = read_checkpoint(folder, stored_tensors(spec))
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1000])
     with pytest.raises(ModelError, match="became shorter while it was read"):
-        load_hf_weights(tensors, transposed_targets(shapes, torch.float32), num_threads=4)
+        load_hf_weights(tensors, transposed_targets(expected_tensors(spec), torch.float32), num_threads=4)
 
 
 def test_every_item_goes_to_one_thread_and_errors_end_all() -> None:

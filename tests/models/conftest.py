@@ -13,18 +13,40 @@ import transformers
 
 from oneloop.attention.kv_cache import PagedKVCache
 from oneloop.attention.metadata import AttentionMetadata
-from oneloop.formats.model_spec import ModelSpec, RopeScaling
+from oneloop.formats.expected import EXPERT_NAMES
+from oneloop.formats.model_spec import ModelSpec, MoeSpec, RopeScaling
 from oneloop.models.base import Model
 from oneloop.models.registry import build_model
 from oneloop_kernels.ops.paged_attention import PAGED_ATTENTION, AttentionRows, AttentionShape
 
 CPU = torch.device("cpu")
+_HEADS_FILL_HIDDEN = ("Qwen2ForCausalLM", "Qwen2MoeForCausalLM")
 BLOCK_SIZE = 4
 NUM_BLOCKS = 64
 
 
+EXPERTS = {
+    "MixtralForCausalLM": MoeSpec(
+        num_experts=5, top_k=2, intermediate_size=112, renormalised=True, layout="mixtral"
+    ),
+    "Qwen2MoeForCausalLM": MoeSpec(
+        num_experts=6,
+        top_k=3,
+        intermediate_size=40,
+        renormalised=False,
+        shared_intermediate_size=72,
+        shared_gate=True,
+        sparse_step=2,
+        layout="qwen",
+    ),
+    "Qwen3MoeForCausalLM": MoeSpec(
+        num_experts=8, top_k=4, intermediate_size=48, renormalised=True, dense_layers=(1,), layout="qwen"
+    ),
+}
+
+
 def tiny_spec(architecture: str, **changes: Any) -> ModelSpec:
-    """Three layers, four heads over two key heads, head_dim not hidden / heads."""
+    """Three layers, four heads over two key heads, head_dim not hidden / heads (but where that has to be)."""
     spec = ModelSpec(
         architecture=architecture,
         hidden_size=64,
@@ -32,18 +54,19 @@ def tiny_spec(architecture: str, **changes: Any) -> ModelSpec:
         num_layers=3,
         num_heads=4,
         num_kv_heads=2,
-        head_dim=24,
+        head_dim=16 if architecture in _HEADS_FILL_HIDDEN else 24,
         vocab_size=211,
         max_position=128,
         rms_norm_eps=1e-5,
         rope_theta=10000.0,
         rope_scaling=None,
         tie_word_embeddings=False,
-        qkv_bias=architecture == "Qwen2ForCausalLM",
+        qkv_bias=architecture in ("Qwen2ForCausalLM", "Qwen2MoeForCausalLM"),
         output_bias=False,
         mlp_bias=False,
-        qk_norm=architecture == "Qwen3ForCausalLM",
+        qk_norm=architecture in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
         dtype="float32",
+        moe=EXPERTS.get(architecture),
     )
     return replace(spec, **changes)
 
@@ -66,6 +89,44 @@ def rope_parameters(scaling: RopeScaling | None, theta: float) -> dict[str, Any]
     return parameters
 
 
+def moe_options(moe: MoeSpec) -> dict[str, Any]:
+    """Hugging Face's form of our experts."""
+    if moe.layout == "mixtral":
+        return {"num_local_experts": moe.num_experts, "num_experts_per_tok": moe.top_k}
+    options = {
+        "num_experts": moe.num_experts,
+        "num_experts_per_tok": moe.top_k,
+        "moe_intermediate_size": moe.intermediate_size,
+        "norm_topk_prob": moe.renormalised,
+        "decoder_sparse_step": moe.sparse_step,
+        "mlp_only_layers": list(moe.dense_layers),
+    }
+    if moe.shared_intermediate_size:
+        options["shared_expert_intermediate_size"] = moe.shared_intermediate_size
+    return options
+
+
+def checkpoint_tensors(hf: Any, spec: ModelSpec) -> dict[str, torch.Tensor]:
+    """The model's tensors under their names in checkpoints, where transformers stacks experts only in memory."""
+    tensors = dict(hf.state_dict())
+    if spec.moe is None:
+        return tensors
+    names = EXPERT_NAMES[spec.moe.layout]
+    for name in [name for name in tensors if ".mlp." in name]:
+        layer, _, rest = name.partition(".mlp.")
+        tensor = tensors.pop(name)
+        if rest == "experts.gate_up_proj":
+            for expert, halves in enumerate(tensor):
+                for part, half in zip((names.gate, names.up), halves.chunk(2), strict=True):
+                    tensors[f"{layer}.{names.block}.experts.{expert}.{part}.weight"] = half
+        elif rest == "experts.down_proj":
+            for expert, weight in enumerate(tensor):
+                tensors[f"{layer}.{names.block}.experts.{expert}.{names.down}.weight"] = weight
+        else:
+            tensors[f"{layer}.{names.block}.{rest}"] = tensor
+    return tensors
+
+
 def hf_model(spec: ModelSpec) -> Any:
     """transformers' model of that shape with random weights, norms and biases included."""
     config_class, model_class = {
@@ -73,14 +134,19 @@ def hf_model(spec: ModelSpec) -> Any:
         "MistralForCausalLM": (transformers.MistralConfig, transformers.MistralForCausalLM),
         "Qwen2ForCausalLM": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
         "Qwen3ForCausalLM": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+        "MixtralForCausalLM": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
+        "Qwen2MoeForCausalLM": (transformers.Qwen2MoeConfig, transformers.Qwen2MoeForCausalLM),
+        "Qwen3MoeForCausalLM": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
     }[spec.architecture]
     options: dict[str, Any] = {}
     if spec.architecture == "LlamaForCausalLM":
         options = {"attention_bias": spec.qkv_bias, "mlp_bias": spec.mlp_bias}
     if spec.architecture == "MistralForCausalLM":
         options = {"sliding_window": None}
-    if spec.architecture != "Qwen2ForCausalLM":
+    if spec.architecture not in _HEADS_FILL_HIDDEN:
         options["head_dim"] = spec.head_dim
+    if spec.moe is not None:
+        options |= moe_options(spec.moe)
     config = config_class(
         hidden_size=spec.hidden_size,
         intermediate_size=spec.intermediate_size,
@@ -108,9 +174,10 @@ def hf_model(spec: ModelSpec) -> Any:
 
 @dataclass
 class Twins:
-    """One model twice, and a cache for ours."""
+    """One model twice, and a cache for ours. tensors: the weights, by their names in checkpoints."""
 
     hf: Any
+    tensors: dict[str, torch.Tensor]
     ours: Model
     kv: PagedKVCache
     block_table: torch.Tensor
@@ -148,13 +215,13 @@ def twins() -> Callable[..., Twins]:
         for parameter in hf.parameters():
             parameter.data = parameter.data.to(dtype)
         ours = build_model(spec, dtype, CPU)
-        source = hf.state_dict()
+        source = checkpoint_tensors(hf, spec)
         for name, target in ours.weight_targets().items():
             target.copy_(source[name])
         kv = PagedKVCache(spec, NUM_BLOCKS, BLOCK_SIZE, dtype=dtype, device=CPU)
         kv.storage.fill_(float("nan"))  # whatever is read before it was written shows
         table = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(2))
-        return Twins(hf, ours, kv, table)
+        return Twins(hf, source, ours, kv, table)
 
     return build
 

@@ -51,20 +51,22 @@ def test_factors_divide_the_frequencies(make_spec):
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
 @pytest.mark.parametrize("tied", [True, False])
 def test_targets_are_the_checkpoint_tensors(make_spec, twins, architecture, tied):
-    head_dim = {"head_dim": 16} if architecture == "Qwen2ForCausalLM" else {}
-    pair = twins(make_spec(architecture, tie_word_embeddings=tied, **head_dim))
-    expected = {name: tensor.shape for name, tensor in pair.hf.state_dict().items()}
+    pair = twins(make_spec(architecture, tie_word_embeddings=tied))
+    expected = {name: tensor.shape for name, tensor in pair.tensors.items()}
     if tied:
         del expected["lm_head.weight"]
     assert {name: target.shape for name, target in pair.ours.weight_targets().items()} == expected
 
 
-def test_targets_cover_every_parameter_once(make_spec):
-    spec = make_spec("LlamaForCausalLM", tie_word_embeddings=True, qkv_bias=True)
+@pytest.mark.parametrize(
+    ("architecture", "changes"), [("LlamaForCausalLM", {"qkv_bias": True}), ("Qwen2MoeForCausalLM", {})]
+)
+def test_targets_cover_every_parameter_once(make_spec, architecture, changes):
+    spec = make_spec(architecture, tie_word_embeddings=True, **changes)
     model = build_model(spec, torch.float32, CPU)
     spans = sorted(
         (target.data_ptr(), target.data_ptr() + target.numel() * 4)
         for target in model.weight_targets().values()
     )
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
-    assert model.head.weight.data_ptr() == model.embedding.weight.data_ptr()
+    assert model.head.stored.matrix.data_ptr() == model.embedding.weight.data_ptr()

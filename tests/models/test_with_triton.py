@@ -9,7 +9,9 @@ from oneloop_kernels.registry import prefer
 from oneloop_kernels.testing import assert_close
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"]
+)
 def test_chunks_over_a_cache_stored_by_head(twins, make_spec, architecture):
     spec = make_spec(architecture)
     with prefer("triton"):

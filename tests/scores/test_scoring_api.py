@@ -8,6 +8,7 @@ import io
 import json
 import random
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import pytest
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 EMBEDDINGS = "/v1/embeddings"
+GENERATE = "/inference/v1/generate"
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
@@ -278,3 +280,113 @@ async def test_t7_numbers_without_bounds_are_refused_while_others_stream(server)
         assert time.monotonic() - began < 2
     await watching
     assert len(gaps) > 100
+
+
+@pytest.mark.parametrize("prompts", ["text", "ids", "several"])
+async def test_a_streamed_echo_with_logprobs_says_what_the_whole_reply_says(server, prompts):
+    """The first chunk of each choice has the prompt and its numbers, and all chunks together are the whole reply."""
+    prompt = {
+        "text": "naïve 語 <|im_start|>",
+        "ids": prompt_of(60),
+        "several": ["a", "hello there", "a longer one"],
+    }
+    body = {
+        "prompt": prompt[prompts], "echo": True, "logprobs": 2, "max_tokens": 5, "seed": 1, "ignore_eos": True, "n": 2,
+    }  # fmt: skip
+    for limits in ({}, {"max_tokens": 0, "n": 1}, {"n": 1, "stream_options": {"include_usage": True}}):
+        asked = {**body, **limits}
+        _, whole = await server.post(COMPLETIONS, **{**asked, "stream_options": None})
+        chunks = await server.stream(COMPLETIONS, **asked)
+        if "stream_options" in limits:
+            assert chunks.pop()["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+        for choice in whole["choices"]:
+            own = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
+            assert "".join(c["text"] for c in own) == choice["text"]
+            assert own[0]["logprobs"]["token_logprobs"][0] is None
+            assert len(own[0]["logprobs"]["tokens"]) >= 1
+            for name, values in choice["logprobs"].items():
+                assert [value for c in own for value in c["logprobs"][name]] == values
+            assert own[-1]["finish_reason"] == choice["finish_reason"]
+
+
+async def test_a_client_that_leaves_before_its_echo_is_known_leaves_nothing(server):
+    body = {"prompt": prompt_of(450), "echo": True, "logprobs": 20, "max_tokens": 1, "stream": True}
+    data = json.dumps(body).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    port = int(server.url.rpartition(":")[2])
+    for _ in range(4):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head + b"Content-Length: %d\r\n\r\n" % len(data) + data)
+        await writer.drain()
+        await asyncio.sleep(0.02)
+        writer.close()
+    async with asyncio.timeout(10):
+        while server.engine.stats().num_running or server.engine.stats().num_waiting:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    assert server.engine.stats().num_used_blocks == 0
+    chunks = await server.stream(COMPLETIONS, **body)
+    assert len(chunks[0]["choices"][0]["logprobs"]["tokens"]) == 450
+
+
+@pytest.mark.parametrize(
+    ("sizes", "good", "bad"),
+    [(None, [32], [16, 33, 0]), ((), [32, 1, 16], [33, 0, -1, 10**30]), ((8, 32), [8, 32], [16])],
+)  # fmt: skip
+async def test_dimensions_where_the_model_says_so(server, monkeypatch, sizes, good, bad):
+    """The first numbers of the whole vector, of length 1 again unless that is switched off."""
+    info = replace(server.engine.model_info, short_vectors=sizes)
+    monkeypatch.setattr(type(server.engine), "model_info", property(lambda _: info))
+    _, reply = await server.post(EMBEDDINGS, input="hello", normalize=False)
+    whole = np.array(reply["data"][0]["embedding"])
+    for size in good:
+        for normalize in (True, False):
+            status, reply = await server.post(EMBEDDINGS, input="hello", dimensions=size, normalize=normalize)
+            assert status == 200, reply
+            cut = whole[:size]
+            expected = cut / np.linalg.norm(cut) if normalize else cut
+            assert np.array(reply["data"][0]["embedding"]) == pytest.approx(expected, abs=1e-6)
+    for size in bad:
+        status, reply = await server.post(EMBEDDINGS, input="hello", dimensions=size)
+        assert (status, reply["error"]["param"], reply["error"]["code"]) == (400, "dimensions", 400), reply
+
+
+async def test_t9_token_ids_that_are_none_beside_a_neighbour(server):
+    """Each is refused by name, wherever a client may put it, and who runs in the same batch keeps its text."""
+    size = server.engine.model_info.vocab_size
+    assert size > len(server.engine.tokenizer.vocabulary), "rows of the model that are no token"
+    golden = {"prompt": prompt_of(20), "max_tokens": 400, "temperature": 0, "ignore_eos": True, "logprobs": 1}
+    _, alone = await server.post(COMPLETIONS, **golden)
+    neighbour = asyncio.create_task(server.post(COMPLETIONS, **golden))
+    await asyncio.sleep(0.05)
+    asked = {"prompt": "x", "max_tokens": 2}
+
+    def generate(params):
+        return {"token_ids": [65], "sampling_params": params}
+
+    for bad in (size, -1, 999_999_999, 2**40):
+        for path, body, field in (
+            (COMPLETIONS, {**asked, "prompt": [65, bad]}, "prompt"),
+            (COMPLETIONS, {**asked, "prompt": [[65], [bad]]}, "prompt[1]"),
+            (COMPLETIONS, {**asked, "logit_bias": {str(bad): 1}}, "logit_bias"),
+            (COMPLETIONS, {**asked, "stop_token_ids": [bad]}, "stop_token_ids"),
+            (COMPLETIONS, {**asked, "stop_token_ids": [bad], "min_tokens": 1}, "stop_token_ids"),
+            (COMPLETIONS, {**asked, "allowed_token_ids": [65, bad]}, "allowed_token_ids"),
+            (COMPLETIONS, {**asked, "logprobs": 0, "logprob_token_ids": [65, bad]}, "logprob_token_ids"),
+            (GENERATE, {"token_ids": [65, bad]}, "token_ids"),
+            (GENERATE, generate({"logit_bias": {str(bad): 1}}), "sampling_params.logit_bias"),
+            ("/detokenize", {"tokens": [bad]}, "tokens"),
+            (EMBEDDINGS, {"input": [65, bad]}, "input"),
+        ):  # fmt: skip
+            status, reply = await server.post(path, **body)
+            assert (status, reply["error"]["param"]) == (400, field), (bad, path, reply)
+            assert not neighbour.done(), "the neighbour must have run meanwhile"
+    for field, value in (
+        ("prompt", [65, size - 1]),
+        ("stop_token_ids", [size - 1]),
+        ("allowed_token_ids", [65, size - 1]),
+    ):
+        status, reply = await server.post(COMPLETIONS, **{**asked, field: value})
+        assert status == 200, reply
+    status, reply = await neighbour
+    assert status == 200
+    assert reply["choices"][0]["text"] == alone["choices"][0]["text"]

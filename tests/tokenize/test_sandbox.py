@@ -120,6 +120,29 @@ def test_no_way_out(source: str) -> None:
     ), printed
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ '1e999' | float | int }}",  # folded to a constant, which Python reads as the name `inf`
+        "{{ 1e999 * 0 }}",
+        "{{ 1 / 0 }}",
+        "{{ [] | first | int(base=99) }}",
+        "{{ [1] | sum(attribute='x') }}",
+        "{{ {} | items | list + 1 }}",
+        "{{ messages | map('nothing') | list }}",
+        "{{ messages | sort(attribute='content.x.y') }}",
+        "{% for x in 5 %}{% endfor %}",
+        "{% set a, b = [1] %}",
+        "{{ '%d' % 'x' }}",
+        "{{ '{' | string % 1 }}{{ '{'.format() }}",
+        "{% call nothing() %}{% endcall %}",
+    ],
+)
+def test_whatever_it_raises_is_the_requests_fault(source: str) -> None:
+    with pytest.raises((RequestError, ModelError)):
+        render(source)
+
+
 @pytest.mark.parametrize("source", [*ENDLESS, *LARGE])
 def test_bounded_in_time_and_memory(source: str) -> None:
     process = psutil.Process()

@@ -219,6 +219,8 @@ class Worker:
     model: Model
     runner: ModelRunner
     slab: Slab
+    settings: dict[str, Any]
+    """See make_worker."""
 
     def run(self, step: Step) -> list[int]:
         """Execute the step; the sampled tokens."""
@@ -239,7 +241,7 @@ class Worker:
         """Greedy tokens by a fresh runner that computes the whole text anew for each."""
         text = list(tokens)
         for _ in range(count):
-            fresh = make_worker()
+            fresh = make_worker(**self.settings)
             text += fresh.run(fresh.prompt_step(0, text, list(range(-(-len(text) // BLOCK_SIZE)))))
         return text[len(tokens) :]
 
@@ -258,7 +260,7 @@ def make_worker(dtype: torch.dtype = torch.float32, **settings: Any) -> Worker:
     plan = plan_memory(model.spec, name, config, DeviceMemory(total=1 << 30, free=1 << 30))
     runner = ModelRunner(model, plan, max_num_seqs=MAX_NUM_SEQS)
     runner.kv.storage.fill_(float("nan"))
-    return Worker(model, runner, Slab())
+    return Worker(model, runner, Slab(), settings)
 
 
 @pytest.fixture

@@ -15,8 +15,14 @@ from dataclasses import replace
 import start_without_gpu as start
 import torch
 
+from oneloop.formats.quantization.config import WHILE_LOADING
+from oneloop.formats.quantization.spec import QuantizationSpec
+from oneloop_kernels.ops.fp8_linear import gpu as fp8_gpu
 from oneloop_kernels.ops.linear import NUM_TICKETS, LinearCall, Norm
 from oneloop_kernels.ops.linear.plans import DensePlan, FewRowsPlan, StreamPlan
+from oneloop_kernels.ops.moe import Experts, MoeCall, num_counters
+from oneloop_kernels.ops.moe.plans import MoePlan, ProductPlan, Shape
+from oneloop_kernels.ops.packed_linear import PackedCall, PackedWeight
 from oneloop_kernels.ops.paged_attention import DEVICE_ATTENTION, AttentionShape, AttentionStep
 from oneloop_kernels.ops.rope import ROPE, HeadNorms
 from oneloop_kernels.registry import TRITON, prefer
@@ -35,6 +41,7 @@ MODELS = (
     ("float16", 64, LLAMA | BIASES | {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64}),
     ("float16", 8, {"num_heads": 4, "num_kv_heads": 4, "head_dim": 256}),
     ("float32", 16, LLAMA | BIASES | {"num_heads": 8, "num_kv_heads": 1, "head_dim": 64}),
+    ("bfloat16", 16, LLAMA | {"quantization": QuantizationSpec(method="fp8", scheme=WHILE_LOADING["fp8"])}),
 )
 """Type, block size, and in what the model differs from the program's."""
 NUM_IN_BOTH_ORDERS = 2
@@ -93,6 +100,83 @@ def launch_linear_maps() -> None:
         ).run()
 
 
+def launch_fp8_linear_maps() -> None:
+    """Streams, chunks and tiles with either kind of scales, and the quantisation before them."""
+    from oneloop_kernels.ops.fp8_linear.plans import TilesPlan
+    from oneloop_kernels.ops.fp8_linear.triton.quantize import quantize
+
+    by_block = (StreamPlan(64, 128, 4), TilesPlan(64))
+    by_row = (*by_block, DensePlan((32, 16, 8), 3))
+    around = ((False, False, False), (False, True, True), (True, True, True))  # gated, bias, norm
+    for (gated, bias, norm), rows in itertools.product(around, (1, 32, 128)):
+        shape = (512,) if rows == 1 else (512 // rows, 8)
+        for plan in by_row if rows == 1 else by_block:
+            call = LinearCall(
+                tensor(16, 1024),
+                tensor(512, 1024, dtype=torch.float8_e4m3fn),
+                tensor(512) if bias else None,
+                norm=Norm(tensor(1024), 1e-6) if norm else None,
+                gated=gated,
+                residual=None if gated or norm else tensor(16, 512),
+                tickets=tensor(NUM_TICKETS, dtype=torch.int32),
+            )
+            fp8_gpu.by_plan(plan, call, tensor(*shape, dtype=torch.float32))
+    for by_group in (False, True):
+        quantize(tensor(16, 2048), gated=True, by_block=by_group)
+
+
+def launch_packed_linear_maps() -> None:
+    """Every kind of numbers and shifts, of few rows and many, and the tuned plans."""
+    from oneloop_kernels.ops.packed_linear.launches import few_rows, prepared, stream, unpacked
+    from oneloop_kernels.ops.packed_linear.plans import TUNED, fitting
+    from oneloop_kernels.ops.packed_linear.plans import StreamPlan as PackedStreamPlan
+
+    plan = PackedStreamPlan(1, 4, residents=2)
+    kinds = {
+        (4, "none", 1),
+        (4, "zero", 1),
+        (4, "offset", 1),
+        (4, "offset", 4),
+        (6, "zero", 4),
+        (8, "zero", 4),
+    }
+    cases = {
+        ((512, 1024, gated), num_tokens, plan, *kind)
+        for gated, num_tokens, kind in itertools.product((False, True), (4, 64), kinds)
+    }
+    cases.add(((512, 1024, False), 16, replace(plan, scales_sums=False), 4, "zero", 1))
+    for shape, choices in TUNED[H200.name].items():
+        cases |= {
+            (shape, most, one, 4, shift, 1) for most, one in choices if one for shift in ("none", "zero")
+        }
+    for (rows, columns, gated), num_tokens, one, *kind in sorted(cases, key=str):
+        bias = kind[1] == "zero"
+        dtype = torch.float16 if kind[0] == 4 and kind[1] != "none" else torch.bfloat16
+        call = prepared(
+            PackedCall(
+                tensor(num_tokens, columns, dtype=dtype),
+                packed_weight(rows, columns, *kind, gated=gated, dtype=dtype),
+                tensor(rows, dtype=dtype) if bias else None,
+                gated=gated,
+                residual=None if gated or bias else tensor(num_tokens, rows, dtype=dtype),
+                tickets=tensor(NUM_TICKETS, dtype=torch.int32),
+            )
+        )
+        stream(fitting(one, call.weight, num_tokens, gated=gated), call).run()
+        few_rows(call).run()
+        unpacked(call.weight).run()
+
+
+def packed_weight(
+    rows: int, columns: int, bits: int, shift: str, groups: int, *, gated: bool, dtype: torch.dtype
+) -> PackedWeight:
+    tiles = rows // 64, columns // 128
+    high = {4: None, 6: tensor(*tiles, 1024, dtype=torch.int16), 8: tensor(*tiles, 1024, dtype=torch.int32)}
+    params = tensor(*tiles, 32 * groups, 1 if shift == "none" else 2, dtype=torch.int32)
+    words, halves = tensor(*tiles, 1024, dtype=torch.int32), 2 if gated else 1
+    return PackedWeight(words, high[bits], params, bits, shift, rows, columns, halves, dtype)
+
+
 def launch_heads() -> None:
     """Every tuned plan of queries, keys and values by one kernel, with and without biases."""
     from oneloop_kernels.ops.linear.heads import TUNED
@@ -139,6 +223,46 @@ def launch_attention() -> None:
             )
 
 
+def launch_experts() -> None:
+    """Every tuned plan, those of the rule, and what no tuned one has; with what may stand around them."""
+    from oneloop_kernels.ops.moe.gpu import run
+    from oneloop_kernels.ops.moe.plans import FILES, plan_by_rule, read_plans
+
+    odd, whole = (Shape(num_experts=4, top_k=2, hidden=size, width=size) for size in (72, 256))
+    cases = {(odd, count, plan_by_rule(2, count, odd)) for count in (1, 24, 40, 600, 4096)}
+    stream = ProductPlan("stream", block_n=64, block_k=64, num_stages=4)
+    ahead = ProductPlan("weights", block_n=64, block_k=64, num_stages=3, prefetch=64)
+    for programs in (1, 2):
+        product = replace(stream, programs=programs)
+        cases |= {(whole, count, MoePlan(16, product, product)) for count in (1, 8, 40)}
+    cases |= {(whole, count, MoePlan(16, ahead, ahead, combined=True)) for count in (1, 8)}
+    for shape, plans in read_plans(FILES[H200.name]).items():
+        cases |= {(shape, most, plan) for most, plan in plans}
+    for index, (shape, num_tokens, plan) in enumerate(sorted(cases, key=str)):
+        run(experts_call(shape, num_tokens, gate=False, full=False, renormalised=index % 2 == 0), plan)
+        run(experts_call(shape, num_tokens, gate=index % 2 == 1, full=True, renormalised=True), plan)
+
+
+def experts_call(shape: Shape, num_tokens: int, *, gate: bool, full: bool, renormalised: bool) -> MoeCall:
+    """full: with padding, a shared expert, and statistics."""
+    experts = Experts(
+        tensor(shape.num_experts + gate, shape.hidden),
+        tensor(shape.num_experts, 2 * shape.width, shape.hidden),
+        tensor(shape.num_experts, shape.hidden, shape.width),
+        shape.top_k,
+        renormalised,
+    )
+    return MoeCall(
+        tensor(num_tokens, shape.hidden),
+        experts,
+        Norm(tensor(shape.hidden), 1e-6),
+        tensor(num_counters(shape.num_experts), dtype=torch.int32),
+        tensor(num_tokens, dtype=torch.int64) if full else None,
+        tensor(num_tokens, shape.hidden) if full else None,
+        tensor(shape.num_experts, dtype=torch.int64) if full else None,
+    )
+
+
 def launch_norms() -> None:
     """With the residual, which a step on a GPU leaves to the linear map before it."""
     from oneloop_kernels.ops.rms_norm.triton import rms_norm
@@ -149,12 +273,19 @@ def launch_norms() -> None:
 
 def main() -> None:
     recorded = record_compilations()
+    # On a CPU torch has no such product; it launches nothing of ours.
+    vars(fp8_gpu)["product"] = lambda x, weight, scales, _bias: x.new_empty(
+        x.shape[0], weight.shape[0], dtype=scales.dtype
+    )
     start.gpu_runner.compiling_ahead = lambda *_arguments: nullcontext()
     with prefer(TRITON):
         launch_models()
         launch_linear_maps()
+        launch_fp8_linear_maps()
+        launch_packed_linear_maps()
         launch_heads()
         launch_attention()
+        launch_experts()
         launch_norms()
     print(json.dumps(sorted(set(recorded))))
 

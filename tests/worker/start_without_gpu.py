@@ -14,7 +14,7 @@ import torch
 
 import oneloop.worker.gpu.runner as gpu_runner
 from oneloop.config import EngineConfig
-from oneloop.formats.model_spec import ModelSpec
+from oneloop.formats.model_spec import ModelSpec, MoeSpec
 from oneloop.models.registry import build_model
 from oneloop.worker.buckets import token_buckets
 from oneloop.worker.gpu.slab import HostSlab
@@ -31,6 +31,10 @@ SPEC = ModelSpec(
     head_dim=128, vocab_size=0, max_position=4096, rms_norm_eps=1e-6, rope_theta=1e6, rope_scaling=None,
     tie_word_embeddings=True, qkv_bias=False, output_bias=False, mlp_bias=False, qk_norm=True, dtype="bfloat16",
 )  # fmt: skip
+EXPERTS = MoeSpec(
+    num_experts=16, top_k=4, intermediate_size=64, renormalised=True, dense_layers=(0,), layout="qwen"
+)
+MODELS = {"dense": SPEC, "sparse": replace(SPEC, architecture="Qwen3MoeForCausalLM", moe=EXPERTS)}
 
 
 def make_runner(
@@ -96,11 +100,12 @@ def launch_everything(runner: gpu_runner.GpuModelRunner) -> None:
 
 
 def main() -> None:
-    sizes = [int(argument) for argument in sys.argv[1:]]
+    spec = MODELS[sys.argv[1]]
+    sizes = [int(argument) for argument in sys.argv[2:]]
     recorded = record_compilations()
     gpu_runner.compiling_ahead = lambda *_arguments: nullcontext()
     with prefer(TRITON):
-        runner = make_runner(*sizes, orders=(False, True))
+        runner = make_runner(*sizes, spec=spec, orders=(False, True))
         runner.warm_up()
         num_at_start = len(recorded)
         launch_everything(runner)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from oneloop.config import EngineConfig
+from oneloop.formats.model_spec import MoeSpec
 from oneloop.models.registry import build_model
 from oneloop.worker.gpu.captures import MIN_SHARERS, Forward, Sample
 from oneloop.worker.gpu.runner import GpuModelRunner
@@ -45,16 +46,26 @@ def fill(model):
     return model
 
 
+EXPERTS = MoeSpec(
+    num_experts=6, top_k=2, intermediate_size=32, renormalised=True, sparse_step=2, layout="qwen"
+)
+
+
 @pytest.fixture(scope="module")
 def models(make_spec):
-    spec = make_spec(head_dim=64, hidden_size=64)
+    return on_both(make_spec(head_dim=64, hidden_size=64))
+
+
+def on_both(spec):
+    """The model on the CPU, and on the device by Triton."""
     with prefer(TRITON):
         on_device = fill(build_model(spec, torch.float32, DEVICE))
     return fill(build_model(spec, torch.float32, torch.device("cpu"))), on_device
 
 
-def memory_plan(spec):
+def memory_plan(spec, kv_cache_dtype="auto"):
     settings = {"num_gpu_blocks_override": NUM_BLOCKS, "block_size": BLOCK_SIZE, "device": "cpu"}
+    settings |= {"kv_cache_dtype": kv_cache_dtype}
     settings |= {"max_num_seqs": MAX_NUM_SEQS, "max_num_batched_tokens": MAX_TOKENS, "max_model_len": 128}
     memory = DeviceMemory(total=1 << 30, free=1 << 30)
     return plan_memory(spec, "float32", EngineConfig.from_flat(settings), memory)
@@ -176,9 +187,11 @@ def drive(side, core, requests, *, lookahead):
 def run(models, core_factory, buffer_factory):
     """Run requests on a fresh core and a fresh runner: (on the CPU's runner, on the GPU's)."""
 
-    def start(requests, *, lookahead=True, enforce_eager=False, **changes):
+    def start(
+        requests, *, lookahead=True, enforce_eager=False, kv_cache_dtype="auto", models=models, **changes
+    ):
         sizes = {"block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS, "vocab_size": VOCAB_SIZE} | changes
-        plan = memory_plan(models[0].spec)
+        plan = memory_plan(models[0].spec, kv_cache_dtype)
         outcomes = []
         for on_device in (False, True):
             core = core_factory(**sizes, hash_key=None)
@@ -224,6 +237,16 @@ def some_of_each(seed=0, longest=LONGEST):
 def test_equal_to_the_cpu(run):
     cpu, gpu = run(some_of_each())
     assert gpu.texts == cpu.texts
+
+
+def test_experts(run, make_spec):
+    """A dense layer and a sparse one; no expert hears of a step's rows of padding: the counts are the CPU's."""
+    sparse = on_both(make_spec(head_dim=64, hidden_size=64, architecture="Qwen3MoeForCausalLM", moe=EXPERTS))
+    counts = [model.count_experts() for model in sparse]
+    cpu, gpu = run(some_requests(5, 11, LONGEST, **GREEDY), models=sparse)
+    assert gpu.texts == cpu.texts
+    assert [list(counted) for counted in counts] == [[1], [1]]
+    assert torch.equal(counts[0][1], counts[1][1].cpu())
 
 
 @pytest.mark.gpu
@@ -292,16 +315,17 @@ def test_masks(run):
 
 
 def test_results_of_prompts(run, models):
-    """Log-probabilities and pooled states of prompts in chunks, beside requests that want none."""
+    """Log-probabilities and pooled states of prompts in chunks, and of named tokens, beside requests that want none."""
     rng = random.Random(2)
     prompts = [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for length in (1, 30, 17, 40, 9, 12)]
+    named = {"logprobs": 0, "logprob_token_ids": [5, 1, VOCAB_SIZE - 1], **GREEDY}
     options = [
         {"max_tokens": 0, "prompt_logprobs": 3},
         {"max_tokens": 3, "prompt_logprobs": 0, "ignore_eos": True, **GREEDY},
         {"max_tokens": 0, "pooling": "mean"},
-        {"max_tokens": 4, "logprobs": 2, "ignore_eos": True, **GREEDY},
+        {"max_tokens": 4, "logprobs": 0, "logprob_token_ids": range(40), "n": 2, **GREEDY},
         {"max_tokens": 0, "pooling": "last"},
-        {"max_tokens": 3, "prompt_logprobs": 1, "ignore_eos": True, "allowed_token_ids": [1, 2, 3], **GREEDY},
+        {"max_tokens": 3, "prompt_logprobs": 1, "ignore_eos": True, "allowed_token_ids": [1, 2, 3], **named},
     ]
     hidden_size = models[0].spec.hidden_size
     requests = list(zip(prompts, options, strict=True))
@@ -309,15 +333,31 @@ def test_results_of_prompts(run, models):
     assert gpu.texts == cpu.texts
     assert gpu.of_prompts.keys() == cpu.of_prompts.keys()
     assert gpu.pooled.keys() == cpu.pooled.keys()
-    assert [len(gpu.of_prompts), len(gpu.pooled)] == [3, 2]
-    for handle, ours in gpu.of_prompts.items():
-        theirs = cpu.of_prompts[handle]
-        assert [rank for rank, _ in ours] == [rank for rank, _ in theirs]
-        for (_, mine), (_, reference) in zip(ours, theirs, strict=True):
-            assert [token for token, _ in mine] == [token for token, _ in reference]
-            assert [value for _, value in mine] == pytest.approx([value for _, value in reference], abs=1e-3)
+    assert [len(gpu.of_prompts), len(gpu.pooled), len(gpu.logprobs)] == [3, 2, 2 * 4 + 3]
+    pairs = [(gpu.logprobs, cpu.logprobs), *((ours, cpu.of_prompts[k]) for k, ours in gpu.of_prompts.items())]
+    for (rank, mine), (other, reference) in [pair for both in pairs for pair in zip(*both, strict=True)]:
+        assert rank == other
+        assert np.array(mine) == pytest.approx(np.array(reference), abs=1e-3)
     for handle, vector in gpu.pooled.items():
         assert vector == pytest.approx(cpu.pooled[handle], abs=1e-3)
+
+
+def test_keys_and_values_in_8_bits(run, models):
+    """Log-probabilities of a prompt in chunks, which read what the chunks before have left: near the CPU's, for a key
+    next to a midpoint may be rounded the other way, and those of keys in full away from them.
+    """
+    rng = random.Random(6)
+    prompts = [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for length in (40, 33)]
+    requests = [(prompt, {"max_tokens": 0, "prompt_logprobs": 0}) for prompt in prompts]
+
+    def values(outcome):
+        return np.array([entries[0][1] for scores in outcome.of_prompts.values() for _, entries in scores])
+
+    full = values(run(requests, max_num_batched_tokens=24)[1])
+    cpu, gpu = map(values, run(requests, max_num_batched_tokens=24, kv_cache_dtype="fp8"))
+    assert len(gpu) == len(cpu) == sum(len(prompt) - 1 for prompt in prompts)
+    assert abs(gpu - cpu).max() < 0.1
+    assert abs(gpu - cpu).mean() < 0.1 * abs(gpu - full).mean()
 
 
 def test_logprobs(run):

@@ -13,11 +13,15 @@ import pytest
 PROGRAM = Path(__file__).with_name("start_without_gpu.py")
 
 
-@pytest.mark.parametrize("sizes", [(256, 32, 256), (32000, 200, 2048)], ids=["small", "larger"])
-def test_no_step_compiles(sizes):
+@pytest.mark.parametrize(
+    ("model", "sizes"),
+    [("dense", (256, 32, 256)), ("dense", (32000, 200, 2048)), ("sparse", (256, 100, 3072))],
+    ids=["small", "larger", "experts"],
+)
+def test_no_step_compiles(model, sizes):
     """sizes: of the vocabulary, the batch and the step."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, str(PROGRAM), *map(str, sizes)]
+    command = [sys.executable, str(PROGRAM), model, *map(str, sizes)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert not done.returncode, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])

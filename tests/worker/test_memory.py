@@ -16,9 +16,12 @@ from oneloop.cli.arguments import engine_values
 from oneloop.cli.main import make_parser
 from oneloop.config import EngineConfig, size_in_bytes
 from oneloop.errors import ConfigError
-from oneloop.formats.model_spec import ModelSpec
+from oneloop.formats.quantization.config import WHILE_LOADING
+from oneloop.formats.quantization.spec import QuantizationSpec
+from oneloop.formats.model_spec import ModelSpec, MoeSpec
 from oneloop.models.registry import build_model
 from oneloop.worker.memory.check import check_peak
+from oneloop.worker.memory.cpu import activation_bytes as cpu_activation_bytes
 from oneloop.worker.memory.free import machine_memory
 from oneloop.worker.memory.gpu import (
     CONTEXT_BYTES,
@@ -30,10 +33,11 @@ from oneloop.worker.memory.gpu import (
     graph_pool_bytes,
     ordered_bytes,
     sampler_bytes,
+    sparse_bytes,
 )
 from oneloop.worker.memory.ledger import DeviceMemory, MemoryPlanError
 from oneloop.worker.memory.plan import plan_memory
-from oneloop.worker.memory.sizes import block_bytes, weight_bytes
+from oneloop.worker.memory.sizes import block_bytes, kv_item_bytes, weight_bytes
 from oneloop_core import Core, CoreConfig
 from oneloop_kernels.ops.paged_attention import AttentionShape
 from oneloop_kernels.ops.paged_attention.triton.attention import TritonAttention
@@ -52,6 +56,8 @@ LLAMA_8B = ModelSpec(
     dtype="bfloat16",
 )  # fmt: skip
 
+EXPERTS = MoeSpec(num_experts=128, top_k=8, intermediate_size=768, renormalised=True, layout="qwen")
+
 
 @pytest.fixture
 def plan(make_spec):
@@ -68,17 +74,31 @@ def gpu_plan(memory=H200, **settings):
     return plan_memory(LLAMA_8B, "bfloat16", EngineConfig.from_flat({"device": "cuda", **settings}), memory)
 
 
+def test_keys_and_values_in_8_bits_take_half_the_memory():
+    plain, narrow = gpu_plan(), gpu_plan(kv_cache_dtype="fp8")
+    assert not plain.narrow_kv
+    assert narrow.narrow_kv
+    assert 2 * plain.num_blocks <= narrow.num_blocks <= 2 * plain.num_blocks + 1
+
+
 def test_a_block_takes_what_the_cache_allocates(make_spec):
     spec = make_spec()
+    narrow = PagedKVCache(spec, 5, 16, dtype=torch.float32, device=CPU, narrow=True).storage
+    settings = EngineConfig.from_flat({"device": "cpu", "kv_cache_dtype": "fp8"})
+    assert block_bytes(spec, 16, kv_item_bytes(settings, 4)) * 5 == narrow.nbytes
     for dtype in (torch.float32, torch.bfloat16):
         storage = PagedKVCache(spec, 5, 16, dtype=dtype, device=CPU).storage
         assert block_bytes(spec, 16, dtype.itemsize) * 5 == storage.numel() * storage.element_size()
 
 
 def test_weights_take_what_the_model_allocates(make_spec):
-    for spec in (make_spec(), make_spec(tie_word_embeddings=True)):
+    shared = replace(EXPERTS, shared_intermediate_size=24, shared_gate=True)
+    sparse = {"architecture": "Qwen3MoeForCausalLM", "moe": replace(EXPERTS, num_experts=6, sparse_step=2)}
+    with_shared = {"architecture": "Qwen2MoeForCausalLM", "qkv_bias": True, "qk_norm": False, "moe": shared}
+    changes = ({}, {"tie_word_embeddings": True}, sparse, with_shared)
+    for spec in (make_spec(**change) for change in changes):
         targets = build_model(spec, torch.bfloat16, CPU).weight_targets().values()
-        assert weight_bytes(spec, 2) == sum(target.nbytes for target in targets)
+        assert weight_bytes(spec, 2, on_gpu=False) == sum(target.nbytes for target in targets)
 
 
 def test_sizes_given(plan):
@@ -276,6 +296,64 @@ def test_attention_allocates_no_more_than_planned(num_seqs, num_tokens, num_head
         allocated = sum(tensor.nbytes for tensor in tensors if tensor is not None)
         assert allocated <= planned
         assert planned - allocated < 2 * MIB + allocated
+
+
+@pytest.mark.parametrize("num_tokens", [1, 64, 2048, 8192])
+@pytest.mark.parametrize("hidden_size", [2048, 512])
+def test_experts_allocate_what_is_planned(monkeypatch, num_tokens, hidden_size):
+    """By every kind of kernel. What a large step makes beside the activations is small."""
+    from oneloop_kernels.ops.linear import Norm
+    from oneloop_kernels.ops.moe import Experts, MoeCall, gpu, num_counters
+
+    class Nothing:
+        def __getitem__(self, _grid):
+            return lambda *_arguments, **_constants: None
+
+    for kernel in ("route_kernel", "scatter_kernel"):
+        monkeypatch.setattr(gpu, kernel, Nothing())
+
+    def tensor(*sizes, dtype=torch.bfloat16):
+        return torch.empty(sizes, dtype=dtype, device="meta")
+
+    count, width = EXPERTS.num_experts, EXPERTS.intermediate_size
+    experts = Experts(
+        tensor(count, hidden_size), tensor(count, 2 * width, hidden_size), tensor(count, hidden_size, width), 8, True
+    )  # fmt: skip
+    counters = tensor(num_counters(count), dtype=torch.int32)
+    call = MoeCall(tensor(num_tokens, hidden_size), experts, Norm(tensor(hidden_size), 1e-6), counters)
+    plan = gpu.plan_for(CPU, torch.bfloat16, num_tokens, gpu.shape_of(call))
+    routed = gpu.route(call, plan)
+    inner = gpu.gate_up(call, plan, routed).out
+    outputs = gpu.down(call, plan, routed, inner).out
+    parts = (*(part for part in routed if isinstance(part, torch.Tensor)), inner, outputs)
+    storages = {id(part.untyped_storage()): part.untyped_storage().nbytes() for part in parts}
+    allocated, planned = sum(storages.values()), num_tokens * sparse_bytes(EXPERTS, hidden_size, 2)
+    assert allocated <= planned + 3 * MIB  # shares of logits, of which a small step has several
+    if num_tokens > 512:
+        assert planned < 1.1 * allocated
+
+
+def test_experts_count_as_activations_where_they_are_wider(make_spec):
+    dense = replace(LLAMA_8B, hidden_size=2048, intermediate_size=6144)
+    sparse = replace(dense, moe=EXPERTS)
+    more = activation_bytes(sparse, 2, 1000) - activation_bytes(dense, 2, 1000)
+    assert more == 1000 * (sparse_bytes(EXPERTS, 2048, 2) - 2 * (3 * 6144 + 2048))
+    config = EngineConfig.from_flat({"device": "cpu", "max_num_batched_tokens": 512, "max_model_len": 64})
+    spec = make_spec()
+    wider = replace(spec, moe=replace(EXPERTS, intermediate_size=4096))
+    assert cpu_activation_bytes(wider, 4, config) > cpu_activation_bytes(spec, 4, config)
+    assert cpu_activation_bytes(wider, 4, config) >= 4 * 512 * 4 * 4096
+
+
+@pytest.mark.parametrize("setting", ["deterministic", "deterministic_requests"])
+@pytest.mark.parametrize("what", ["quantised", "experts", "8 bits"])
+def test_the_fixed_order_is_for_dense_models_of_plain_numbers(setting, what):
+    fp8 = QuantizationSpec(method="fp8", scheme=WHILE_LOADING["fp8"])
+    spec = {"quantised": replace(LLAMA_8B, quantization=fp8), "experts": replace(LLAMA_8B, moe=EXPERTS)}
+    settings = {"device": "cuda", setting: True} | ({"kv_cache_dtype": "fp8"} if what == "8 bits" else {})
+    with pytest.raises(ConfigError, match=what) as error:
+        plan_memory(spec.get(what, LLAMA_8B), "bfloat16", EngineConfig.from_flat(settings), H200)
+    assert error.value.field == setting
 
 
 def test_the_fixed_order_has_its_place():

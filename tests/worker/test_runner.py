@@ -12,6 +12,12 @@ PROMPT = [5, 17, 88, 2, 41, 41, 9, 63, 30]
 OTHER = [7, 7, 1, 90, 54, 3]
 
 
+@pytest.fixture(params=["auto", "fp8"])
+def worker(request, worker_factory):
+    """Keys and values in the model's type, and in 8 bits: what is read is always what was written."""
+    return worker_factory(kv_cache_dtype=request.param)
+
+
 def decode_step(make_step, slot, length, output_index, token=-1):
     return make_step(rows=[(slot, length, [token])], samples=[(slot, 0, output_index)], flags=0)
 

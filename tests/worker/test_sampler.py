@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from oneloop.worker.inputs import StepFlag
+from oneloop.worker.sampling import masks as step_masks
 from oneloop_kernels.testing import assert_close
 
 VOCAB = 97
@@ -19,7 +21,8 @@ def logits_of(num_rows, seed=0):
 def sample(worker, make_step):
     """Sample given logits: admitted slots, their logits and output indices → tokens."""
 
-    def run(logits, *, admitted=None, slots=None, indices=None, flags=None):
+    def run(logits, *, admitted=None, slots=None, indices=None, flags=None, masks=None):
+        """masks: of each sample [VOCAB] bool, or None; their rows in the slab go the other way round."""
         slots = list(admitted or {}) if slots is None else slots
         indices = [0] * len(slots) if indices is None else indices
         step = make_step(
@@ -28,6 +31,14 @@ def sample(worker, make_step):
             flags=flags,
         )
         views = worker.slab.write(step)
+        for sample, mask in enumerate(masks or []):
+            row = len(masks) - 1 - sample
+            views.sample_mask_row[sample] = -1 if mask is None else row
+            if mask is not None:
+                views.mask_word[row] = 0
+                packed = np.packbits(mask.numpy(), bitorder="little")
+                views.mask_word.view(np.uint8)[row, : len(packed)] = packed
+        worker.slab.set_header("num_masked", len(masks or []))
         header = views.header()
         worker.runner.rows.apply(views, header)
         return worker.runner._sampler.sample(logits.clone(), views, header).tolist()
@@ -191,6 +202,68 @@ def test_logprobs_only_where_asked(worker, sample, make_sampling):
         ids = torch.from_numpy(views.output_logprob_token[row, :1]).long()
         assert_close(torch.from_numpy(views.output_logprob[row, :1]), expected[row][ids])
     assert views.output_rank[1] == 1
+
+
+def masks_of(num_allowed):
+    """Masks of so many allowed tokens each, None: none."""
+    generator = torch.Generator().manual_seed(9)
+    order = [torch.rand(VOCAB, generator=generator).argsort().argsort() for _ in num_allowed]
+    return [None if count is None else rank < count for count, rank in zip(num_allowed, order, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "num_allowed",
+    [[1, 3, 5, 50, 92, 96, None, 4], [2] * 8, [95] * 8, [40] * 8, [None] * 8, [VOCAB, 1, 1, 1, 1, 2, 2, 2]],
+    ids=["mixed", "few", "few_banned", "half", "none", "all_or_one"],
+)
+def test_a_mask_takes_tokens_away_before_everything_else(sample, make_sampling, monkeypatch, num_allowed):
+    """As if the model had given −∞: with bias, penalties, bans and every kind of draw, however many tokens are left."""
+    monkeypatch.setattr(step_masks, "MAX_CANDIDATES", (2, 5))
+    masks = masks_of(num_allowed)
+    logits = logits_of(8, seed=5)
+    masked = logits.clone()
+    for row, mask in zip(masked, masks, strict=True):
+        row[~mask if mask is not None else []] = -torch.inf
+    kinds = [
+        {"temperature": 0.0}, {"temperature": 0.8}, {"temperature": 1.2, "top_k": 2},
+        {"min_p": 0.05, "temperature": 1.0}, {"temperature": 1.0, "top_p": 0.7},
+        {"bias": {7: 5.0, 8: 6.0}}, {"presence_penalty": 2.0, "history": (3, 4)},
+        {"temperature": 2.0, "banned": (1, 2), "min_tokens": 3},
+    ]  # fmt: skip
+    for seed in range(5):
+        admitted = {slot: make_sampling(**({"seed": seed} | kinds[(slot + seed) % 8])) for slot in range(8)}
+        expected = sample(masked, admitted=admitted)
+        tokens = sample(logits, admitted=admitted, masks=masks)
+        assert tokens == expected
+        for token, mask in zip(tokens, masks, strict=True):
+            assert mask is None or mask[token]
+
+
+def test_what_a_mask_takes_away_may_be_no_number(sample, make_sampling, monkeypatch):
+    """A row without a distribution is one where a token that may come has none."""
+    monkeypatch.setattr(step_masks, "MAX_CANDIDATES", (2, 5))
+    admitted = {slot: make_sampling(temperature=slot % 2 * 0.9, seed=slot) for slot in range(6)}
+    masks = masks_of([3, 3, 94, 94, 50, 50])
+    logits = logits_of(6)
+    expected = sample(logits, admitted=admitted, masks=masks)
+    for row, mask in zip(logits, masks, strict=True):
+        row[~mask] = torch.nan
+    assert sample(logits, admitted=admitted, masks=masks) == expected
+    for row, mask in zip(logits, masks, strict=True):
+        row[mask.nonzero()[-1]] = torch.inf
+    assert sample(logits, admitted=admitted, masks=masks) == [-1] * 6
+
+
+def test_log_probabilities_beside_a_mask_are_the_models(worker, sample, make_sampling):
+    logits = logits_of(2)
+    admitted = {0: make_sampling(num_logprobs=3), 1: make_sampling(num_logprobs=1, temperature=1.0)}
+    tokens = sample(logits, admitted=admitted, masks=masks_of([2, 96]))
+    views, expected = worker.slab.views, logits.log_softmax(-1)
+    for row, num_top in ((0, 3), (1, 1)):
+        ids = views.output_logprob_token[row, : num_top + 1].tolist()
+        assert ids == [tokens[row], *logits[row].topk(num_top).indices.tolist()]
+        assert_close(torch.from_numpy(views.output_logprob[row, : num_top + 1]), expected[row][ids])
+        assert views.output_rank[row] == 1 + int((logits[row] > logits[row, tokens[row]]).sum())
 
 
 def test_many_steps_of_admissions_keep_the_lists_short(worker, sample, make_sampling):

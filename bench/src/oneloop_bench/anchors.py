@@ -64,3 +64,10 @@ class OneloopEngine:
             "config": asdict(self._llm.config.resolved),
             "preemptions": stats.num_preemptions,
         }
+
+
+class OneloopFp8Engine(OneloopEngine):
+    """Weights quantised to 8 bits while they are loaded."""
+
+    def __init__(self, model_dir: str, max_model_len: int, mem_fraction: float) -> None:
+        super().__init__(model_dir, max_model_len, mem_fraction, quantization="fp8")

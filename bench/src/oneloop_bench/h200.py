@@ -3,7 +3,8 @@
 On the device:  python -m oneloop_bench.h200 --only offline:qwen06b,start:llama8b --budget 540 --out $OUT/h200.json
 Here:           python -m oneloop_bench.h200 --merge FILE…     adds the files to the results, makes the table anew
 
-Parts: offline:MODEL, offline:MODEL:WORKLOAD, online:WORKLOAD, start:MODEL; names as in the anchors' workloads.py.
+Parts: offline:MODEL, offline:MODEL:WORKLOAD, online:WORKLOAD, start:MODEL; names as in the anchors' workloads.py. With
+--engine fp8 offline figures are those of weights in 8 bits, under "MODEL fp8".
 The drivers are looked for in $ONELOOP_ANCHORS. What does not fit the budget is left out, and said.
 """
 
@@ -43,17 +44,22 @@ LEAST_S = {"offline": 40.0, "online": 60.0, "start": 60.0}
 """A part is not begun with less time than this."""
 STOP_S = 40.0
 """What a driver gets to end itself and its server."""
+ENGINES = {"bf16": "OneloopEngine", "fp8": "OneloopFp8Engine"}
+"""--engine → the class in anchors.py."""
 SERVE = ("--load-format", "dummy", "--dtype", "bfloat16", "--served-model-name", "m")
 
 
 class Run:
     """One call's parts: where the drivers are, how much time is left, what has been found."""
 
-    def __init__(self, anchors: Path, out: Path, budget_s: float, options: Sequence[str]) -> None:
+    def __init__(
+        self, anchors: Path, out: Path, budget_s: float, options: Sequence[str], engine: str = "bf16"
+    ) -> None:
         self._anchors = anchors
         self._out = out
         self._deadline = time.monotonic() + budget_s
         self._options = tuple(options)
+        self._engine = engine
         self.results: dict[str, Any] = {"offline": {}, "online": {}, "start": {}, "failed": {}}
 
     def all(self, parts: Sequence[str]) -> None:
@@ -78,16 +84,24 @@ class Run:
 
     def _offline(self, model: str, names: list[str]) -> None:
         command = ["bench_offline.py", "--model", model, "--model-dir", str(self._model(model))]
-        command += ["--engine", "oneloop_bench.anchors:OneloopEngine", "--max-model-len", str(MAX_MODEL_LEN)]
+        command += [
+            "--engine",
+            f"oneloop_bench.anchors:{ENGINES[self._engine]}",
+            "--max-model-len",
+            str(MAX_MODEL_LEN),
+        ]
         command += ["--mem", str(MEMORY_PART), "--only", ",".join(names)]
         found = self._drive(command)
+        results = self.results["offline"].setdefault(
+            model if self._engine == "bf16" else f"{model} {self._engine}", {}
+        )
         for name, figures in found["results"].items():
             if isinstance(figures, str):
                 self._fail(f"offline:{model}:{name}", figures)
             else:
-                self.results["offline"].setdefault(model, {})[name] = figures
+                results[name] = figures
         about = {key: found[key] for key in ("start_s", "start_incl_import_s", "first_generate_s", "info")}
-        self.results["offline"].setdefault(model, {})["engine"] = {**about, "measured": measured()}
+        results["engine"] = {**about, "measured": measured()}
 
     def _online(self, model: str, names: list[str]) -> None:
         folder = str(self._model(model))
@@ -198,6 +212,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=560.0, help="seconds")
     parser.add_argument("--out", type=Path, default=Path("h200.json"))
     parser.add_argument("--serve-options", default="", help="more options of `oneloop serve`, in one string")
+    parser.add_argument("--engine", choices=ENGINES, default="bf16", help="of the offline parts")
     parser.add_argument("--merge", type=Path, nargs="+", help="as `python -m oneloop_bench.page`")
     options = parser.parse_args()
     if options.merge:
@@ -209,7 +224,7 @@ def main() -> None:
             "ONELOOP_ANCHORS must name the folder of the measuring drivers (bench_offline.py, models/), which is "
             "no part of this repository; bench/README.md says more"
         )
-    run = Run(anchors, options.out, options.budget, shlex.split(options.serve_options))
+    run = Run(anchors, options.out, options.budget, shlex.split(options.serve_options), options.engine)
     run.all(options.only.split(","))
     print(json.dumps(run.results))
 

@@ -153,7 +153,7 @@ def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=64, help="at once")
     parser.add_argument("--step-ms", type=float, default=5.0, help="what a step of the null executor takes")
     parser.add_argument("--pairs", type=int, default=12)
-    parser.add_argument("--cpu-pairs", type=int, default=3)
+    parser.add_argument("--cpu-pairs", type=int, default=9)
     parser.add_argument("--null-tokens", type=int, default=256, help="max_tokens over the null executor")
     parser.add_argument("--cpu-tokens", type=int, default=32, help="max_tokens of the embedded model")
     parser.add_argument("--only", action="append", choices=["null", "cpu"], help="this engine alone")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
 DtypeSetting = Literal["auto", DtypeName]
+QuantizationName = Literal["fp8", "fp8-block", "compressed-tensors", "fbgemm_fp8", "awq", "gptq"]
 DEFAULT_MODEL = "smollm2"
 """Name of the embedded chat model (SmolLM2-135M-Instruct), fetched once into the cache folder."""
 NULL_MODEL = "null"
@@ -101,6 +102,13 @@ class ModelConfig(_Settings):
         "auto",
         "type of weights and KV; auto: float32 on a CPU, on a GPU the checkpoint's 16-bit type, else bfloat16",
     )
+    quantization: Literal["fp8", "fp8-block", "compressed-tensors", "fbgemm_fp8", "awq", "gptq"] | None = (
+        setting(
+            None,
+            "fp8 makes 8-bit floats of the weights while loading, with a scale per row, fp8-block per 128 x 128; "
+            "quantised checkpoints say how they are, and must agree where it is given",
+        )
+    )
     max_model_len: int | Literal["auto"] | None = setting(
         None,
         "context length in tokens; auto: the longest that the KV cache holds; default: the model's own",
@@ -132,6 +140,11 @@ class CacheConfig(_Settings):
         flags=("--kv-cache-memory",),
         parse="bytes",
         minimum=1,
+    )
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = setting(
+        "auto",
+        "type that keys and values are kept in; auto: the model's; fp8, fp8_e4m3: in 8 bits, twice as many tokens "
+        "of a 16-bit model at some loss of quality",
     )
     num_gpu_blocks_override: int | None = setting(
         None, "number of KV blocks, whatever the memory (tests)", minimum=1
@@ -185,6 +198,9 @@ class WorkerConfig(_Settings):
     deterministic_requests: bool = setting(
         False,
         "allow requests with deterministic: true, and get ready for them; steps that hold one are computed so (GPU)",
+    )
+    expert_statistics: bool = setting(
+        False, "count the tokens that each expert of a mixture gets, for /debug/experts"
     )
     executor: Literal["auto", "null"] = setting(
         "auto", "what runs the steps; null: pseudo-random tokens, no model", hidden=True
@@ -245,6 +261,9 @@ class ServerConfig(_Settings):
     )
     strict_fields: bool = setting(
         False, "answer 400 to fields that have no effect, instead of naming them in X-Oneloop-Ignored"
+    )
+    enable_force_include_usage: bool = setting(
+        False, "end every stream with its usage, as stream_options.include_usage asks for"
     )
     tool_call_parser: str = setting(
         "auto", "format of the model's tool calls, none for no tools; auto: by the chat template"

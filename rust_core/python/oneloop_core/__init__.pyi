@@ -24,6 +24,7 @@ __all__ = [
     "Field",
     "FinishReason",
     "Grammar",
+    "GrammarBusyError",
     "GrammarCompiler",
     "GrammarError",
     "GrammarMatcher",
@@ -253,6 +254,9 @@ class Delta:
     @property
     def error(self) -> str | None:
         """Message, when finish_reason is "error"."""
+    @property
+    def is_request_at_fault(self) -> bool:
+        """Whether that is because what the request asks for contradicts itself, or is too much work for one token."""
 
 @final
 class PromptLogprobs:
@@ -343,6 +347,7 @@ class Core:
         frequency_penalty: float = 0.0,
         seed: int | None = None,
         logprobs: int | None = None,
+        logprob_token_ids: Sequence[int] = (),
         prompt_logprobs: int | None = None,
         pooling: Literal["last", "mean"] | None = None,
         beam_search: tuple[float, Literal["heuristic", "always", "never"]] | None = None,
@@ -385,6 +390,7 @@ class Core:
         deterministic: steps that hold a row of it have the flag for sums in the fixed order; cached prefixes are
         shared among such requests only.
         top_k: 0 = off. temperature 0 = greedy. seed: any i64. logprobs: 0 … MAX_LOGPROBS top entries per token.
+        logprob_token_ids: with logprobs, at most 128 tokens whose log-probabilities are told behind these.
         Raises RequestError naming the argument: empty prompt, id out of range, prompt + 1 > max_model_len, a
         sequence that could never fit the pool, n > max_num_seqs, non-finite or out-of-range numbers.
         """
@@ -626,6 +632,9 @@ class StreamRelay:
     def take_gaps(self) -> tuple[list[int], float]:
         """(observations per bucket, their sum) of the times between tokens since the last call."""
 
+class GrammarBusyError(CoreError):
+    """A grammar was not looked at, as others take too much time; the same may be asked again."""
+
 class GrammarError(CoreError):
     """A grammar that is refused, or that cannot go on.
 
@@ -653,7 +662,8 @@ class GrammarCompiler:
         whitespace_pattern: str | None = None,
         closed_objects: bool = False,
     ) -> Grammar:
-        """Compile within 2 s, without the GIL, in a thread of its own. GrammarError (see docs/structured-output.md).
+        """Compile within 2 s, without the GIL, in a thread of its own. GrammarError (see docs/structured-output.md);
+        GrammarBusyError while too many compilations have not noticed that their time is over.
 
         source: JSON text (json_schema, structural_tag), a pattern, texts (choice), a grammar in Lark or GBNF, or
         nothing (json_object). The rest is about JSON: no white space between tokens; a pattern for it; objects that say

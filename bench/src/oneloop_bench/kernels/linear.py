@@ -1,6 +1,6 @@
 """Linear maps of a decode step: one kernel with all around it against norm, cuBLAS and activation one after the other.
 
-`python -m oneloop_bench.kernels.linear [--only TEXT]`: every map of two models at 1, 8, 32 and 128 rows, then chains of
+`python -m oneloop_bench.kernels.linear [--only TEXT]`: every map of the models at 1, 8, 32 and 128 rows, then chains of
 layers without attention, each layer with weights of its own. Names: "llama8b gate_up 08 rows fused" and "… apart";
 "llama8b layers 01 rows fused", "… fused, one by one" (without programmatic dependent launch), "… apart". Where the plan
 streams, the norm is a kernel of its own that counts too. Where the plan is cuBLAS, "fused" is "apart".
@@ -89,6 +89,11 @@ MODELS: Final = {
         Map("gate_up", 6144, 1024, norm=True, gated=True),
         Map("down", 1024, 3072, residual=True),
         Map("head", 151936, 1024, norm=True),
+    ),
+    "qwen30ba3b": (
+        Map("qkv", 5120, 2048, norm=True),
+        Map("o", 2048, 4096, residual=True),
+        Map("head", 151936, 2048, norm=True),
     ),
 }
 
@@ -226,8 +231,8 @@ def chains(bench: KernelBench, model: str, maps: Sequence[Map]) -> None:
         if not any(bench.wanted(way) for way in ways):
             continue
         x = torch.randn(num_tokens, maps[0].in_size, dtype=dtype_on(bench.device), device=bench.device)
-        num_bytes = sum(one.num_bytes(num_tokens) for one in maps[:4])
-        layers = bench.sets(lambda: Layer(maps[:4], x), num_bytes=num_bytes)  # noqa: B023
+        num_bytes = sum(one.num_bytes(num_tokens) for one in maps[:-1])
+        layers = bench.sets(lambda: Layer(maps[:-1], x), num_bytes=num_bytes)  # noqa: B023
         for way, launch in ways.items():
             bench.measure(way, launch, layers, num_bytes=num_bytes)
 

@@ -112,16 +112,21 @@ def bench_arguments(description: str | None, argv: Sequence[str] | None = None) 
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    add_bench_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
+    """The same, for a bench that has more of its own."""
     parser.add_argument("--json", type=Path, help="also write the result to this file")
     parser.add_argument(
         "--sweep", action="store_true", help="try the kernels' configurations, print the best"
     )
-    parser.add_argument("--only", default="", help="only cases whose name contains this")
+    parser.add_argument("--only", default="", help="only cases whose name contains this (a|b: or that)")
     parser.add_argument("--bandwidth", type=float, help="ceiling in GB/s")
     parser.add_argument("--tflops", type=float, help="ceiling of bf16 products in TFLOP/s")
     parser.add_argument("--measure-ceilings", action="store_true", help="measure both first (about 1 s)")
     parser.add_argument("--smoke", action="store_true", help="run everything a few times, measure nothing")
-    return parser.parse_args(argv)
 
 
 def bench_device() -> torch.device:
@@ -145,6 +150,8 @@ class KernelBench:
         self.sweep: bool = arguments.sweep
         self.smoke: bool = arguments.smoke or self.device.type == "cpu"
         self.rows: list[Row] = []
+        self.sweep_effort: Effort | None = None
+        """Of `best`; None: that of all."""
         self._only: str = arguments.only
         self._json: Path | None = arguments.json
         self._started = time.perf_counter()
@@ -157,7 +164,7 @@ class KernelBench:
 
     def wanted(self, name: str) -> bool:
         """Whether --only asks for this case."""
-        return self._only in name
+        return any(text in name for text in self._only.split("|"))
 
     def sets(self, make: Callable[[], T], *, num_bytes: int) -> list[T]:
         """As many input sets as pass the L2 cache by far; make() returns one, of num_bytes that a launch touches.
@@ -203,7 +210,7 @@ class KernelBench:
         times: dict[str, Timing] = {}
         for key, launch in candidates.items():
             try:
-                times[key] = time_launches(launch, sets, smoke=self.smoke)
+                times[key] = time_launches(launch, sets, smoke=self.smoke, effort=self.sweep_effort)
             except Exception as error:  # whatever the compiler says: the other candidates go on
                 print(f"  {name}: {key} fails: {str(error).splitlines()[0] if str(error) else error!r}")
         if not times:

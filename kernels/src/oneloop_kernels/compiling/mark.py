@@ -26,8 +26,9 @@ class StartMark:
         digest = sha256()
         for part in (*start, sysconfig.get_config_var("EXT_SUFFIX"), _state_of_triton()):
             digest.update(f"{part!r}\n".encode())
-        for source in sorted(Path(__file__).parents[1].rglob("*.py")):
-            digest.update(source.read_bytes())
+        for source in sorted(Path(__file__).parents[1].rglob("*")):
+            if source.suffix in (".py", ".json"):  # kernels, and how they are cut
+                digest.update(source.read_bytes())
         self.path = _cache_folder(environment) / f"oneloop-start-{digest.hexdigest()[:32]}"
 
     def exists(self) -> bool:

@@ -83,7 +83,14 @@ def spec_of_launch(
 def _triton_type(argument: Any) -> str:
     import torch
 
-    types = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32"}
+    types = {
+        torch.bfloat16: "bf16",
+        torch.float16: "fp16",
+        torch.float32: "fp32",
+        torch.float8_e4m3fn: "fp8e4nv",
+        torch.int32: "i32",
+        torch.int16: "i16",
+    }
     if isinstance(argument, torch.Tensor):
         return f"*{types[argument.dtype]}"
     if isinstance(argument, int | float):

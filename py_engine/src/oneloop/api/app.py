@@ -17,7 +17,7 @@ from oneloop.api.framing import framing_fault
 from oneloop.api.handlers.chat import chat_completions
 from oneloop.api.handlers.completions import completions
 from oneloop.api.handlers.control import control
-from oneloop.api.handlers.debug import scheduler, stacks
+from oneloop.api.handlers.debug import experts, scheduler, stacks
 from oneloop.api.handlers.derender import derender, derender_chat, derender_completion
 from oneloop.api.handlers.embeddings import embeddings
 from oneloop.api.handlers.generate import generate
@@ -96,6 +96,7 @@ INFO_ROUTES: Routes = (("GET", "/tokenizer_info", tokenizer_info),)
 """Only with --enable-tokenizer-info-endpoint."""
 DEBUG_ROUTES: Routes = (
     ("GET", "/debug/scheduler", scheduler),
+    ("GET", "/debug/experts", experts),
     ("GET", "/debug/stacks", stacks),
 )
 """Only with --enable-debug-endpoints; else there are no such routes."""
@@ -154,6 +155,7 @@ def _make_limits(engine: TextSide, config: ServerConfig, vocab_size: int, max_mo
         max_body_bytes=config.max_body_bytes,
         priority=False,
         request_templates=config.trust_request_chat_template,
+        force_usage=config.enable_force_include_usage,
     )
 
 

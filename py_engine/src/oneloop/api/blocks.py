@@ -13,6 +13,7 @@ from oneloop.parsers.events import Content, Reasoning, ToolCallArguments, ToolCa
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from oneloop.engine.outputs import FinishReason
     from oneloop.parsers.events import Event
 
 
@@ -28,6 +29,8 @@ class Block:
     call_id: str = ""
     """Of the call."""
     parts: list[str] = field(default_factory=list)
+    is_whole: bool = False
+    """Once it is closed: whether nothing of it is missing."""
 
     @property
     def text(self) -> str:
@@ -82,8 +85,8 @@ class BlockTracker:
 
     @property
     def has_calls(self) -> bool:
-        """Whether one of the blocks is a call."""
-        return any(block.kind == "call" for block in self.blocks)
+        """Whether one of the blocks is a call that is whole: others are not to be made."""
+        return any(block.kind == "call" and block.is_whole for block in self.blocks)
 
     def add(self, events: Iterable[Event]) -> list[BlockEvent]:
         """What the events do to the blocks."""
@@ -98,21 +101,26 @@ class BlockTracker:
                 case ToolCallArguments(_, text):
                     self._grow(text, out)
                 case ToolCallEnd():
-                    self._close(out)
+                    self._close(out, is_whole=True)
         return out
 
-    def finish(self) -> list[BlockEvent]:
-        """The sequence has ended, and with it the block that is open."""
+    def finish(self, reason: FinishReason) -> list[BlockEvent]:
+        """The sequence has ended, and with it the block that is open. reason: why; texts are whole with "stop"."""
         out: list[BlockEvent] = []
         if not self.blocks and isinstance(self._blank, Content):
             blank, self._blank = self._blank, None
             self._begin(Block(0, "text"), out)
             self._grow(blank.text, out)
-        self._close(out)
+        self._close(out, is_whole=reason == "stop" and self._is_text_open)
         return out
 
-    def _close(self, out: list[BlockEvent]) -> None:
+    @property
+    def _is_text_open(self) -> bool:
+        return self._open is not None and self._open.kind != "call"
+
+    def _close(self, out: list[BlockEvent], *, is_whole: bool) -> None:
         if self._open is not None:
+            self._open.is_whole = is_whole
             out.append(Closed(self._open))
             self._open = None
 
@@ -120,7 +128,7 @@ class BlockTracker:
         kind: Literal["text", "thinking"] = "text" if isinstance(event, Content) else "thinking"
         text = event.text
         if self._open is None or self._open.kind != kind:
-            self._close(out)
+            self._close(out, is_whole=self._is_text_open)
             if type(self._blank) is type(event):
                 text = self._blank.text + text
             if not text.strip():
@@ -130,7 +138,7 @@ class BlockTracker:
         self._grow(text, out)
 
     def _begin(self, block: Block, out: list[BlockEvent]) -> None:
-        self._close(out)
+        self._close(out, is_whole=self._is_text_open)
         self._blank = None
         self.blocks.append(block)
         self._open = block

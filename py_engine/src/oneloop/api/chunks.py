@@ -102,6 +102,7 @@ class ChunkEncoder:
     """Turns each choice's deltas into the events of one reply."""
 
     __slots__ = (
+        "_echoes_logprobs",
         "_first",
         "_frame",
         "_logprobs",
@@ -120,8 +121,14 @@ class ChunkEncoder:
         openings: Sequence[bytes],
         logprobs: Sequence[LogprobsEncoder] | None,
         told: Told | None,
+        *,
+        echoes_logprobs: bool = False,
     ) -> None:
-        """openings: per choice the payload of a chunk that goes before its text, or b"". logprobs: one per choice."""
+        """openings: per choice the payload of a chunk that goes before its text, or b"". logprobs: one per choice.
+
+        echoes_logprobs: openings have those of the prompt, which the encoders hold already.
+        """
+        self._echoes_logprobs = echoes_logprobs
         self._token_ids = told is not None and told.token_ids
         self._first = [b""] * len(openings) if told is None else _first_members(told, shape, len(openings))
         self._frame = frame
@@ -172,6 +179,8 @@ class ChunkEncoder:
         self._text_frames[choice] = self._text_frame(choice, start + self._shape.text_start)
         if not opening:
             return b""
+        if self._echoes_logprobs and self._logprobs is not None:
+            opening += _LOGPROBS + self._logprobs[choice].take()
         return self._with_first(choice, start + opening + _OPEN[:-1], self._frame.end())
 
     def _with_first(self, choice: int, start: bytes, end: bytes) -> bytes:
@@ -248,11 +257,15 @@ def completion_chunks(
     echoes: Sequence[str],
     logprobs: Sequence[LogprobsEncoder] | None,
     told: Told | None = None,
+    echoes_logprobs: bool = False,
 ) -> ChunkEncoder:
     """Chunks of a completion.
 
-    echoes: per choice the prompt text to send first ("" without echo). logprobs: one per choice.
+    echoes: per choice the prompt text to send first ("" without echo). logprobs: one per choice. echoes_logprobs: they
+    begin with those of the prompt.
     """
     frame = ChunkFrame(head, _COMPLETION.kind, len(echoes), options, usage)
-    openings = [_COMPLETION.text_start + orjson.dumps(echo) if echo else b"" for echo in echoes]
-    return ChunkEncoder(frame, _COMPLETION, openings, logprobs, told)
+    openings = [
+        _COMPLETION.text_start + orjson.dumps(echo) if echo or echoes_logprobs else b"" for echo in echoes
+    ]
+    return ChunkEncoder(frame, _COMPLETION, openings, logprobs, told, echoes_logprobs=echoes_logprobs)

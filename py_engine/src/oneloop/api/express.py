@@ -23,7 +23,7 @@ from oneloop.api.framing import framing_fault
 from oneloop.api.handlers.chat import prepare_chat
 from oneloop.api.handlers.completions import prepare_completion
 from oneloop.api.handlers.generation import abort_all, submit_all
-from oneloop.api.handlers.streaming import nothing_generated, told_under_way
+from oneloop.api.handlers.streaming import begin_echo, nothing_generated, told_under_way
 from oneloop.api.metrics import CLIENT_GONE
 from oneloop.api.protocol.sampling import safe_request_id
 from oneloop.api.protocol.strict_json import decode_object
@@ -139,6 +139,7 @@ class ExpressReply:
             with state.arrivals.one():
                 job = await _ROUTES[self._route](state, members, self._request_id, self._rename)
                 await submit_all(state, self._streams, job, self._request_id)
+            await begin_echo(job, self._streams)
             self._task = None
             self._begin(job)
         except Exception as error:

@@ -65,6 +65,8 @@ class Limits:
     """Whether the priority policy is on."""
     request_templates: bool = False
     """Whether a request may bring a chat template."""
+    force_usage: bool = False
+    """Whether every stream ends with its usage, asked for or not."""
 
     @property
     def max_detokenize_ids(self) -> int:

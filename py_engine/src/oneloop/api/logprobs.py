@@ -1,7 +1,7 @@
 """Log-probabilities of whole replies, and what a token is called. Of streams the relay writes most.
 
 A reply may hold millions of entries (n x tokens x alternatives), and encoding runs on the event loop: whole replies
-give way after every `AT_ONCE` tokens.
+give way after every `AT_ONCE` entries.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from oneloop.engine.outputs import TokenLogprobs
     from oneloop.tokenize.tokenizer import Tokenizer
 
-AT_ONCE = 256
-"""Tokens of a whole reply that are encoded before others get a turn: about half a ms with 20 alternatives each."""
+AT_ONCE = 5_000
+"""Entries of a whole reply that are encoded before others get a turn: about half a ms."""
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
@@ -34,7 +34,8 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
 
 async def encode_whole(encoder: LogprobsEncoder, tokens: Sequence[TokenLogprobs]) -> bytes:
     """JSON of all of a choice's tokens; others run in between."""
-    for start in range(0, len(tokens), AT_ONCE):
-        encoder.add(tokens[start : start + AT_ONCE])
+    step = max(AT_ONCE // len(tokens[0][1]), 1) if tokens else 1
+    for start in range(0, len(tokens), step):
+        encoder.add(tokens[start : start + step])
         await asyncio.sleep(0)
     return encoder.take()

@@ -20,7 +20,7 @@ from oneloop.parsers.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from oneloop.parsers.forced import NoObjectError, forced_format, forced_schema
+from oneloop.parsers.forced import MAX_TAGS, NoObjectError, forced_format, forced_schema, forced_tags
 from oneloop.parsers.registry import reasoning_format, tool_format
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from oneloop.engine.outputs import FinishReason
     from oneloop.engine.params import ResolvedParams
     from oneloop.parsers.engine import StreamParser
-    from oneloop.parsers.formats import ReasoningFormat, ToolFormat
+    from oneloop.parsers.formats import CallForm, ReasoningFormat, ToolFormat
     from oneloop.tokenize.tokenizer import Tokenizer
 
 _THINKING_SWITCHES = ("enable_thinking", "thinking")
@@ -44,6 +44,8 @@ class OutputFormats:
     """How the served model writes."""
 
     tools: ToolFormat | None
+    form: CallForm | None
+    """How calls are to be written that must come; None: as no model does, but any can."""
     reasoning: ReasoningFormat | None
     tokenizer: Tokenizer
     shown_special_ids: tuple[int, ...]
@@ -72,6 +74,7 @@ class OutputFormats:
             start, end = (_marker(tokenizer, mark) for mark in (reasoning.start, reasoning.end))
         return cls(
             tools=tools,
+            form=None if tools is None or tools.form is None else tools.form(template),
             reasoning=reasoning,
             tokenizer=tokenizer,
             shown_special_ids=shown,
@@ -129,14 +132,17 @@ class Parsing:
         after = end if self.grammar is not None else ()
         return TokenConstraints(grammar_after=after, thinking_budget=budget, thinking_end=end)
 
-    def parser(self, usage: Usage) -> ReplyParser:
-        """For one sequence. usage: is told of its tokens of thinking."""
+    def parser(self, usage: Usage, end_state: EndState | None = None) -> ReplyParser:
+        """For one sequence. usage: is told of its tokens of thinking.
+
+        end_state: `ReplyParser.end_state` behind tokens that are not added again, though all of the text is.
+        """
         calls = self._calls()
         formats = self.formats
         reasoning = formats.reasoning if self._may_think else None
         end: EndToken | None = None
         if self.constraints.grammar_after and formats.ends_surely:
-            end = EndToken(formats.tokenizer, formats.thinking_end[0])
+            end = EndToken(formats.tokenizer, formats.thinking_end[0], end_state)
         parser = make_parser(
             reasoning,
             calls,
@@ -167,21 +173,23 @@ class Parsing:
     @property
     def _may_think(self) -> bool:
         """What is held to a form from its first token on is no thinking, whatever it looks like."""
-        return bool(self.constraints.thinking_end) or not _holds_all(self.grammar)
+        return bool(self.constraints.thinking_end) or not self._holds_all
 
     def _calls(self) -> ToolFormat | None:
         match self.tools.choice:
             case "none":
                 return None
             case "auto":
-                return None if _holds_all(self.grammar) else self.formats.tools
+                return None if self._holds_all else self.formats.tools
             case "required" | "named":
-                return forced_format(self.tools.name)
+                is_native = _call_form(self.formats, self.tools) is not None
+                return self.formats.tools if is_native else forced_format(self.tools.name)
 
-
-def _holds_all(grammar: GrammarSpec | None) -> bool:
-    """Whether all of the answer is held to it; a structural tag leaves free text."""
-    return grammar is not None and grammar.kind != "structural_tag"
+    @property
+    def _holds_all(self) -> bool:
+        """Whether all of the answer is held to the grammar; a client's structural tag leaves free text."""
+        is_forced = self.tools.choice in ("required", "named")
+        return self.grammar is not None and (is_forced or self.grammar.kind != "structural_tag")
 
 
 def parsing_of(
@@ -215,17 +223,26 @@ def parsing_of(
         is_thinking_on=bool(switches[0]) if switches else None,
         prompt_end=prompt[-PROMPT_END_CHARS:] if continued is None else _last_mark(formats, continued),
         skip_special_tokens=skip_special_tokens,
-        grammar=_form(tools) or grammar,
+        grammar=_form(formats, tools) or grammar,
         budget=budget,
         may_open=may_open,
     )
 
 
-def _form(tools: ToolUse) -> GrammarSpec | None:
+def _call_form(formats: OutputFormats, tools: ToolUse) -> CallForm | None:
+    """How the model writes calls; None where that is not known, or the functions are too many to be told apart."""
+    return formats.form if len(tools.schemas) <= MAX_TAGS else None
+
+
+def _form(formats: OutputFormats, tools: ToolUse) -> GrammarSpec | None:
     """What the text must be held to, so that the calls which are asked for come."""
     if tools.choice not in ("required", "named"):
         return None
     try:
+        form = _call_form(formats, tools)
+        if form is not None:
+            tags = forced_tags(form, tools.schemas, tools.name, parallel=tools.parallel)
+            return GrammarSpec(kind="structural_tag", source=json_text("tools", tags), field="tools")
         schema = forced_schema(tools.schemas, tools.name, parallel=tools.parallel)
         return GrammarSpec(kind="json_schema", source=json_text("tools", schema), field="tools")
     except NoObjectError as error:
@@ -289,6 +306,11 @@ class ReplyParser:
         """Whether all that follows is content as it stands."""
         return self._parser.is_plain
 
+    @property
+    def end_state(self) -> EndState | None:
+        """What is known of the token that ends the thinking; None where any mark does."""
+        return None if self._end is None else self._end.state
+
     def add(self, text: str, token_ids: Sequence[int], finish_reason: FinishReason | None) -> list[Event]:
         """What is certain with this text of these tokens; with a finish reason, all."""
         if self._end is not None:
@@ -335,6 +357,17 @@ class _CallIds:
         return f"call_{number}" if self._format is None else self._format.call_id(number)
 
 
+@dataclass(frozen=True, slots=True)
+class EndState:
+    """What `EndToken` knows of the tokens so far."""
+
+    has_come: bool = False
+    num_marks: int = 0
+    """Of the text up to the token, with its own."""
+    tail: bytes = b""
+    """The end of their text, in which a mark may have begun."""
+
+
 class EndToken:
     """Tells the token that ends the thinking from other tokens with the same text.
 
@@ -343,15 +376,20 @@ class EndToken:
 
     __slots__ = ("_has_come", "_mark", "_num_asked", "_num_marks", "_tail", "_token", "_tokenizer")
 
-    def __init__(self, tokenizer: Tokenizer, token: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, token: int, state: EndState | None = None) -> None:
         self._tokenizer = tokenizer
         self._token = token
         self._mark = tokenizer.token_bytes(token)
-        self._has_come = False
-        self._num_marks = 0
-        """Of the text up to the token, with its own."""
+        state = state or EndState()
+        self._has_come = state.has_come
+        self._num_marks = state.num_marks
+        self._tail = state.tail
         self._num_asked = 0
-        self._tail = b""
+
+    @property
+    def state(self) -> EndState:
+        """To go on from, with all of the text again."""
+        return EndState(self._has_come, self._num_marks, self._tail)
 
     def add(self, token_ids: Sequence[int]) -> None:
         """More tokens have come."""

@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts in whole replies: in front of the completion's where the prompt is echoed, and as the
+"""Log-probabilities of prompts: in front of the completion's where the prompt is echoed, and of whole replies as the
 field `prompt_logprobs`. Encoded in threads: a prompt may have hundreds of thousands of tokens.
 """
 
@@ -50,6 +50,24 @@ def echoed_prompt(tokenizer: Tokenizer, token_ids: list[int], text: str | None) 
             break
         num_hidden += 1
     return EchoedPrompt(token_ids, num_hidden)
+
+
+async def encode_echoes(
+    scores: PromptScores, streams: Sequence[RequestStream], encoders: Sequence[LogprobsEncoder]
+) -> None:
+    """For a streamed reply: wait for what is said of the echoed prompts, and put it in front of what the encoders get.
+
+    streams: one per prompt. encoders: one per choice; nothing was added to them.
+    """
+    n = len(encoders) // len(streams)
+    for prompt, stream in enumerate(streams):
+        await stream.wait_news()
+        logprobs = stream.take_prompt_logprobs()
+        if logprobs is None:  # ended before
+            continue
+        echoed = scores.echoed[prompt]
+        for encoder in encoders[prompt * n : prompt * n + n]:
+            await asyncio.to_thread(encoder.add_prompt, echoed.token_ids, logprobs, echoed.num_hidden)
 
 
 async def encode_prompts(

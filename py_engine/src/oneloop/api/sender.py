@@ -136,7 +136,7 @@ class StreamSender:
         for stream in self._streams:
             for added in stream.take():
                 if added.finish_reason is not None:
-                    check_delta(self._state, added)
+                    check_delta(self._state, stream, added)
                     self._num_open -= 1
                 parts.append(encoder.encode(first_choice + added.index, added))
             first_choice += self._n

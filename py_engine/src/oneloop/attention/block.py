@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from oneloop.formats.model_spec import ModelSpec
     from oneloop.layers.norm import RMSNorm
     from oneloop.layers.rotary import RotaryStep
+    from oneloop.quant.base import Target
 
 
 class AttentionBlock:
@@ -45,13 +46,21 @@ class AttentionBlock:
             f"{name}.k_proj": spec.num_kv_heads * head_dim,
             f"{name}.v_proj": spec.num_kv_heads * head_dim,
         }
-        self.qkv = Linear(spec.hidden_size, parts, bias=spec.qkv_bias, dtype=dtype, device=device)
+        self.qkv = Linear(
+            spec.hidden_size,
+            parts,
+            bias=spec.qkv_bias,
+            dtype=dtype,
+            device=device,
+            quantization=spec.quantization,
+        )
         self.output = Linear(
             spec.num_heads * head_dim,
             {f"{name}.o_proj": spec.hidden_size},
             bias=spec.output_bias,
             dtype=dtype,
             device=device,
+            quantization=spec.quantization,
         )
         self._norms: HeadNorms | None = None
         if spec.qk_norm:
@@ -71,7 +80,8 @@ class AttentionBlock:
         """x += attention(norm(x)), in place; rows of padding get garbage. x: [≥ num_tokens, hidden_size] contiguous."""
         cache = kv.layers[self._index]
         around = (rotary, self._norms, cache, metadata.slots)
-        qkv = self._ops.project_and_store(self.qkv.call(x, norm=norm), *around)
+        call = self.qkv.plain_call(x, norm=norm)
+        qkv = None if call is None else self._ops.project_and_store(call, *around)
         if qkv is None:
             qkv = self.qkv(x, norm=norm).contiguous().view(x.shape[0], -1, self._head_dim)
             self._ops.rotate_and_store(qkv, *around)
@@ -79,9 +89,9 @@ class AttentionBlock:
         metadata.plan.run(qkv, cache, attended)
         self.output(attended, residual=x)
 
-    def weight_targets(self) -> dict[str, torch.Tensor]:
-        """Checkpoint tensor name → the view that it fills."""
-        targets = self.qkv.weight_targets() | self.output.weight_targets()
+    def weight_targets(self) -> dict[str, Target]:
+        """Checkpoint tensor name → where it goes."""
+        targets: dict[str, Target] = self.qkv.weight_targets() | self.output.weight_targets()
         if self._norms is not None:
             for part, weight in zip(("q_norm", "k_norm"), self._norms.weight, strict=True):
                 targets[f"{self._name}.{part}.weight"] = weight

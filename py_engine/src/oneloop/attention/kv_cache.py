@@ -27,16 +27,26 @@ class PagedKVCache:
     Blocks hold garbage until they are written; nobody reads them before.
     """
 
-    __slots__ = ("_ops", "block_size", "layers", "num_blocks", "storage")
+    __slots__ = ("_ops", "block_size", "dtype", "layers", "num_blocks", "storage")
 
     def __init__(
-        self, spec: ModelSpec, num_blocks: int, block_size: int, *, dtype: torch.dtype, device: torch.device
+        self,
+        spec: ModelSpec,
+        num_blocks: int,
+        block_size: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        narrow: bool = False,
     ) -> None:
+        """dtype: the model's. narrow: keep keys and values in float8_e4m3fn instead (see ops.kv_cache)."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         by_head = KV_CACHE.candidates(device, dtype)[0] == TRITON  # whose kernels take any strides
         inner = (2 * spec.num_kv_heads, block_size) if by_head else (block_size, 2 * spec.num_kv_heads)
-        storage = torch.empty(spec.num_layers, num_blocks, *inner, spec.head_dim, dtype=dtype, device=device)
+        self.dtype = torch.float8_e4m3fn if narrow else dtype
+        shape = (spec.num_layers, num_blocks, *inner, spec.head_dim)
+        storage = torch.empty(shape, dtype=self.dtype, device=device)
         self.storage = storage.transpose(2, 3) if by_head else storage
         self.layers: tuple[torch.Tensor, ...] = self.storage.unbind(0)
         self._ops = KV_CACHE.resolve(device, dtype)

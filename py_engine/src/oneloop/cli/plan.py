@@ -75,7 +75,12 @@ def find_server(settings: Mapping[str, Any], plan_device: str | None) -> ServerT
     if config.model.model == NULL_MODEL and config.worker.executor == "null":
         raise ConfigError("plan", "the null executor without a model has no memory to plan; name a model")
     name, memory, card = _device(config, card)
-    source = resolve_model(config.model.model, revision=config.model.revision, load_format="dummy")
+    source = resolve_model(
+        config.model.model,
+        revision=config.model.revision,
+        load_format="dummy",
+        quantization=config.model.quantization,
+    )
     dtype = resolve_dtype(
         config.model.dtype, config.resolved.device, source.spec.dtype, gguf=source.gguf is not None
     )

@@ -74,6 +74,7 @@ class Assembly:
             frequency_penalty=params.frequency_penalty,
             seed=params.seed,
             logprobs=params.logprobs,
+            logprob_token_ids=params.logprob_token_ids,
             prompt_logprobs=params.prompt_logprobs,
             pooling=params.pooling,
             beam_search=params.beam_search,

@@ -214,6 +214,14 @@ class AsyncEngine:
         """What runs, what waits and why, for a person to look at. EngineDeadError before start() is through."""
         return scheduler_view(self._loaded().core, self._streams)
 
+    async def expert_counts(self) -> dict[int, list[int]] | None:
+        """Layer with experts → the tokens that each was sent since the start; None where nothing is counted.
+
+        EngineDeadError before start() is through.
+        """
+        self._loaded()
+        return await in_daemon_thread(self._executor.expert_counts, "oneloop-experts")
+
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix. False, and nothing is forgotten, while requests hold blocks.
 
@@ -312,6 +320,7 @@ class AsyncEngine:
             stream.prompt_token_ids,
             stream.num_sequences,
             self._loaded().token_text,
+            is_ranked=stream.is_ranked,
         )
 
     def abort(self, request_id: str) -> bool:
@@ -426,7 +435,7 @@ class AsyncEngine:
             handle = assembly.submit(accepted, final_only=final_only)
         except CoreRequestError as error:
             field = _CLIENTS_NAMES.get(error.field, error.field)
-            raise RequestError(field, error.message) from None
+            raise RequestError(field, error.message.replace(error.field, field, 1)) from None
         stream = RequestStream(
             handle=handle,
             request_id=request_id or f"request-{next(self._request_numbers)}",
@@ -439,6 +448,8 @@ class AsyncEngine:
             final_only=final_only,
             relay=self._relay,
             ends_thinking=accepted.constraints.knows_thinking,
+            is_ranked=not params.logprob_token_ids,
+            bound_by=params.bound_by,
         )
         self._streams[handle] = stream
         self._without_streams.clear()

@@ -33,9 +33,12 @@ class EmbeddingRequestOutput:
     num_cached_tokens: int = 0
 
 
-def vector_of(pooled: bytes, *, normalize: bool) -> npt.NDArray[Any]:
-    """[hidden_size] float32. pooled: as the core tells it. normalize: divide by its Euclidean length, unless 0."""
-    vector = np.frombuffer(pooled, np.float32)
+def vector_of(pooled: bytes, *, normalize: bool, size: int | None = None) -> npt.NDArray[Any]:
+    """[size] float32. pooled: as the core tells it. normalize: divide by its Euclidean length, unless 0.
+
+    size: numbers of it that are taken, from its start; None: all.
+    """
+    vector = np.frombuffer(pooled, np.float32)[:size]
     length = float(np.linalg.norm(vector.astype(np.float64))) if normalize else 0.0
     return vector if length == 0.0 else (vector / length).astype(np.float32)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from oneloop.engine.histogram import Histogram
 from oneloop.engine.threads import in_daemon_thread
 from oneloop.errors import OverloadedError, RequestError
-from oneloop_core import GrammarCompiler, GrammarError
+from oneloop_core import GrammarBusyError, GrammarCompiler, GrammarError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,6 +84,8 @@ class Grammars:
             return await asyncio.shield(task)
         except GrammarError as error:
             raise RequestError(spec.field, f"{spec.field}: {error}") from None
+        except GrammarBusyError as error:
+            raise OverloadedError(str(error)) from None
 
     async def _compile(self, spec: GrammarSpec) -> Grammar:
         async with self._threads:

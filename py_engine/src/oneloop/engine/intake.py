@@ -85,7 +85,7 @@ class Intake:
                 "deterministic",
                 "deterministic needs a server started with --deterministic-requests, or with --deterministic for all",
             )
-        if resolved.beam_search is not None and constraints.binds:
+        if resolved.beam_search is not None and (constraints.binds or resolved.grammar is not None):
             raise RequestError(
                 "use_beam_search",
                 "use_beam_search goes not with what binds the answer's tokens, as a tool call that must come or a "

@@ -24,7 +24,7 @@ def make_encoders(
     """One per sequence; None where no log-probabilities are asked for. vocabulary: another one to name tokens by."""
     if params.logprobs is None:
         return None
-    names, num_top = vocabulary or tokenizer.vocabulary, params.logprobs
+    names, num_top = vocabulary or tokenizer.vocabulary, params.num_alternatives
     skips = params.skip_special_tokens
     return [
         make_encoder(names, form, num_top=num_top, skip_special_tokens=skips) for _ in range(num_sequences)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
+from oneloop.engine.interpreter import no_collections
 from oneloop.errors import GenerationError
 
 if TYPE_CHECKING:
@@ -52,6 +53,10 @@ class Added(Protocol):
     def error(self) -> str | None:
         """One line, when finish_reason is "error"."""
 
+    @property
+    def is_request_at_fault(self) -> bool:
+        """Whether what the request asks for cannot be, when finish_reason is "error"."""
+
 
 @dataclass(slots=True)
 class SequenceDelta:
@@ -64,6 +69,7 @@ class SequenceDelta:
     finish_reason: FinishReason | None
     stop_reason: int | str | None = None
     error: str | None = None
+    is_request_at_fault: bool = False
 
     @classmethod
     def of(cls, added: Added) -> SequenceDelta:
@@ -79,6 +85,7 @@ class SequenceDelta:
             added.finish_reason,
             added.stop_reason,
             added.error,
+            added.is_request_at_fault,
         )
 
     def merge(self, later: Added) -> None:
@@ -93,6 +100,7 @@ class SequenceDelta:
         self.finish_reason = later.finish_reason
         self.stop_reason = later.stop_reason
         self.error = later.error
+        self.is_request_at_fault = later.is_request_at_fault
 
 
 @dataclass(slots=True)
@@ -100,7 +108,8 @@ class Logprob:
     """One entry of a top list, as vLLM's users know it."""
 
     logprob: float
-    rank: int
+    rank: int | None
+    """1 is the likeliest; None for a token that the request named."""
     decoded_token: str
 
 
@@ -145,8 +154,11 @@ class OutputBuilder:
         prompt_token_ids: list[int],
         num_sequences: int,
         token_text: Callable[[int], str],
+        *,
+        is_ranked: bool = True,
     ) -> None:
-        """token_text: text of one token id, for the entries of log-probability lists."""
+        """token_text: text of one token id, for the entries of log-probability lists. is_ranked: as RequestStream's."""
+        self._is_ranked = is_ranked
         self._request_id = request_id
         self._prompt = prompt
         self._prompt_token_ids = prompt_token_ids
@@ -172,7 +184,9 @@ class OutputBuilder:
         """Take in what a stream tells beside its deltas: of the prompt, and of texts that beam search found."""
         logprobs = stream.take_prompt_logprobs()
         if logprobs is not None:
-            self._prompt_logprobs = [None, *(self._entry(token) for token in logprobs.tokens())]
+            # Of a prompt of 1,000 tokens thousands of objects: the collector would take longer than all the rest.
+            with no_collections():
+                self._prompt_logprobs = [None, *map(self._entry, logprobs.tokens())]
         for index, logprob in stream.cumulative_logprobs.items():
             self._outputs[index].cumulative_logprob = logprob
 
@@ -201,14 +215,14 @@ class OutputBuilder:
             output.logprobs, output.cumulative_logprob = [], 0.0
         assert output.cumulative_logprob is not None
         for token in logprobs:
-            output.logprobs.append(self._entry(token))
+            output.logprobs.append(self._entry(token, is_ranked=self._is_ranked))
             output.cumulative_logprob += token[1][0][1]
 
-    def _entry(self, token: TokenLogprobs) -> dict[int, Logprob]:
+    def _entry(self, token: TokenLogprobs, *, is_ranked: bool = True) -> dict[int, Logprob]:
         rank, entries = token
         own_id, own = entries[0]
         tops = {
-            token_id: Logprob(value, place, self._token_text(token_id))
+            token_id: Logprob(value, place if is_ranked else None, self._token_text(token_id))
             for place, (token_id, value) in enumerate(entries[1:], start=1)
         }
         tops[own_id] = Logprob(own, rank, self._token_text(own_id))

@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 DEFAULT_MAX_TOKENS = 16
 """New tokens of a request whose maker said nothing of their number, as vLLM has it."""
 MAX_LOGPROBS = 20
+MAX_LOGPROB_TOKEN_IDS = 128
 MAX_PROMPT_ENTRIES = 1 << 21
 """Log-probabilities of one prompt: its tokens times (1 + prompt_logprobs). They are held until they are sent."""
+MAX_LOGPROB_ENTRIES = 1 << 22
+"""Log-probabilities of one request's answers: n times tokens times those of each. A whole reply holds them all."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 1024
 """Length of one stop string in UTF-8; text is held back by up to this much."""
@@ -81,6 +84,8 @@ class SamplingParams:
     """Top log-probabilities per output token (0 … 20); None = none."""
     prompt_logprobs: int | None = None
     """The same per prompt token but the first. Then max_tokens may be 0: nothing is generated."""
+    logprob_token_ids: tuple[int, ...] | list[int] | None = None
+    """Tokens whose log-probabilities are told with every output token, instead of the top ones; at most 128."""
     logit_bias: Mapping[int, float] | None = field(default_factory=dict)
     """Token id → value in [-100, 100] added to its logit."""
     allowed_token_ids: tuple[int, ...] | list[int] | None = None
@@ -104,6 +109,8 @@ class SamplingParams:
         max_tokens = _first(self.max_tokens, defaults.max_tokens)
         if self.beam_search is not None:
             defaults = self._checked_for_beams()
+        logprobs = None if self.logprobs is None else integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        picks = _logprob_token_ids(self.logprob_token_ids, vocab_size)
         resolved = ResolvedParams(
             n=integer("n", self.n, 1, max_sequences),
             temperature=number(
@@ -132,7 +139,8 @@ class SamplingParams:
             skip_special_tokens=flag("skip_special_tokens", self.skip_special_tokens),
             shown_special_ids=_token_ids("shown_special_ids", self.shown_special_ids, vocab_size),
             detokenize=flag("detokenize", self.detokenize),
-            logprobs=None if self.logprobs is None else integer("logprobs", self.logprobs, 0, MAX_LOGPROBS),
+            logprobs=0 if picks else logprobs,
+            logprob_token_ids=picks,
             prompt_logprobs=_prompt_logprobs(self.prompt_logprobs),
             logit_bias=_bias(self.logit_bias, vocab_size),
             grammar=read_spec(self.structured_outputs),
@@ -159,7 +167,9 @@ class SamplingParams:
             "logprobs": (None,),
         }  # fmt: skip
         asked = [name for name, values in neutral.items() if getattr(self, name) not in values]
-        asked += [name for name in ("stop", "logit_bias", "bad_words") if getattr(self, name)]
+        asked += [
+            name for name in ("stop", "logit_bias", "bad_words", "logprob_token_ids") if getattr(self, name)
+        ]
         if asked:
             raise RequestError(asked[0], f"{asked[0]} has no meaning in beam search; leave it out")
         form = read_spec(self.structured_outputs)
@@ -217,6 +227,8 @@ class ResolvedParams:
     shown_special_ids: tuple[int, ...]
     detokenize: bool
     logprobs: int | None
+    logprob_token_ids: tuple[int, ...]
+    """Without any the top ones are told; else logprobs is 0."""
     prompt_logprobs: int | None
     logit_bias: tuple[tuple[int, float], ...]
     grammar: GrammarSpec | None
@@ -228,6 +240,14 @@ class ResolvedParams:
     pooling: Literal["last", "mean"] | None = None
     """The prompt's hidden states as one vector, instead of tokens (engine/pooling.py)."""
 
+    @property
+    def bound_by(self) -> str | None:
+        """The field that binds the tokens most, if any: named where nothing can come next."""
+        if self.grammar is not None:
+            return self.grammar.field
+        named = ("allowed_token_ids", "bad_words", "min_tokens")
+        return next((name for name in named if getattr(self, name)), None)
+
     def resolve(self, _: SamplingDefaults, *, vocab_size: int, max_sequences: int) -> ResolvedParams:
         """As SamplingParams.resolve(): there is nothing left to do, for the same model.
 
@@ -235,6 +255,11 @@ class ResolvedParams:
         """
         integer("n", self.n, 1, max_sequences)
         return self
+
+    @property
+    def num_alternatives(self) -> int:
+        """Log-probabilities that are told of an output token beside its own."""
+        return len(self.logprob_token_ids) or self.logprobs or 0
 
     def behind(self, num_prompt_tokens: int, max_model_len: int) -> ResolvedParams:
         """The same behind a prompt of so many tokens. RequestError for what a context of max_model_len cannot hold:
@@ -261,15 +286,29 @@ class ResolvedParams:
             raise RequestError(
                 "min_tokens", f"min_tokens ({self.min_tokens}) is above what the context leaves ({room})"
             )
-        if self.max_tokens is None or self.max_tokens <= room:
-            return self
-        if self.max_tokens_is_default:
-            return replace(self, max_tokens=room)
-        raise RequestError(
-            "max_tokens",
-            f"this model's maximum context length is {max_model_len} tokens; the prompt has {num_prompt_tokens} and "
-            f"max_tokens asks for {self.max_tokens} more; shorten either",
-        )
+        if self.max_tokens is not None and self.max_tokens > room and not self.max_tokens_is_default:
+            raise RequestError(
+                "max_tokens",
+                f"this model's maximum context length is {max_model_len} tokens; the prompt has {num_prompt_tokens} "
+                f"and max_tokens asks for {self.max_tokens} more; shorten either",
+            )
+        return self._cut(room)
+
+    def _cut(self, room: int) -> ResolvedParams:
+        """The same with a max_tokens that nobody chose cut to the room, and to the log-probabilities that are held."""
+        most = room
+        if self.logprobs is not None:
+            most = min(room, MAX_LOGPROB_ENTRIES // (self.n * (1 + self.num_alternatives)))
+        chosen = 0 if self.max_tokens is None or self.max_tokens_is_default else self.max_tokens
+        if max(chosen, self.min_tokens) > most:
+            raise RequestError(
+                "logprobs",
+                f"logprobs: one request may have {MAX_LOGPROB_ENTRIES} log-probabilities, which of {self.n} answers "
+                f"with {1 + self.num_alternatives} for each token are {most} tokens; ask for fewer of one of these",
+            )
+        if self.max_tokens is None:
+            return self if most == room else replace(self, max_tokens=most)
+        return self if self.max_tokens <= most else replace(self, max_tokens=most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -412,6 +451,13 @@ def _token_ids(name: str, value: Any, vocab_size: int) -> tuple[int, ...]:
     ids = tuple(_collection(name, value, list | tuple, "a list of token ids", MAX_STOP_TOKEN_IDS))
     check_token_ids(name, ids, vocab_size)
     return ids
+
+
+def _logprob_token_ids(value: Any, vocab_size: int) -> tuple[int, ...]:
+    name = "logprob_token_ids"
+    ids = tuple(_collection(name, value, list | tuple, "a list of token ids", MAX_LOGPROB_TOKEN_IDS))
+    check_token_ids(name, ids, vocab_size)
+    return tuple(dict.fromkeys(ids))
 
 
 def _allowed_token_ids(value: Any, vocab_size: int) -> tuple[int, ...] | None:

@@ -43,6 +43,7 @@ def _of(pooling: Pooling) -> ResolvedParams:
         shown_special_ids=(),
         detokenize=False,
         logprobs=None,
+        logprob_token_ids=(),
         prompt_logprobs=None,
         logit_bias=(),
         grammar=None,

@@ -47,9 +47,9 @@ class RequestStream:
 
     __slots__ = (
         "_final_only", "_is_relayed", "_last_token_at", "_metrics", "_on_end", "_on_news", "_pending", "_relay",
-        "_unsent", "_waiter", "_wakes_at_end", "cumulative_logprobs", "ends_thinking", "finish_reason", "handle",
-        "num_cached_tokens", "num_generated_tokens", "num_sequences", "pooled", "prompt", "prompt_logprobs",
-        "prompt_token_ids", "request_id", "times",
+        "_unsent", "_waiter", "_wakes_at_end", "bound_by", "cumulative_logprobs", "ends_thinking", "finish_reason",
+        "handle", "is_ranked", "num_cached_tokens", "num_generated_tokens", "num_sequences", "pooled", "prompt",
+        "prompt_logprobs", "prompt_token_ids", "request_id", "times",
     )  # fmt: skip
 
     def __init__(
@@ -66,12 +66,18 @@ class RequestStream:
         final_only: bool = False,
         relay: Relay | None = None,
         ends_thinking: bool = False,
+        is_ranked: bool = True,
+        bound_by: str | None = None,
     ) -> None:
         """final_only: the core reports a sequence once, at its end, so tokens have no times of their own.
 
         relay: None: every delta is the consumer's to write. ends_thinking: whether its thinking can be ended.
+        bound_by: the request's field that binds its tokens, if any.
         """
         self.ends_thinking = ends_thinking
+        self.is_ranked = is_ranked
+        """Whether the log-probabilities beside each token's are the likeliest ones', best first."""
+        self.bound_by = bound_by
         self.handle = handle
         """The core's handle."""
         self.request_id = request_id
@@ -115,13 +121,17 @@ class RequestStream:
 
         Cancelling the wait loses nothing and aborts nothing (so `asyncio.wait_for` around it is fine). One consumer.
         """
+        await self.wait_news()
+        return self.take()
+
+    async def wait_news(self) -> None:
+        """Wait until something can be taken, or all has been. What is said of the prompt is known then."""
         while not self._pending and self._last_token_at:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
-        return self.take()
 
     async def all_deltas(self) -> list[Added]:
         """Everything, one merged delta per sequence, once all have ended: the reader wakes once, not at every step.

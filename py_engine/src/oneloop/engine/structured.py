@@ -114,7 +114,7 @@ def json_text(name: str, value: object) -> str:
 
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str) or not value:
-        raise RequestError(name, f"{name} must be a string, not an empty one, got {_shown(value)}")
+        raise RequestError(name, f"{name} must be a string that is not empty, got {_shown(value)}")
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -135,7 +135,20 @@ def _flag(name: str, value: object) -> bool:
 
 
 def _shown(value: object) -> str:
-    return repr(value) if value is None or isinstance(value, bool) else f"a {type(value).__name__}"
+    """As JSON has it."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return "a string" if value else "an empty string"
+        case Mapping():
+            return "an object"
+        case Sequence():
+            return f"a list of {len(value)}" if value else "an empty list"
+        case int() | float():
+            return repr(value)
+        case _:
+            return f"a {type(value).__name__}"
 
 
 def _choices(name: str, value: object) -> tuple[str, ...]:

@@ -46,6 +46,8 @@ class ModelInfo:
     """Tokens per KV block."""
     hidden_size: int = 0
     """Numbers of a pooled hidden state. 0: this executor has none."""
+    short_vectors: tuple[int, ...] | None = None
+    """As ModelSpec has it."""
     quick_step_tokens: int | None = None
     """Tokens of a step that streams hardly notice (worker/roofline.py). None: the device's rates are unknown."""
 
@@ -100,6 +102,10 @@ class Executor(Protocol):
 
     def completions(self) -> list[Completion]:
         """Take all waiting completions, in order, and clear the descriptor. Never blocks."""
+
+    def expert_counts(self) -> dict[int, list[int]] | None:
+        """Layer with experts → the tokens that each has been sent. None where nothing is counted (see the setting
+        expert_statistics). Blocking (call it in a thread)."""
 
     def shutdown(self) -> None:
         """Finish the step in flight, drop the rest, free everything. Idempotent; may block a short while."""

@@ -96,6 +96,10 @@ class CpuExecutor:
         """As base.Executor."""
         return self._completions.take()
 
+    def expert_counts(self) -> dict[int, list[int]] | None:
+        """As base.Executor."""
+        return None if self._loaded is None else self._loaded.read_expert_counts()
+
     def shutdown(self) -> None:
         """As base.Executor. Blocks for at most SHUTDOWN_LIMIT_S."""
         self._stopping = True

@@ -220,6 +220,10 @@ class CudaExecutor:
         assert self._completions is not None, "attach() comes first"
         return self._completions.take()
 
+    def expert_counts(self) -> dict[int, list[int]] | None:
+        """As base.Executor."""
+        return None if self._loaded is None else self._loaded.read_expert_counts()
+
     def shutdown(self) -> None:
         """As base.Executor. Blocks for at most SHUTDOWN_LIMIT_S, or until processes that compile have ended."""
         self._end_compiling()

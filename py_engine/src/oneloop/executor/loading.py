@@ -10,6 +10,8 @@ from oneloop.config import resolve_dtype
 from oneloop.executor.base import ModelFiles, ModelInfo
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
 
     from oneloop.config import EngineConfig
@@ -32,6 +34,19 @@ class LoadedModel:
     plan: MemoryPlan
     card: Card | None = None
     """The device, where its rates are known."""
+    expert_counts: Mapping[int, torch.Tensor] | None = None
+    """Layer → tokens of each expert so far, on the device; None where nothing is counted."""
+
+    def read_expert_counts(self) -> dict[int, list[int]] | None:
+        """As they are now. Blocks, so that it belongs into a thread; on a GPU it waits for no step."""
+        if self.expert_counts is None:
+            return None
+        import torch
+
+        device = self.model.device
+        stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            return {layer: counts.tolist() for layer, counts in self.expert_counts.items()}
 
     @property
     def info(self) -> ModelInfo:
@@ -42,6 +57,7 @@ class LoadedModel:
             num_blocks=self.plan.num_blocks,
             block_size=self.plan.block_size,
             hidden_size=self.model.spec.hidden_size,
+            short_vectors=self.model.spec.short_vectors,
             quick_step_tokens=self._quick_step_tokens(),
         )
 
@@ -70,6 +86,7 @@ class ModelLoading:
             model.model,
             revision=model.revision,
             load_format=model.load_format,
+            quantization=model.quantization,
             progress=progress or no_progress,
         )
         self._source = source
@@ -116,4 +133,5 @@ class ModelLoading:
             "%d KV blocks of %d tokens (%d MiB), context %d tokens, %s",
             plan.num_blocks, plan.block_size, plan.kv_cache_bytes >> 20, plan.max_model_len, model.dtype,
         )  # fmt: skip
-        return LoadedModel(model, plan, card)
+        counts = model.count_experts() if self._config.worker.expert_statistics else None
+        return LoadedModel(model, plan, card, counts)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from oneloop.executor.base import LoadProgress
     from oneloop.formats.model_spec import ModelSpec
     from oneloop.start_times import StartTimes
-    from oneloop.worker.inputs import Ints, StepHeader
+    from oneloop.worker.inputs import Floats, Ints, StepHeader
     from oneloop_core import SlabLayout
 
 Draw: TypeAlias = "Callable[[npt.NDArray[np.uint64], Ints], npt.NDArray[Any]]"
@@ -121,6 +121,8 @@ class NullSampler:
             _fill_logprobs(views, count)
         if header.num_scores:
             _fill_scores(views, header.num_scores)
+        if header.num_picks:
+            views.pick_logprob[: header.num_picks] = pick_logprobs(views.pick_token[: header.num_picks])
         return header
 
     @staticmethod
@@ -172,6 +174,11 @@ def _fill_logprobs(views: SlabViews, count: int) -> None:
     views.output_rank[:count] = 1
     views.output_logprob_token[:count] = np.where(tokens >= LOGPROB_COLUMNS, tokens - ranks, tokens + ranks)
     views.output_logprob[:count] = -0.5 * (ranks + 1)
+
+
+def pick_logprobs(tokens: Ints) -> Floats:
+    """What is told of tokens that a request names: another number for each of 64."""
+    return (-0.25 * (1 + tokens % 64)).astype(np.float32)
 
 
 def _fill_scores(views: SlabViews, count: int) -> None:
@@ -285,6 +292,10 @@ class NullExecutor:
     def completions(self) -> list[Completion]:
         """The oldest step that was not told."""
         return self._completions.take()
+
+    def expert_counts(self) -> dict[int, list[int]] | None:
+        """As base.Executor: there are none."""
+        return None
 
     def shutdown(self) -> None:
         """As base.Executor. A step whose time is not over is never told."""

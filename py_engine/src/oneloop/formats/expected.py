@@ -1,57 +1,161 @@
 """The tensors that a checkpoint must have, from its ModelSpec alone. No torch: headers are checked before its import.
 
-The models' weight_targets() name the same tensors with the same shapes; a test holds the two together.
+The models' weight_targets() name the stored tensors with the same shapes; a test holds the two together.
 """
 
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from oneloop.formats.quantization.gguf import GgufQuantization
+from oneloop.formats.quantization.spec import StoredTensor
+from oneloop.formats.safetensors import FLOATS
 
 if TYPE_CHECKING:
-    from oneloop.formats.model_spec import ModelSpec
+    from collections.abc import Iterator, Mapping
+
+    from oneloop.formats.model_spec import ModelSpec, MoeSpec
 
 Shape = tuple[int, ...]
 
 
+class LinearMap(NamedTuple):
+    """One whose weight may be stored in another way than as plain numbers."""
+
+    names: tuple[str, ...]
+    """Of the modules that are computed together, their weights one below the other."""
+    out_sizes: tuple[int, ...]
+    in_size: int
+    bias: bool
+
+
+class ExpertNames(NamedTuple):
+    """What a checkpoint calls the sparse block, and in it the three maps of an expert."""
+
+    block: str
+    gate: str
+    up: str
+    down: str
+
+
+EXPERT_NAMES: Final[Mapping[str, ExpertNames]] = {
+    "qwen": ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
+    "mixtral": ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
+}
+"""By MoeSpec.layout."""
+
+
 def expected_tensors(spec: ModelSpec) -> dict[str, Shape]:
-    """Hugging Face tensor name → shape, [out, in] for matrices. A tied head has no tensor of its own."""
+    """Hugging Face tensor name → shape of every parameter, [out, in] for matrices, as a model that is not quantised has
+    them. A tied head has no tensor of its own."""
     tensors: dict[str, Shape] = {
         "model.embed_tokens.weight": (spec.vocab_size, spec.hidden_size),
         "model.norm.weight": (spec.hidden_size,),
     }
     for index in range(spec.num_layers):
-        tensors |= {f"model.layers.{index}.{name}": shape for name, shape in layer_tensors(spec).items()}
+        tensors |= {
+            f"model.layers.{index}.{name}": shape for name, shape in layer_tensors(spec, index).items()
+        }
     if not spec.tie_word_embeddings:
         tensors["lm_head.weight"] = (spec.vocab_size, spec.hidden_size)
     return tensors
 
 
-def layer_tensors(spec: ModelSpec) -> dict[str, Shape]:
+def layer_tensors(spec: ModelSpec, index: int) -> dict[str, Shape]:
     """Those of one layer, named from the layer on."""
-    hidden, wide, head = spec.hidden_size, spec.intermediate_size, spec.head_dim
-    queries, keys = spec.num_heads * head, spec.num_kv_heads * head
+    hidden, head = spec.hidden_size, spec.head_dim
     tensors: dict[str, Shape] = {
         "input_layernorm.weight": (hidden,),
         "post_attention_layernorm.weight": (hidden,),
     }
-    for name, out_size, in_size, bias in (
-        ("self_attn.q_proj", queries, hidden, spec.qkv_bias),
-        ("self_attn.k_proj", keys, hidden, spec.qkv_bias),
-        ("self_attn.v_proj", keys, hidden, spec.qkv_bias),
-        ("self_attn.o_proj", hidden, queries, spec.output_bias),
-        ("mlp.gate_proj", wide, hidden, spec.mlp_bias),
-        ("mlp.up_proj", wide, hidden, spec.mlp_bias),
-        ("mlp.down_proj", hidden, wide, spec.mlp_bias),
-    ):
-        tensors[f"{name}.weight"] = (out_size, in_size)
-        if bias:
-            tensors[f"{name}.bias"] = (out_size,)
+    for names, out_sizes, in_size, bias in layer_maps(spec, index):
+        for name, out_size in zip(names, out_sizes, strict=True):
+            tensors[f"{name}.weight"] = (out_size, in_size)
+            if bias:
+                tensors[f"{name}.bias"] = (out_size,)
+    if spec.moe is not None and spec.moe.is_sparse(index):
+        tensors |= _expert_tensors(spec.moe, hidden)
     if spec.qk_norm:
         tensors |= {"self_attn.q_norm.weight": (head,), "self_attn.k_norm.weight": (head,)}
+    return tensors
+
+
+def layer_maps(spec: ModelSpec, index: int) -> tuple[LinearMap, ...]:
+    """Those of one layer, named from the layer on. An expert that is chosen from others is none, nor is the router."""
+    hidden, head = spec.hidden_size, spec.head_dim
+    queries, keys = spec.num_heads * head, spec.num_kv_heads * head
+    attention = (
+        LinearMap(
+            ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            (queries, keys, keys),
+            hidden,
+            spec.qkv_bias,
+        ),
+        LinearMap(("self_attn.o_proj",), (hidden,), queries, spec.output_bias),
+    )
+    name, wide, bias = "mlp", spec.intermediate_size, spec.mlp_bias
+    if spec.moe is not None and spec.moe.is_sparse(index):
+        wide, bias = spec.moe.shared_intermediate_size, False
+        name = f"{EXPERT_NAMES[spec.moe.layout].block}.shared_expert"
+        if not wide:
+            return attention
+    return (
+        *attention,
+        LinearMap((f"{name}.gate_proj", f"{name}.up_proj"), (wide, wide), hidden, bias),
+        LinearMap((f"{name}.down_proj",), (hidden,), wide, bias),
+    )
+
+
+def linear_maps(spec: ModelSpec) -> Iterator[LinearMap]:
+    """All of the model, but for a tied head, which is the embedding."""
+    for index in range(spec.num_layers):
+        for one in layer_maps(spec, index):
+            yield one._replace(names=tuple(f"model.layers.{index}.{name}" for name in one.names))
+    if not spec.tie_word_embeddings:
+        yield LinearMap(("lm_head",), (spec.vocab_size,), spec.hidden_size, bias=False)
+
+
+def stored_tensors(spec: ModelSpec) -> dict[str, StoredTensor]:
+    """Hugging Face tensor name → what a folder's files have under it: as expected_tensors, but that the weights of
+    quantised maps are stored in the scheme's own tensors. ModelError where the scheme does not fit the model."""
+    tensors = {name: StoredTensor((shape,), FLOATS) for name, shape in expected_tensors(spec).items()}
+    if spec.quantization is None or isinstance(spec.quantization, GgufQuantization):
+        return tensors
+    for names, out_sizes, in_size, _ in linear_maps(spec):
+        scheme = spec.quantization.scheme_of(names)
+        if scheme is None:
+            continue
+        for name, out_size in zip(names, out_sizes, strict=True):
+            del tensors[f"{name}.weight"]
+            for part, tensor in scheme.tensors(out_size, in_size).items():
+                tensors[f"{name}.{part}"] = tensor
+    return tensors
+
+
+def _expert_tensors(moe: MoeSpec, hidden: int) -> dict[str, Shape]:
+    """The router, and each expert's three maps. A shared expert is among the linear maps, but for its gate."""
+    names, wide = EXPERT_NAMES[moe.layout], moe.intermediate_size
+    tensors: dict[str, Shape] = {f"{names.block}.gate.weight": (moe.num_experts, hidden)}
+    for expert in range(moe.num_experts):
+        name = f"{names.block}.experts.{expert}"
+        tensors[f"{name}.{names.gate}.weight"] = tensors[f"{name}.{names.up}.weight"] = (wide, hidden)
+        tensors[f"{name}.{names.down}.weight"] = (hidden, wide)
+    if moe.shared_gate:
+        tensors[f"{names.block}.shared_expert_gate.weight"] = (1, hidden)
     return tensors
 
 
 def num_parameters(spec: ModelSpec) -> int:
     """Numbers in all tensors together."""
     return sum(map(prod, expected_tensors(spec).values()))
+
+
+def num_sparse_layers(spec: ModelSpec) -> int:
+    """Layers with experts."""
+    return sum(map(spec.is_sparse, range(spec.num_layers)))
+
+
+def num_expert_parameters(spec: ModelSpec) -> int:
+    """Numbers of one expert that is chosen from others, in one layer. 0 without such."""
+    return 0 if spec.moe is None else 3 * spec.hidden_size * spec.moe.intermediate_size

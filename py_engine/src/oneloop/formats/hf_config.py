@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Literal, cast
 
 from oneloop.errors import ModelError
+from oneloop.formats.hf_moe import hf_moe_spec
 from oneloop.formats.json_file import read_json_object
 from oneloop.formats.json_values import JsonValues
 from oneloop.formats.model_spec import ModelSpec, RopeScaling
+from oneloop.formats.quantization.config import read_quantization
 
 _MAX_BYTES = 4 << 20
 _MAX_WIDTH = 1 << 20
@@ -23,13 +25,16 @@ class _Family:
 
     head_dim: int | None = None
     """Default head size; None: hidden_size / heads."""
-    window: Literal["never", "optional", "default"]
-    """never: no such thing; optional: only with use_sliding_window; default: 4096 where config.json is silent."""
+    window: Literal["never", "optional", "given", "default"]
+    """never: no such thing; optional: only with use_sliding_window; given: where config.json says so; default: 4096
+    where it is silent."""
     qkv_bias: bool | None = None
     """None: as attention_bias says."""
     output_bias: bool | None = None
     mlp_bias: bool | None = None
     qk_norm: bool = False
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-6
 
 
 _FAMILIES = {
@@ -37,6 +42,11 @@ _FAMILIES = {
     "MistralForCausalLM": _Family(window="default", qkv_bias=False, output_bias=False, mlp_bias=False),
     "Qwen2ForCausalLM": _Family(window="optional", qkv_bias=True, output_bias=False, mlp_bias=False),
     "Qwen3ForCausalLM": _Family(head_dim=128, window="optional", mlp_bias=False, qk_norm=True),
+    "MixtralForCausalLM": _Family(
+        window="given", qkv_bias=False, output_bias=False, mlp_bias=False, rope_theta=1e6, rms_norm_eps=1e-5
+    ),
+    "Qwen2MoeForCausalLM": _Family(window="optional", qkv_bias=True, output_bias=False, mlp_bias=False),
+    "Qwen3MoeForCausalLM": _Family(window="optional", mlp_bias=False, qk_norm=True),
 }
 _ACTIVATIONS = ("silu", "swish")
 """Two names of one function. A table: names in config.json are never looked up as code."""
@@ -63,7 +73,7 @@ def hf_model_spec(folder: Path) -> ModelSpec:
     max_position = config.integer("max_position_embeddings", 1, _MAX_POSITION)
     num_layers = config.integer("num_hidden_layers", 1, 4096)
     _refuse_window(config, family, max_position, num_layers)
-    theta, scaling = _rope(config, max_position)
+    theta, scaling = _rope(config, family, max_position)
     attention_bias = config.boolean("attention_bias", default=False)
     return ModelSpec(
         architecture=architecture,
@@ -75,7 +85,7 @@ def hf_model_spec(folder: Path) -> ModelSpec:
         head_dim=head_dim,
         vocab_size=config.integer("vocab_size", 1, 1 << 24),
         max_position=max_position,
-        rms_norm_eps=config.real("rms_norm_eps", 1e-12, 1.0, default=1e-6),
+        rms_norm_eps=config.real("rms_norm_eps", 1e-12, 1.0, default=family.rms_norm_eps),
         rope_theta=theta,
         rope_scaling=scaling,
         tie_word_embeddings=config.boolean("tie_word_embeddings", default=False),
@@ -84,7 +94,24 @@ def hf_model_spec(folder: Path) -> ModelSpec:
         mlp_bias=config.boolean("mlp_bias", default=False) if family.mlp_bias is None else family.mlp_bias,
         qk_norm=family.qk_norm,
         dtype=_dtype(config),
+        quantization=read_quantization(config),
+        short_vectors=_short_vectors(config, hidden_size),
+        moe=hf_moe_spec(config, architecture, num_layers),
     )
+
+
+def _short_vectors(config: JsonValues, hidden_size: int) -> tuple[int, ...] | None:
+    """`is_matryoshka`, `matryoshka_dimensions`: what embedding models say of vectors that are cut."""
+    key = "matryoshka_dimensions"
+    sizes = config.raw(key)
+    if sizes is None:
+        return () if config.boolean("is_matryoshka", default=False) else None
+    if not isinstance(sizes, list) or not sizes:
+        config.fail(key, "a list of sizes is needed")
+    for size in sizes:
+        if type(size) is not int or not 1 <= size <= hidden_size:
+            config.fail(key, f"must hold sizes of 1 to hidden_size ({hidden_size})")
+    return tuple(sorted({*sizes, hidden_size}))
 
 
 def _architecture(config: JsonValues) -> str:
@@ -102,10 +129,8 @@ def _refuse_variants(config: JsonValues) -> None:
     activation = config.string("hidden_act", default="silu")
     if activation not in _ACTIVATIONS:
         config.fail("hidden_act", f"{activation!r} is not supported; supported is silu")
-    if "quantization_config" in config:
-        config.fail(
-            "quantization_config", "quantised checkpoints of this kind are not supported; take the original"
-        )
+    if not config.boolean("qkv_bias", default=True):
+        config.fail("qkv_bias", "false is not supported; models of this family have biases on q, k and v")
 
 
 def _head_dim(config: JsonValues, family: _Family, hidden_size: int, num_heads: int) -> int:
@@ -127,6 +152,8 @@ def _refuse_window(config: JsonValues, family: _Family, max_position: int, num_l
         config.fail("layer_types", "only full_attention layers are supported")
     if family.window == "never":
         return
+    if family.window == "given" and "sliding_window" not in config:
+        return
     if family.window == "optional":
         if not config.boolean("use_sliding_window", default=False):
             return
@@ -143,11 +170,11 @@ def _refuse_window(config: JsonValues, family: _Family, max_position: int, num_l
         )
 
 
-def _rope(config: JsonValues, max_position: int) -> tuple[float, RopeScaling | None]:
+def _rope(config: JsonValues, family: _Family, max_position: int) -> tuple[float, RopeScaling | None]:
     """Theta and scaling, from rope_parameters (transformers 5) or rope_theta and rope_scaling (before)."""
     if config.real("partial_rotary_factor", 0.0, 1.0, default=1.0) != 1.0:
         config.fail("partial_rotary_factor", "rotating only a part of each head is not supported")
-    theta = config.real("rope_theta", 1.0, 1e12, default=10000.0)
+    theta = config.real("rope_theta", 1.0, 1e12, default=family.rope_theta)
     for key in ("rope_parameters", "rope_scaling"):
         if key in config:
             values = config.object(key)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from oneloop.formats.quantization.gguf import GgufQuantization
+    from oneloop.formats.quantization.spec import QuantizationSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +33,33 @@ class RopeScaling:
     truncate: bool = True
     """yarn: round the bounds of the interpolated range to whole dimensions."""
     factors: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeSpec:
+    """Layers whose feed-forward block is a mixture of experts. Sizes are counts."""
+
+    num_experts: int
+    top_k: int
+    """Experts of a token."""
+    intermediate_size: int
+    """Of one expert."""
+    renormalised: bool
+    """The chosen experts' probabilities are divided by their sum (norm_topk_prob; always in Mixtral)."""
+    shared_intermediate_size: int = 0
+    """Of the expert that every token has beside those chosen; 0: there is none."""
+    shared_gate: bool = False
+    """The shared expert's output is multiplied by a sigmoid of the token (Qwen2-MoE)."""
+    sparse_step: int = 1
+    """Of so many layers the last is sparse."""
+    dense_layers: tuple[int, ...] = ()
+    """Layers that have a plain feed-forward block whatever sparse_step says."""
+    layout: Literal["qwen", "mixtral"]
+    """What the checkpoint calls the tensors; see formats.expected."""
+
+    def is_sparse(self, index: int) -> bool:
+        """Whether that layer has experts."""
+        return index not in self.dense_layers and (index + 1) % self.sparse_step == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,3 +89,13 @@ class ModelSpec:
     """RMSNorm over head_dim on queries and keys before the rotary embedding (Qwen3)."""
     dtype: Literal["float32", "bfloat16", "float16"]
     """Type the checkpoint declares."""
+    quantization: QuantizationSpec | GgufQuantization | None = None
+    """How linear maps are stored; None: as plain numbers."""
+    short_vectors: tuple[int, ...] | None = None
+    """Sizes at which a pooled vector's first numbers are a vector too (Matryoshka); (): any. None: there are none."""
+    moe: MoeSpec | None = None
+    """None: all layers are dense."""
+
+    def is_sparse(self, index: int) -> bool:
+        """Whether that layer has experts."""
+        return self.moe is not None and self.moe.is_sparse(index)

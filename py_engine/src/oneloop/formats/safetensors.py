@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from oneloop.errors import ModelError
 from oneloop.formats.json_file import parse_json_object
@@ -33,6 +33,9 @@ ITEM_BYTES = {
     "F8_E5M2": 1,
 }
 """Element types of the format and their sizes in bytes."""
+
+FLOATS: Final = ("F32", "F16", "BF16", "F64")
+"""Those of plain weights."""
 
 
 @dataclass(frozen=True, slots=True)

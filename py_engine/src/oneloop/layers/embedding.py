@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
+
+if TYPE_CHECKING:
+    from oneloop.quant.base import Target
 
 
 class Embedding:
@@ -17,6 +22,6 @@ class Embedding:
         self._name = name
         self.weight = torch.empty(vocab_size, size, dtype=dtype, device=device)
 
-    def weight_targets(self) -> dict[str, torch.Tensor]:
+    def weight_targets(self) -> dict[str, Target]:
         """Checkpoint tensor name → the tensor that it fills."""
         return {f"{self._name}.weight": self.weight}

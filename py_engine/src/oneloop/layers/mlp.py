@@ -10,7 +10,10 @@ from oneloop.layers.limits import MLP_TOKENS_AT_ONCE
 from oneloop.layers.linear import Linear
 
 if TYPE_CHECKING:
+    from oneloop.formats.quantization.gguf import GgufQuantization
+    from oneloop.formats.quantization.spec import QuantizationSpec
     from oneloop.layers.norm import RMSNorm
+    from oneloop.quant.base import Target
 
 
 class GatedMLP:
@@ -27,12 +30,20 @@ class GatedMLP:
         bias: bool,
         dtype: torch.dtype,
         device: torch.device,
+        quantization: QuantizationSpec | GgufQuantization | None = None,
     ) -> None:
         """name: checkpoint name prefix."""
         halves = {f"{name}.gate_proj": intermediate_size, f"{name}.up_proj": intermediate_size}
-        self.gate_up = Linear(hidden_size, halves, bias=bias, dtype=dtype, device=device)
+        self.gate_up = Linear(
+            hidden_size, halves, bias=bias, dtype=dtype, device=device, quantization=quantization
+        )
         self.down = Linear(
-            intermediate_size, {f"{name}.down_proj": hidden_size}, bias=bias, dtype=dtype, device=device
+            intermediate_size,
+            {f"{name}.down_proj": hidden_size},
+            bias=bias,
+            dtype=dtype,
+            device=device,
+            quantization=quantization,
         )
         self._in_parts = device.type == "cpu"
 
@@ -45,8 +56,15 @@ class GatedMLP:
             self._add(x[first : first + MLP_TOKENS_AT_ONCE], norm)
 
     def _add(self, x: torch.Tensor, norm: RMSNorm) -> None:
-        self.down(self.gate_up(x, norm=norm, gated=True), residual=x)
+        if self.gate_up.leaves_gate(x):
+            self.down.of_gate(self.gate_up(x, norm=norm), residual=x)
+        else:
+            self.down(self.gate_up(x, norm=norm, gated=True), residual=x)
 
-    def weight_targets(self) -> dict[str, torch.Tensor]:
-        """Checkpoint tensor name → the view that it fills."""
+    def output(self, x: torch.Tensor, *, norm: RMSNorm) -> torch.Tensor:
+        """mlp(norm(x)), [num_tokens, hidden_size] of any strides; x stays as it is. For few tokens, on a CPU."""
+        return self.down(self.gate_up(x, norm=norm, gated=True))
+
+    def weight_targets(self) -> dict[str, Target]:
+        """Checkpoint tensor name → where it goes."""
         return self.gate_up.weight_targets() | self.down.weight_targets()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from oneloop_kernels.ops.linear import Norm
 from oneloop_kernels.ops.rms_norm import RMS_NORM
+
+if TYPE_CHECKING:
+    from oneloop.quant.base import Target
 
 
 class RMSNorm:
@@ -27,6 +32,6 @@ class RMSNorm:
         """x: [..., size] → new [..., size]."""
         return self._compute(x, self.weight, self.norm.eps)
 
-    def weight_targets(self) -> dict[str, torch.Tensor]:
+    def weight_targets(self) -> dict[str, Target]:
         """Checkpoint tensor name → the tensor that it fills."""
         return {f"{self._name}.weight": self.weight}

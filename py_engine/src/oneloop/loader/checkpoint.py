@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from oneloop.errors import ModelError
 from oneloop.formats.json_file import read_json_object
@@ -14,38 +14,39 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from oneloop.formats.expected import Shape
+    from oneloop.formats.quantization.spec import StoredTensor
 
 _log = logging.getLogger(__name__)
-
-FLOATS: Final = ("F32", "F16", "BF16", "F64")
-"""Element types that weights may have."""
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _MAX_INDEX_BYTES = 64 << 20
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _FILE_NAME = re.compile(r"[\w.-]+\.safetensors", re.ASCII)
-_HARMLESS = re.compile(r"(^|\.)rotary_emb\.inv_freq$|(^|\.)attention\.(masked_)?bias$")
-"""Buffers that old checkpoints carry along."""
+_HARMLESS = re.compile(
+    r"(^|\.)rotary_emb\.inv_freq$|(^|\.)attention\.(masked_)?bias$"
+    r"|\.(input_scale|input_scale_ub|activation_scale|weight_shape|g_idx)$"
+)
+"""Buffers that old checkpoints carry along, and what quantised ones say twice or of activations, which are scaled as
+they come."""
 
 
-def read_checkpoint(folder: Path, expected: Mapping[str, Shape]) -> dict[str, SafetensorsTensor]:
-    """Where each expected tensor lies (Hugging Face name → shape), in the order of the files' data.
+def read_checkpoint(folder: Path, expected: Mapping[str, StoredTensor]) -> dict[str, SafetensorsTensor]:
+    """Where each expected tensor lies (by its Hugging Face name), in the order of the files' data.
 
-    ModelError when the folder has no safetensors, its index does not fit them, or a tensor is missing, misshapen or no
-    float: it names the tensor. Tensors that the model has no use for are named in one log line.
+    ModelError when the folder has no safetensors, its index does not fit them, or a tensor is missing, misshapen or of
+    another type: it names the tensor. Tensors that the model has no use for are named in one log line.
     """
     tensors = _read_headers(folder)
-    for name, shape in expected.items():
+    for name, stored in expected.items():
         tensor = tensors.get(name)
         if tensor is None:
             raise ModelError(str(folder), _missing_message(name), item=name)
-        if tensor.shape != shape:
-            message = f"has shape {list(tensor.shape)}, the model needs {list(shape)}"
+        if tensor.shape not in stored.shapes:
+            message = f"has shape {list(tensor.shape)}, the model needs {list(stored.shapes[0])}"
             raise ModelError(str(tensor.path), message, item=name)
-        if tensor.dtype not in FLOATS:
-            message = f"is of type {tensor.dtype}; supported are {', '.join(FLOATS)}"
+        if tensor.dtype not in stored.dtypes:
+            message = f"is of type {tensor.dtype}; supported are {', '.join(stored.dtypes)}"
             raise ModelError(str(tensor.path), message, item=name)
     extra = [name for name in tensors if name not in expected and not _HARMLESS.search(name)]
     if extra:

@@ -12,11 +12,13 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
+from oneloop.loader.arrivals import Arrival, Arrivals
 from oneloop.loader.gguf_tensors import gguf_name
 from oneloop.loader.parallel import in_threads
 from oneloop.loader.progress import ByteCount, Progress, no_progress
 from oneloop.loader.reader import FileReader
 from oneloop.loader.staging import Staging
+from oneloop.quant.base import Incoming
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from oneloop.formats.gguf import GgufFile, GgufTensor
     from oneloop.formats.model_spec import ModelSpec
+    from oneloop.quant.base import Target
 
 _CHUNK_ELEMENTS = 1 << 18
 """Elements dequantised at a time: 1 MiB of float32, so that the dequantiser's intermediates stay in the cache."""
@@ -43,17 +46,19 @@ class _Piece:
     target: torch.Tensor
     head_dim: int | None
     """Given where the rows of each head are stored interleaved."""
+    arrival: Arrival | None
+    """Whose part the target is."""
 
 
 def load_gguf_weights(
     file: GgufFile,
     spec: ModelSpec,
-    targets: Mapping[str, torch.Tensor],
+    targets: Mapping[str, Target],
     *,
     num_threads: int = 1,
     progress: Progress = no_progress,
 ) -> None:
-    """Fill every target (Hugging Face tensor name → view of a parameter: any one device, float type and strides).
+    """Fill every target (by its Hugging Face name; parameters: any one device, float type and strides).
 
     file: passed `gguf_tensors.check_gguf`. ModelError when it cannot be read any more.
     """
@@ -65,19 +70,27 @@ def load_gguf_weights(
     interleaved = file.metadata.string("general.architecture") == "llama"
     found = [(tensor, *wanted[name]) for name, tensor in file.tensors.items() if name in wanted]
     count = ByteCount(progress, "loading weights", sum(tensor.num_bytes for tensor, _, _ in found))
+    arrivals = Arrivals()
     pieces = (
         piece
         for tensor, name, target in found
-        for piece in _pieces(tensor, target, spec.head_dim if interleaved and _ROTATED.search(name) else None)
+        for piece in _pieces(
+            tensor, target, arrivals, spec.head_dim if interleaved and _ROTATED.search(name) else None
+        )
     )
     with FileReader() as reader:
         in_threads(partial(_fill, reader, device, count), pieces, num_threads)
 
 
-def _pieces(tensor: GgufTensor, target: torch.Tensor, head_dim: int | None) -> Iterator[_Piece]:
+def _pieces(tensor: GgufTensor, target: Target, arrivals: Arrivals, head_dim: int | None) -> Iterator[_Piece]:
     """Whole rows (whole heads, where head_dim is given; whole blocks of a vector)."""
-    assert tensor.shape == tuple(target.shape), tensor.name
+    arrival = None
+    if isinstance(target, Incoming):
+        raw = target.dtype == torch.uint8  # the bytes of the rows are wanted as they are
+        arrival = arrivals.expect(target, target.shape if raw else tensor.shape)
+        target = arrival.values
     kind = tensor.type
+    assert tensor.shape == tuple(target.shape) or target.dtype == torch.uint8, tensor.name
     row_elements = tensor.shape[-1] if len(tensor.shape) > 1 else 1
     unit = head_dim or (1 if len(tensor.shape) > 1 else kind.block_size)
     rows = max(_CHUNK_ELEMENTS // row_elements // unit, 1) * unit
@@ -91,6 +104,7 @@ def _pieces(tensor: GgufTensor, target: torch.Tensor, head_dim: int | None) -> I
             num_blocks * kind.block_bytes,
             part,
             head_dim,
+            arrival,
         )
 
 
@@ -98,25 +112,30 @@ def _fill(reader: FileReader, device: torch.device, count: ByteCount, pieces: It
     """One thread's work. What goes to a GPU gets its type and its rows' order on the way into the pinned buffer."""
     if device.type != "cpu":
         torch.set_num_threads(1)  # of this thread: it is one of several, and its pieces are small
-    raw: NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
+    room: NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
     with torch.no_grad(), Staging(device, 4 * _CHUNK_ELEMENTS) as staging:
         for piece in pieces:
-            if raw.size < piece.num_bytes:
-                raw = np.empty(piece.num_bytes, dtype=np.uint8)
-            stored = raw[: piece.num_bytes]
+            if room.size < piece.num_bytes:
+                room = np.empty(piece.num_bytes, dtype=np.uint8)
+            stored = room[: piece.num_bytes]
             reader.read_into(piece.tensor.path, piece.offset, stored)
-            values = _dequantize(piece.tensor, stored).reshape(piece.target.shape)
+            raw = piece.target.dtype == torch.uint8
+            values: NDArray[Any] = stored if raw else _dequantize(piece.tensor, stored)
+            values = values.reshape(piece.target.shape)
+            copied = None
             if device.type == "cpu":
                 _copy_rows(piece.target, values, piece.head_dim)
             else:
                 staged = staging.buffer(piece.target.numel() * piece.target.itemsize)
                 staged = staged.view(piece.target.dtype).view(piece.target.shape)
                 _copy_rows(staged, values, piece.head_dim)
-                staging.copy(staged, piece.target)
+                copied = staging.copy(staged, piece.target)
+            if piece.arrival is not None:
+                piece.arrival.add(piece.target.numel(), copied)
             count.add(piece.num_bytes)
 
 
-def _copy_rows(target: torch.Tensor, values: NDArray[np.floating[Any]], head_dim: int | None) -> None:
+def _copy_rows(target: torch.Tensor, values: NDArray[Any], head_dim: int | None) -> None:
     """Copy whole rows; with head_dim, undo the interleaving of each head's rotary halves.
 
     numpy does it for float32: chunks are small, and torch would start its thread pool for each.

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from oneloop.errors import ModelError
+from oneloop.formats.expected import linear_maps
 from oneloop.formats.ggml_types import DEQUANTIZABLE
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from oneloop.formats.expected import Shape
     from oneloop.formats.gguf import GgufFile
+    from oneloop.formats.model_spec import ModelSpec
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +50,12 @@ def gguf_name(name: str) -> str:
     if match is None or match[2] not in _LAYER_NAMES:
         raise KeyError(name)
     return f"blk.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}"
+
+
+def weight_types(file: GgufFile, spec: ModelSpec) -> dict[str, str]:
+    """Module (Hugging Face's name) → GGUF's name of the type of its weight, for all linear maps of a checked file."""
+    modules = (name for one in linear_maps(spec) for name in one.names)
+    return {name: file.tensors[gguf_name(f"{name}.weight")].type.name for name in modules}
 
 
 def check_gguf(file: GgufFile, expected: Mapping[str, Shape]) -> None:

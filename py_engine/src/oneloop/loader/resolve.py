@@ -9,21 +9,24 @@ from typing import TYPE_CHECKING, Literal
 
 from oneloop.config import DEFAULT_MODEL
 from oneloop.errors import ConfigError, ModelError
-from oneloop.formats.expected import expected_tensors
+from oneloop.formats.expected import expected_tensors, stored_tensors
 from oneloop.formats.generation import GenerationDefaults, hf_generation_defaults
 from oneloop.formats.gguf import GgufFile, read_gguf
 from oneloop.formats.gguf_spec import gguf_model_spec
 from oneloop.formats.hf_config import hf_model_spec
 from oneloop.formats.json_file import read_json_object
 from oneloop.formats.json_values import JsonValues
+from oneloop.formats.quantization.config import chosen_quantization
+from oneloop.formats.quantization.gguf import GgufQuantization
 from oneloop.loader.checkpoint import read_checkpoint
 from oneloop.loader.embedded import GENERATION, fetch_embedded
-from oneloop.loader.gguf_tensors import check_gguf
+from oneloop.loader.gguf_tensors import check_gguf, weight_types
 from oneloop.loader.progress import Progress, no_progress
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from oneloop.config import QuantizationName
     from oneloop.formats.model_spec import ModelSpec
     from oneloop.formats.safetensors import SafetensorsTensor
 
@@ -59,13 +62,15 @@ def resolve_model(
     *,
     revision: str | None = None,
     load_format: LoadFormat = "auto",
+    quantization: QuantizationName | None = None,
     progress: Progress = no_progress,
 ) -> ModelSource:
     """Find the files, fetching them where `model` is a hub id or the embedded model's name.
 
     revision: commit, tag or branch of a hub model, the same for all its files. load_format: dummy fetches
-    no weight files and looks at none; else their headers hold every tensor of the model in its shape. ModelError says
-    what is missing or malformed and what to do; ConfigError that the files are of another load_format.
+    no weight files and looks at none; else their headers hold every tensor of the model in its shape. quantization: as
+    --quantization. ModelError says what is missing or malformed and what to do; ConfigError that the files are of
+    another load_format or quantization.
     """
     path = Path(model).expanduser()
     # By its own name whatever lies in the working directory; ./smollm2 is a folder of that name.
@@ -73,11 +78,12 @@ def resolve_model(
     if revision is not None and (is_embedded or path.exists()):
         raise ConfigError("revision", f"is of hub models, and {model} is none; leave --revision away")
     if is_embedded:
-        return replace(_file_source(fetch_embedded(progress=progress), load_format), generation=GENERATION)
+        embedded = fetch_embedded(progress=progress)
+        return replace(_file_source(embedded, load_format, quantization), generation=GENERATION)
     if path.is_dir():
-        return _folder_source(path, load_format)
+        return _folder_source(path, load_format, quantization)
     if path.is_file():
-        return _file_source(path, load_format)
+        return _file_source(path, load_format, quantization)
     if (
         path.is_absolute()
         or model.startswith((".", "~"))
@@ -86,7 +92,7 @@ def resolve_model(
     ):
         raise ModelError(model, f"no such file or folder (and no hub id); {_EMBEDDED}")
     weights = load_format != "dummy"
-    return _folder_source(_fetch_from_hub(model, revision, weights=weights), load_format)
+    return _folder_source(_fetch_from_hub(model, revision, weights=weights), load_format, quantization)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,20 +148,22 @@ def _optional_size(config: JsonValues, key: str, at_most: int) -> int | None:
     return config.integer(key, 1, at_most) if key in config else None
 
 
-def _file_source(path: Path, load_format: LoadFormat) -> ModelSource:
+def _file_source(path: Path, load_format: LoadFormat, quantization: QuantizationName | None) -> ModelSource:
     if path.suffix in (".bin", ".pt", ".pth", ".ckpt"):
         raise ModelError(str(path), "pickled weights are never loaded; convert the model to safetensors")
     if path.suffix == ".safetensors" or path.name == "config.json":
         raise ModelError(str(path), f"give the folder it is in: {path.parent}")
     file = read_gguf(path)
-    spec = gguf_model_spec(file)
+    spec = _quantized(gguf_model_spec(file), quantization, path)
     _check_format(load_format, "gguf", path)
     if load_format != "dummy":
         check_gguf(file, expected_tensors(spec))
+        if spec.quantization is None:
+            spec = replace(spec, quantization=GgufQuantization(weight_types(file, spec)))
     return ModelSource(kind="gguf", path=path, spec=spec, generation=GenerationDefaults(), gguf=file)
 
 
-def _folder_source(path: Path, load_format: LoadFormat) -> ModelSource:
+def _folder_source(path: Path, load_format: LoadFormat, quantization: QuantizationName | None) -> ModelSource:
     if not (path / "config.json").is_file():
         single = sorted(path.glob("*.gguf"))
         if single:
@@ -163,15 +171,20 @@ def _folder_source(path: Path, load_format: LoadFormat) -> ModelSource:
                 str(path), f"holds GGUF files and no config.json; name one of them, e.g. {single[0]}"
             )
         raise ModelError(str(path), "holds no config.json: not a Hugging Face model folder")
-    spec = hf_model_spec(path)
+    spec = _quantized(hf_model_spec(path), quantization, path)
     _check_format(load_format, "safetensors", path)
     return ModelSource(
         kind="folder",
         path=path,
         spec=spec,
         generation=hf_generation_defaults(path),
-        tensors=read_checkpoint(path, expected_tensors(spec)) if load_format != "dummy" else None,
+        tensors=read_checkpoint(path, stored_tensors(spec)) if load_format != "dummy" else None,
     )
+
+
+def _quantized(spec: ModelSpec, wanted: QuantizationName | None, path: Path) -> ModelSpec:
+    assert not isinstance(spec.quantization, GgufQuantization)
+    return replace(spec, quantization=chosen_quantization(spec.quantization, wanted, str(path)))
 
 
 def _check_format(load_format: LoadFormat, found: LoadFormat, path: Path) -> None:

@@ -51,14 +51,14 @@ class Staging:
             self._buffers[self._turn] = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
         return self._buffers[self._turn][:num_bytes]
 
-    def copy(self, values: torch.Tensor, target: torch.Tensor) -> None:
+    def copy(self, values: torch.Tensor, target: torch.Tensor) -> torch.cuda.Event | None:
         """Copy a view of the last buffer into a target of the same shape, whatever its type and strides.
 
-        On a GPU the copy is only begun; types and strides are changed there.
+        On a GPU the copy is only begun, and its end is returned; types and strides are changed there.
         """
         if self._stream is None:
             target.copy_(values)
-            return
+            return None
         with torch.cuda.stream(self._stream):
             if values.dtype == target.dtype and target.is_contiguous():
                 target.copy_(values, non_blocking=True)
@@ -67,6 +67,7 @@ class Staging:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
         self._copied[self._turn] = event
+        return event
 
     def __enter__(self) -> Self:
         return self

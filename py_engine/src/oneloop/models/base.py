@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from oneloop.attention.kv_cache import PagedKVCache
     from oneloop.attention.metadata import AttentionMetadata
     from oneloop.formats.model_spec import ModelSpec
+    from oneloop.quant.base import Target
 
 
 class Model(Protocol):
@@ -21,10 +22,10 @@ class Model(Protocol):
     dtype: torch.dtype
     device: torch.device
 
-    def weight_targets(self) -> dict[str, torch.Tensor]:
-        """Hugging Face checkpoint tensor name → the tensor of exactly that shape to copy it into.
+    def weight_targets(self) -> dict[str, Target]:
+        """Hugging Face checkpoint tensor name → the tensor of exactly that shape to copy it into, or who takes it.
 
-        Views of fused parameters. A tied head has no target of its own.
+        Views of fused parameters. A tied head has no target of its own. Asked for once, by the loader.
         """
 
     def forward(
@@ -48,6 +49,12 @@ class Model(Protocol):
 
     def normalize(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [n, hidden_size] contiguous rows of forward's result → the same shape, behind the final norm."""
+
+    def count_experts(self) -> dict[int, torch.Tensor]:
+        """Layer with experts → [num_experts] int64 on the device: the tokens that each is sent, from now on.
+
+        To be called before any step, or any graph, that is to be counted.
+        """
 
     def one_layer_of_each_kind(self) -> AbstractContextManager[None]:
         """Within, forward runs one layer of each kind only: they launch every kernel, and the result is garbage."""

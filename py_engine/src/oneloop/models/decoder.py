@@ -11,6 +11,7 @@ from oneloop.attention.block import AttentionBlock
 from oneloop.layers.embedding import Embedding
 from oneloop.layers.linear import Linear
 from oneloop.layers.mlp import GatedMLP
+from oneloop.layers.moe import SparseMLP
 from oneloop.layers.norm import RMSNorm
 from oneloop.layers.rotary import Rotary, RotaryStep
 
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
     from oneloop.attention.kv_cache import PagedKVCache
     from oneloop.attention.metadata import AttentionMetadata
     from oneloop.formats.model_spec import ModelSpec
+    from oneloop.quant.base import Target
 
 
 class DecoderLayer:
-    """x + attention(norm(x)), then x + mlp(norm(x)), in place on x."""
+    """x + attention(norm(x)), then x + mlp(norm(x)), in place on x. sparse: instead of mlp, where there are experts."""
 
-    __slots__ = ("attention", "attention_norm", "mlp", "mlp_norm")
+    __slots__ = ("attention", "attention_norm", "mlp", "mlp_norm", "sparse")
 
     def __init__(self, index: int, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device) -> None:
         name = f"model.layers.{index}"
@@ -37,30 +39,42 @@ class DecoderLayer:
         self.mlp_norm = RMSNorm(
             f"{name}.post_attention_layernorm", spec.hidden_size, eps, dtype=dtype, device=device
         )
-        self.mlp = GatedMLP(
-            f"{name}.mlp",
-            spec.hidden_size,
-            spec.intermediate_size,
-            bias=spec.mlp_bias,
-            dtype=dtype,
-            device=device,
-        )
+        self.mlp: GatedMLP | None = None
+        self.sparse: SparseMLP | None = None
+        if spec.moe is not None and spec.moe.is_sparse(index):
+            self.sparse = SparseMLP(
+                name, spec.moe, spec.hidden_size, dtype=dtype, device=device, quantization=spec.quantization
+            )
+        else:
+            self.mlp = GatedMLP(
+                f"{name}.mlp",
+                spec.hidden_size,
+                spec.intermediate_size,
+                bias=spec.mlp_bias,
+                dtype=dtype,
+                device=device,
+                quantization=spec.quantization,
+            )
 
     def __call__(
         self, x: torch.Tensor, rotary: RotaryStep, kv: PagedKVCache, metadata: AttentionMetadata
     ) -> None:
         """x: [n, hidden_size] contiguous, updated in place."""
         self.attention(x, rotary, kv, metadata, norm=self.attention_norm)
-        self.mlp(x, norm=self.mlp_norm)
+        if self.sparse is not None:
+            self.sparse(x, norm=self.mlp_norm, slots=metadata.slots)
+        elif self.mlp is not None:
+            self.mlp(x, norm=self.mlp_norm)
 
-    def weight_targets(self) -> dict[str, torch.Tensor]:
-        """Checkpoint tensor name → the view that it fills."""
-        return (
-            self.attention_norm.weight_targets()
-            | self.attention.weight_targets()
-            | self.mlp_norm.weight_targets()
-            | self.mlp.weight_targets()
-        )
+    def weight_targets(self) -> dict[str, Target]:
+        """Checkpoint tensor name → where it goes."""
+        parts = (self.attention_norm, self.attention, self.mlp_norm, self.mlp, self.sparse)
+        return {
+            name: target
+            for part in parts
+            if part is not None
+            for name, target in part.weight_targets().items()
+        }
 
 
 class Decoder:
@@ -83,10 +97,11 @@ class Decoder:
             bias=False,
             dtype=dtype,
             device=device,
+            quantization=spec.quantization,
             weight=tied,
         )
 
-    def weight_targets(self) -> dict[str, torch.Tensor]:
+    def weight_targets(self) -> dict[str, Target]:
         """See Model."""
         targets = self.embedding.weight_targets() | self.norm.weight_targets()
         for layer in self.layers:
@@ -116,11 +131,20 @@ class Decoder:
         """See Model."""
         return self.norm(hidden)
 
+    def count_experts(self) -> dict[int, torch.Tensor]:
+        """See Model."""
+        counts = {}
+        for index, layer in enumerate(self.layers):
+            if layer.sparse is not None:
+                counts[index] = layer.sparse.count_tokens()
+        return counts
+
     @contextmanager
     def one_layer_of_each_kind(self) -> Iterator[None]:
-        """See Model. All layers of these families are of one kind."""
+        """See Model. A layer is sparse or dense."""
         layers = self.layers
-        self.layers = layers[:1]
+        kinds = {layer.sparse is not None: layer for layer in reversed(layers)}
+        self.layers = tuple(kinds.values())
         try:
             yield
         finally:

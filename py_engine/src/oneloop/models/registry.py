@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from oneloop.errors import ModelError
 from oneloop.models.llama import LlamaForCausalLM
+from oneloop.models.moe import MixtralForCausalLM, Qwen2MoeForCausalLM, Qwen3MoeForCausalLM
 from oneloop.models.qwen import Qwen2ForCausalLM, Qwen3ForCausalLM
 
 if TYPE_CHECKING:
@@ -24,8 +25,11 @@ class ModelFactory(Protocol):
 ARCHITECTURES: Final[dict[str, ModelFactory]] = {
     "LlamaForCausalLM": LlamaForCausalLM,
     "MistralForCausalLM": LlamaForCausalLM,
+    "MixtralForCausalLM": MixtralForCausalLM,
     "Qwen2ForCausalLM": Qwen2ForCausalLM,
+    "Qwen2MoeForCausalLM": Qwen2MoeForCausalLM,
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
+    "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
 }
 
 

@@ -1,6 +1,8 @@
-"""Calls that must come (tool_choice "required", or a name): the text is held to a JSON schema, whoever the model is.
+"""Calls that must come (tool_choice "required", or a name).
 
-Required: [{"name": …, "parameters": {…}}, …] with at least one call. A named function: its parameters alone.
+The text is held to the form in which the model writes calls, where that is known and has JSON in it. Else it is held to
+a JSON schema, whoever the model is. Required: [{"name": …, "parameters": {…}}, …] with at least one call. A named
+function: its parameters alone.
 """
 
 from __future__ import annotations
@@ -9,12 +11,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from oneloop.parsers.calls import read_arguments, read_calls
-from oneloop.parsers.formats import ToolFormat, Tools
+from oneloop.parsers.formats import NAME, CallForm, ToolFormat, Tools
 from oneloop.parsers.scanner import MalformedError
 
 if TYPE_CHECKING:
     from oneloop.parsers.scanner import Scanner, Steps
 
+MAX_TAGS = 256
+"""Functions of forced_tags (the core's bound)."""
 _AS_THEY_STAND = frozenset({"const", "enum", "default", "examples"})
 """Members of a schema that are no schemas."""
 _OF_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
@@ -54,6 +58,32 @@ def forced_schema(tools: Tools, name: str | None, *, parallel: bool) -> Mapping[
     ]
     bound = {} if parallel else {"maxItems": 1}
     return {"type": "array", "minItems": 1, **bound, "items": {"anyOf": calls}}
+
+
+def forced_tags(form: CallForm, tools: Tools, name: str | None, *, parallel: bool) -> Mapping[str, Any]:
+    """The structural tag of the whole text: calls of the functions, at least one, or a call of the named one.
+
+    NoObjectError as forced_schema.
+    """
+    tags = [
+        {
+            "begin": form.begin.replace(NAME, each),
+            "content": {"type": "json_schema", "json_schema": _of_objects(each, schema)},
+            "end": form.end,
+        }
+        for each, schema in tools.items()
+        if name in (None, each)
+    ]
+    calls = {
+        "type": "tags_with_separator",
+        "tags": tags,
+        "separator": form.separator,
+        "at_least_one": True,
+        "stop_after_first": not parallel or name is not None,
+    }
+    texts = ({"type": "const_string", "value": text} for text in (form.before_all, form.after_all))
+    before, after = texts
+    return {"type": "structural_tag", "format": {"type": "sequence", "elements": [before, calls, after]}}
 
 
 def _of_objects(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:

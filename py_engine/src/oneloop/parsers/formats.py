@@ -27,6 +27,24 @@ class Format:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CallForm:
+    """The texts around the JSON of calls' arguments, as a model writes them. Special tokens stand as their text."""
+
+    begin: str
+    """In front of a call's arguments; NAME stands for the function's name."""
+    end: str
+    """Behind them."""
+    separator: str = ""
+    """Between two calls."""
+    before_all: str = ""
+    after_all: str = ""
+
+
+NAME = "{name}"
+"""In CallForm.begin: the function's name."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ToolFormat(Format):
     """How a model writes calls."""
 
@@ -34,6 +52,8 @@ class ToolFormat(Format):
     """Reads content and calls to the end of the text."""
     call_id: Callable[[str], str] = field(default=lambda number: f"call_{number}")
     """A call's id where the model writes none, of 32 random hexadecimal digits."""
+    form: Callable[[str], CallForm] | None = None
+    """How calls are written that must come, by the chat template; None: arguments are no JSON, or ids are counted."""
 
 
 @dataclass(frozen=True, kw_only=True)

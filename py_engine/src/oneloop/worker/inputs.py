@@ -60,6 +60,13 @@ class StepHeader:
     num_scores: int
     max_score_logprobs: int
     num_pools: int
+    num_picked: int
+    num_picks: int
+
+    @property
+    def looks_at_hidden(self) -> bool:
+        """Whether something is wanted of the step's hidden states beside samples."""
+        return bool(self.num_scores or self.num_pools or self.num_picked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +115,9 @@ class SlabViews:
     score_token: Ints
     pool_start: Ints
     pool_end: Ints
+    pick_token_index: Ints
+    pick_start: Ints
+    pick_token: Ints
     output_token: Ints
     output_rank: Ints
     output_logprob_token: Ints
@@ -116,6 +126,7 @@ class SlabViews:
     score_logprob_token: Ints
     score_logprob: Floats
     pooled: Floats
+    pick_logprob: Floats
     sample_mask_row: Ints
     mask_word: npt.NDArray[np.uint32]
     _header: npt.NDArray[np.int64]

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from oneloop.formats.expected import num_parameters
+from oneloop.formats.expected import num_expert_parameters, num_parameters, num_sparse_layers
 from oneloop.worker.memory.sizes import kv_token_bytes
 
 if TYPE_CHECKING:
@@ -40,12 +40,13 @@ class Roofline:
     def decode_s(self, batch: int, context: int) -> float:
         """Seconds of a step that computes one token for each of `batch` sequences of `context` tokens.
 
-        Products: max(weights / bandwidth, 2 · weights · batch / rate). Attention: max(KV / bandwidth,
+        Products: max(weights / bandwidth, 2 · a token's weights · batch / rate). Of experts, those that some token is
+        sent to are read, in the mean of tokens that go anywhere alike. Attention: max(KV / bandwidth,
         4 · batch · context · query width · layers / rate).
         """
-        parameters = self._matrix_parameters()
         products = max(
-            parameters * RATED_ITEM_BYTES / self.card.bytes_per_s, 2 * parameters * batch / self.card.flops
+            self._parameters_read(batch) * RATED_ITEM_BYTES / self.card.bytes_per_s,
+            2 * self._parameters_of_token() * batch / self.card.flops,
         )
         tokens = batch * context
         attention = max(
@@ -57,10 +58,11 @@ class Roofline:
     def prefill_tokens_per_s(self, prompt: int) -> float:
         """Prompt tokens a second, computed in steps so large that arithmetic binds.
 
-        Per token 2 · the layers' parameters + attention over half the prompt; the head is computed once per prompt.
+        Per token 2 · the parameters that it meets in the layers + attention over half the prompt; the head is computed
+        once per prompt.
         """
         head = self.spec.vocab_size * self.spec.hidden_size
-        layers = self._matrix_parameters() - head
+        layers = self._parameters_of_token() - head
         flops = 2 * layers + self._attention_flops() * prompt / 2 + 2 * head / prompt
         return self.card.flops / flops
 
@@ -68,17 +70,35 @@ class Roofline:
         """Tokens of a step whose products take about QUICK_STEP_S, at least as many as it takes for arithmetic to bind:
         below that another token is nearly free. A power of two, so that products are cut into whole waves of tiles.
 
-        Time: 2 · the layers' parameters · tokens / rate. The bound: rate · bytes of an element / (2 · bandwidth).
+        Time: 2 · a token's parameters in the layers · tokens / rate. The bound: rate · bytes of an element /
+        (2 · bandwidth), times all parameters per parameter of a token.
         """
-        layers = self._matrix_parameters() - self.spec.vocab_size * self.spec.hidden_size
-        in_time = QUICK_STEP_S * self.card.flops / (2 * layers)
-        free = self.card.flops * RATED_ITEM_BYTES / (2 * self.card.bytes_per_s)
+        head = self.spec.vocab_size * self.spec.hidden_size
+        layers, met = self._matrix_parameters() - head, self._parameters_of_token() - head
+        in_time = QUICK_STEP_S * self.card.flops / (2 * met)
+        free = self.card.flops * RATED_ITEM_BYTES / (2 * self.card.bytes_per_s) * layers / met
         return 1 << max(round(math.log2(in_time)), math.ceil(math.log2(free)), 0)
 
     def _matrix_parameters(self) -> int:
         """All but the input embedding, of which a step reads a few rows; where it is tied, it is the head too."""
         embedding = 0 if self.spec.tie_word_embeddings else self.spec.vocab_size * self.spec.hidden_size
         return num_parameters(self.spec) - embedding
+
+    def _parameters_of_token(self) -> int:
+        """Those that one token is multiplied by."""
+        moe = self.spec.moe
+        idle = 0 if moe is None else moe.num_experts - moe.top_k
+        return self._matrix_parameters() - idle * self._expert_parameters()
+
+    def _parameters_read(self, batch: int) -> float:
+        """Of experts · (1 − top_k / experts)^batch experts a step reads nothing."""
+        moe = self.spec.moe
+        idle = 0.0 if moe is None else moe.num_experts * (1 - moe.top_k / moe.num_experts) ** batch
+        return self._matrix_parameters() - idle * self._expert_parameters()
+
+    def _expert_parameters(self) -> int:
+        """One expert of each layer that has them."""
+        return num_expert_parameters(self.spec) * num_sparse_layers(self.spec)
 
     def _attention_flops(self) -> int:
         """Per query and key, in all layers: product with the key and sum of the value, 2 FLOP per element each."""

@@ -32,7 +32,14 @@ class ModelRunner:
         """Allocates the KV cache. plan: from `memory.plan.plan_memory`."""
         spec = model.spec
         self._model = model
-        self.kv = PagedKVCache(spec, plan.num_blocks, plan.block_size, dtype=model.dtype, device=model.device)
+        self.kv = PagedKVCache(
+            spec,
+            plan.num_blocks,
+            plan.block_size,
+            dtype=model.dtype,
+            device=model.device,
+            narrow=plan.narrow_kv,
+        )
         max_blocks = (
             -(-plan.max_model_len // plan.block_size) + 1
         )  # + 1: a step ahead may have begun the next
@@ -69,7 +76,7 @@ class ModelRunner:
         if header.num_tokens == 0:
             return None
         hidden = self._forward(slab, header)
-        if header.num_scores or header.num_pools:
+        if header.looks_at_hidden:
             self._write_prompt_results(hidden, slab, header)
         if not header.num_samples:
             return None
@@ -155,6 +162,15 @@ class ModelRunner:
             ranges = zip(slab.pool_start[:count].tolist(), slab.pool_end[:count].tolist(), strict=True)
             pooled = self._prompt_results.pool(hidden, ranges)
             slab.pooled[: pooled.numel()] = pooled.flatten().cpu().numpy()
+        if count := header.num_picks:
+            picks = self._prompt_results.pick(
+                hidden,
+                self._upload(slab.pick_token_index[: header.num_picked]),
+                slab.pick_start[: header.num_picked + 1].tolist(),
+                self._upload(slab.pick_start[: header.num_picked + 1]),
+                self._upload(slab.pick_token[:count]),
+            )
+            slab.pick_logprob[:count] = picks.cpu().numpy()
 
     def _upload(self, values: npt.NDArray[np.int32]) -> torch.Tensor:
         """Host integers as int64 on the device."""

@@ -162,6 +162,8 @@ const MAX_HIDDEN_SIZE: u32 = 1 << 16;
 
 /// Most top log-probabilities a request may ask for per token.
 pub const MAX_LOGPROBS: u32 = 20;
+/// Most tokens whose log-probabilities a request may ask for by name, at each of its tokens.
+pub const MAX_LOGPROB_TOKEN_IDS: usize = 128;
 /// Most prompt tokens of one step whose log-probabilities are computed: their results have a place in the slab.
 pub const MAX_SCORES_PER_STEP: u32 = 2048;
 /// Most bytes of a cache salt.

@@ -1,5 +1,6 @@
 //! What a step added to its sequences: one buffer per kind of data, ranges into it per sequence.
 
+use std::fmt::{self, Display, Formatter};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -27,6 +28,40 @@ impl FinishReason {
             Self::Abort => "abort",
             Self::Error => "error",
         }
+    }
+}
+
+/// Why a sequence ended with an error.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// One line.
+    pub message: Box<str>,
+    /// The request cannot be answered as it stands: what it asks for contradicts itself, or needs more work for one
+    /// token than there may be. Else the model or the engine has failed.
+    pub is_of_request: bool,
+}
+
+impl Failure {
+    /// The request is at fault.
+    pub fn of_request(message: impl Into<Box<str>>) -> Self {
+        Self {
+            message: message.into(),
+            is_of_request: true,
+        }
+    }
+
+    /// The model or the engine is.
+    pub fn of_engine(message: impl Into<Box<str>>) -> Self {
+        Self {
+            message: message.into(),
+            is_of_request: false,
+        }
+    }
+}
+
+impl Display for Failure {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
     }
 }
 
@@ -71,8 +106,8 @@ pub struct Delta {
     pub num_cached_tokens: u32,
     /// Seconds from submit to first admission; only in a sequence's first delta.
     pub queue_s: Option<f64>,
-    /// Message, when the finish reason is an error.
-    pub error: Option<Arc<str>>,
+    /// When the finish reason is an error.
+    pub error: Option<Arc<Failure>>,
     /// What few requests are told.
     pub told: Option<Box<Told>>,
 }

@@ -19,10 +19,11 @@ mod validate;
 pub use batch::{DType, Field, HEADER_NAMES, NUM_LOGPROB_COLUMNS, SLAB_ALIGNMENT, SlabLayout};
 pub use config::{
     CoreConfig, MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_CACHE_SALT_BYTES, MAX_LOGIT_BIAS,
-    MAX_LOGIT_BIAS_VALUE, MAX_LOGPROBS, MAX_MARKER_TOKENS, MAX_SCORES_PER_STEP,
-    MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, MIN_TEMPERATURE, Policy,
+    MAX_LOGIT_BIAS_VALUE, MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS, MAX_MARKER_TOKENS,
+    MAX_SCORES_PER_STEP, MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS,
+    MIN_TEMPERATURE, Policy,
 };
-pub use delta::{Delta, Deltas, FinishReason, StopReason, TokenLogprobs, Told};
+pub use delta::{Delta, Deltas, Failure, FinishReason, StopReason, TokenLogprobs, Told};
 pub use engine::{Core, Stats};
 pub use error::Error;
 pub use grammar::{Automaton, Constraint, ConstraintSource, SharedGrammar};

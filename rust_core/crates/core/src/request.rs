@@ -66,6 +66,8 @@ pub struct SubmitRequest {
     pub seed: Option<i64>,
     /// Top log-probabilities per token.
     pub logprobs: Option<u64>,
+    /// Tokens whose log-probabilities are wanted beside every token's own, in this order; needs `logprobs`.
+    pub logprob_token_ids: Vec<i64>,
     /// Top log-probabilities per prompt token but the first.
     pub prompt_logprobs: Option<u64>,
     /// A vector of the prompt instead of an answer: no token is sampled.
@@ -131,6 +133,7 @@ impl SubmitRequest {
             frequency_penalty: 0.0,
             seed: None,
             logprobs: None,
+            logprob_token_ids: Vec::new(),
             prompt_logprobs: None,
             pooling: None,
             beam_search: None,

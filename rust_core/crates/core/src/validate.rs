@@ -9,8 +9,9 @@ use std::time::Instant;
 
 use crate::batch::LIST_CAPACITY;
 use crate::config::{
-    CoreConfig, MAX_CACHE_SALT_BYTES, MAX_LOGIT_BIAS, MAX_LOGIT_BIAS_VALUE, MAX_LOGPROBS,
-    MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, MIN_TEMPERATURE, Policy,
+    CoreConfig, MAX_CACHE_SALT_BYTES, MAX_LOGIT_BIAS, MAX_LOGIT_BIAS_VALUE, MAX_LOGPROB_TOKEN_IDS,
+    MAX_LOGPROBS, MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, MIN_TEMPERATURE,
+    Policy,
 };
 use crate::error::Error;
 use crate::kv::PrefixHasher;
@@ -61,6 +62,11 @@ pub(crate) fn validate(
             .map(|&(token, value)| (token as i32, value as f32))
             .collect(),
         banned: banned_tokens(&stopping),
+        picks: request
+            .logprob_token_ids
+            .iter()
+            .map(|&token| token as i32)
+            .collect(),
         ..numbers
     };
     check_list_room(num_sequences, &sampling)?;
@@ -219,6 +225,18 @@ fn check_lists(config: &CoreConfig, request: &SubmitRequest) -> Result<(), Error
             format!("token id {token} occurs twice"),
         ));
     }
+    let field = "logprob_token_ids";
+    check_len(
+        field,
+        request.logprob_token_ids.len(),
+        MAX_LOGPROB_TOKEN_IDS,
+    )?;
+    for &token in &request.logprob_token_ids {
+        check_id(field, token, config)?;
+    }
+    if !request.logprob_token_ids.is_empty() && request.logprobs.is_none() {
+        return Err(Error::request(field, "needs logprobs; ask for 0 or more"));
+    }
     for (field, ids) in [
         ("stop_token_ids", &request.stop_token_ids),
         ("eos_token_ids", &request.eos_token_ids),
@@ -294,6 +312,7 @@ fn check_numbers(config: &CoreConfig, request: &SubmitRequest) -> Result<Samplin
         seed: request.seed.unwrap_or(0),
         bias: Vec::new(),
         banned: Vec::new(),
+        picks: Vec::new(),
         fixed_order: request.deterministic,
     })
 }

@@ -82,7 +82,7 @@ impl Core {
     #[pyo3(signature = (prompt_token_ids, *, max_tokens = None, min_tokens = Int(0), n = Int(1),
                         temperature = Float(1.0), top_k = Int(0), top_p = Float(1.0), min_p = Float(0.0),
                         repetition_penalty = Float(1.0), presence_penalty = Float(0.0),
-                        frequency_penalty = Float(0.0), seed = None, logprobs = None, prompt_logprobs = None,
+                        frequency_penalty = Float(0.0), seed = None, logprobs = None, logprob_token_ids = Vec::new(), prompt_logprobs = None,
                         pooling = None, beam_search = None, logit_bias = Vec::new(),
                         stop = Vec::new(), stop_token_ids = Vec::new(), eos_token_ids = Vec::new(),
                         ignore_eos = false, include_stop_str_in_output = false, skip_special_tokens = true, shown_special_ids = Vec::new(),
@@ -92,7 +92,7 @@ impl Core {
                         deterministic = false),
            text_signature = "($self, prompt_token_ids, *, max_tokens=None, min_tokens=0, n=1, temperature=1.0, \
                              top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, presence_penalty=0.0, \
-                             frequency_penalty=0.0, seed=None, logprobs=None, prompt_logprobs=None, pooling=None, beam_search=None, logit_bias=(), stop=(), \
+                             frequency_penalty=0.0, seed=None, logprobs=None, logprob_token_ids=(), prompt_logprobs=None, pooling=None, beam_search=None, logit_bias=(), stop=(), \
                              stop_token_ids=(), eos_token_ids=(), ignore_eos=False, \
                              include_stop_str_in_output=False, skip_special_tokens=True, shown_special_ids=(), detokenize=True, \
                              final_only=False, grammar=None, grammar_after=(), allowed_token_ids=None, bad_words=(), \
@@ -113,6 +113,7 @@ impl Core {
         frequency_penalty: Float,
         seed: Option<Bound<'_, PyAny>>,
         logprobs: Option<Int>,
+        logprob_token_ids: Vec<Int>,
         prompt_logprobs: Option<Int>,
         pooling: Option<&str>,
         beam_search: Option<(Float, &str)>,
@@ -158,6 +159,7 @@ impl Core {
             frequency_penalty: frequency_penalty.0,
             seed: seed.map(|seed| exact_seed(&seed)).transpose()?,
             logprobs: unsigned("logprobs", logprobs)?,
+            logprob_token_ids: numbers(logprob_token_ids),
             prompt_logprobs: unsigned("prompt_logprobs", prompt_logprobs)?,
             pooling: pooling.map(pooling_named).transpose()?,
             beam_search: beam_search.map(beam_search_of).transpose()?,

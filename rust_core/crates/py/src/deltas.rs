@@ -170,7 +170,14 @@ impl Delta {
     /// Message, when `finish_reason` is "error".
     #[getter]
     fn error(&self) -> Option<&str> {
-        self.entry().error.as_deref()
+        self.entry().error.as_ref().map(|failure| &*failure.message)
+    }
+
+    /// Whether the request is at fault, when `finish_reason` is "error".
+    #[getter]
+    fn is_request_at_fault(&self) -> bool {
+        let error = self.entry().error.as_ref();
+        error.is_some_and(|failure| failure.is_of_request)
     }
 
     /// Of the prompt's tokens, where asked for; only in the first delta of the request's sequence 0.

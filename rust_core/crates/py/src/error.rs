@@ -56,8 +56,18 @@ create_exception!(
     "A grammar that is refused, or that cannot go on. `path` says where in it, `problem` what is wrong."
 );
 
-/// The exception for a grammar that is refused.
+create_exception!(
+    oneloop_core,
+    GrammarBusyError,
+    CoreError,
+    "A grammar was not looked at, as others take too much time; the same may be asked again."
+);
+
+/// The exception for a grammar that is refused, or has to wait.
 pub(crate) fn grammar_error(error: &oneloop_core::grammar::GrammarError) -> PyErr {
+    if error.is_busy {
+        return GrammarBusyError::new_err(error.to_string());
+    }
     Python::attach(|py| {
         let raised = GrammarError::new_err(error.to_string());
         let value = raised.value(py);

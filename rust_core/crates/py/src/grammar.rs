@@ -149,7 +149,7 @@ impl GrammarMatcher {
             GrammarError::new_err(format!("token id {} is out of range", token_id.0))
         })?;
         py.detach(|| self.inner.advance(token))
-            .map_err(GrammarError::new_err)
+            .map_err(|failure| GrammarError::new_err(failure.to_string()))
     }
 
     /// Goes on with the tokens as far as they are allowed; returns how many were.

@@ -27,8 +27,8 @@ mod _core {
     use crate::deltas::{Delta, Deltas};
     #[pymodule_export]
     use crate::error::{
-        AuditError, ConfigError, CoreError, CorePoisonedError, GrammarError, RequestError,
-        SlabError, TraceError,
+        AuditError, ConfigError, CoreError, CorePoisonedError, GrammarBusyError, GrammarError,
+        RequestError, SlabError, TraceError,
     };
     #[pymodule_export]
     use crate::grammar::{Grammar, GrammarCompiler, GrammarMatcher};

@@ -1,8 +1,10 @@
-"""Copying blocks of the paged KV cache. What a layer writes is written by ops.rope.
+"""Copying blocks of the paged KV cache, and the types it may have. What a layer writes is written by ops.rope.
 
 One layer of the cache is [num_blocks, block_size, 2 · num_kv_heads, head_dim], the keys' heads before the values',
 whatever order the storage has: strides are arbitrary, but for head_dim's, which is 1. All layers: the same behind a
 leading dimension.
+
+Keys and values have the model's type, or are kept in 8 bits (ops.float8) and widened again before they are multiplied.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ _HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-unty
 
 def linear(call: LinearCall) -> torch.Tensor:
     """See ops.linear.Linear."""
-    return linear_apart(call, _STAGES)
+    return linear_apart(call, STAGES)
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -61,4 +61,4 @@ def _onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     return out
 
 
-_STAGES: Final = Stages(rms_norm, _product, silu_mul)
+STAGES: Final = Stages(rms_norm, _product, silu_mul)

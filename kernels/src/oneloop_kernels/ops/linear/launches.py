@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -20,11 +20,23 @@ if TYPE_CHECKING:
 _MERGED_PER_THREAD = 128
 """Partial sums that a thread of the streaming kernel fetches at a time."""
 _WARPS_OF_TWO = 4
-_SHARED_REGISTERS = 128
+SHARED_REGISTERS = 128
 """With so many warps that multiply, and as many that do not, two programs of so many registers per thread share a
 multiprocessor. Those that multiply get what the others give back."""
 ROWS_OF_A_WARP = 16
 """Of the dense kernel: four warps together have the rows of a matrix product."""
+
+
+class Scales(NamedTuple):
+    """What the numbers of an e4m3 x and weight mean, float32 factors.
+
+    weight: [rows of the weight], and x: [num_tokens]; or, per block, weight: [rows / n, number of blocks of inputs],
+    and x: [number of blocks, num_tokens]. dtype: of the result.
+    """
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +122,10 @@ def few_rows(plan: FewRowsPlan, call: LinearCall, *, block_m: int | None = None)
     return Launch(few_rows_kernel, (num_tiles * plan.split_k, token_tiles), arguments, constants, out)
 
 
-def stream(plan: StreamPlan, call: LinearCall) -> Launch:
+def stream(plan: StreamPlan, call: LinearCall, scales: Scales | None = None) -> Launch:
     """The call by one kernel of Hopper, after one for the norm, which is launched at once: its rows are made while the
-    first weights are under way. x and weight: as `may_stream` says. tickets: one at least per tile where programs share
-    one (ValueError).
+    first weights are under way. x and weight: as `may_stream` says, or e4m3 with scales; where those are per block,
+    plan.block_k is one. tickets: one at least per tile where programs share one (ValueError).
     """
     from oneloop_kernels.ops.linear.triton.stream import stream_kernel
 
@@ -125,8 +137,9 @@ def stream(plan: StreamPlan, call: LinearCall) -> Launch:
     if cut:
         _check_tickets(call, num_tiles)
     part_size = plan.block_n * block_m * (2 if call.gated else 1)
-    out = _result(call)
+    out = _result(call, scales)
     constants: dict[str, object] = {
+        **_scaling(call, scales),
         **_surroundings(call),
         "BLOCK_M": block_m,
         "BLOCK_N": plan.block_n,
@@ -135,13 +148,15 @@ def stream(plan: StreamPlan, call: LinearCall) -> Launch:
         "MERGE": max(1, min(8, _MERGED_PER_THREAD * plan.num_warps * 32 // part_size)),
         "WHOLE": plan.whole,
         "num_warps": plan.num_warps,
-        **({"maxnreg": _SHARED_REGISTERS} if plan.num_warps == _WARPS_OF_TWO else {}),
+        **({"maxnreg": SHARED_REGISTERS} if plan.num_warps == _WARPS_OF_TWO else {}),
         **pdl_options(call.x.device),
     }
     x, device = call.x, call.x.device
     arguments = (
         tensor_map(x, block_m, plan.block_k),
         tensor_map(call.weight, plan.block_n, plan.block_k),
+        x if scales is None else scales.x,
+        x if scales is None else scales.weight,
         x if call.bias is None else call.bias,
         out,
         torch.empty(2 * programs * part_size if cut else 1, dtype=torch.float32, device=device),
@@ -154,24 +169,27 @@ def stream(plan: StreamPlan, call: LinearCall) -> Launch:
     return Launch(stream_kernel, (programs,), arguments, constants, out)
 
 
-def dense(plan: DensePlan, call: LinearCall) -> Launch:
+def dense(plan: DensePlan, call: LinearCall, scales: Scales | None = None) -> Launch:
     """The call by one kernel of Hopper, after one for the norm, which is launched at once.
 
-    x and weight: as `may_stream` says.
+    x and weight: as `may_stream` says, or e4m3 with scales per row.
     """
     from oneloop_kernels.ops.linear.triton.dense import dense_kernel
 
     call = normed(call)
-    x, out, widths = call.x, _result(call), plan.three_widths
-    maps = {width: tensor_map(call.weight, width, DENSE_BLOCK_K) for width in plan.widths}
+    x, out, widths = call.x, _result(call, scales), plan.three_widths
+    block_k = 2 * DENSE_BLOCK_K // x.itemsize
+    maps = {width: tensor_map(call.weight, width, block_k) for width in plan.widths}
     grid = plan.grid(x.device, x.shape[0], call.out_size)
     partial = x  # not looked at
     if plan.pieces > 1:
         part_size = plan.block_m * sum(widths) * (2 if call.gated else 1)
         partial = torch.empty(grid * part_size, dtype=torch.float32, device=x.device)
     arguments = (
-        tensor_map(x, plan.block_m, DENSE_BLOCK_K),
+        tensor_map(x, plan.block_m, block_k),
         *(maps[width or widths[0]] for width in widths),
+        x if scales is None else scales.x,
+        x if scales is None else scales.weight,
         x if call.bias is None else call.bias,
         out,
         partial,
@@ -181,10 +199,11 @@ def dense(plan: DensePlan, call: LinearCall) -> Launch:
         out.stride(0),
     )
     constants: dict[str, object] = {
+        "SCALES": _scaling(call, scales)["SCALES"],
         **_surroundings(call),
         **dict(zip(("FIRST", "SECOND", "THIRD"), widths, strict=True)),
         "BLOCK_M": plan.block_m,
-        "BLOCK_K": DENSE_BLOCK_K,
+        "BLOCK_K": block_k,
         "PIECES": plan.pieces,
         "STAGES": plan.num_stages,
         "num_warps": plan.block_m // ROWS_OF_A_WARP,
@@ -212,10 +231,18 @@ def normed(call: LinearCall) -> LinearCall:
     return call._replace(x=rms_norm(call.x, call.norm.weight, call.norm.eps), norm=None)
 
 
-def _result(call: LinearCall) -> torch.Tensor:
+def _result(call: LinearCall, scales: Scales | None = None) -> torch.Tensor:
     if call.residual is not None:
         return call.residual
-    return torch.empty(call.x.shape[0], call.out_size, dtype=call.x.dtype, device=call.x.device)
+    dtype = call.x.dtype if scales is None else scales.dtype
+    return torch.empty(call.x.shape[0], call.out_size, dtype=dtype, device=call.x.device)
+
+
+def _scaling(call: LinearCall, scales: Scales | None) -> dict[str, int]:
+    """Of the kernels of Hopper: by row 1, by block 2, not at all 0; and how many rows of the weight share one."""
+    if scales is None:
+        return {"SCALES": 0, "SCALE_ROWS": 1}
+    return {"SCALES": scales.weight.dim(), "SCALE_ROWS": call.weight.shape[0] // scales.weight.shape[0]}
 
 
 def _surroundings(call: LinearCall) -> dict[str, object]:
@@ -246,5 +273,6 @@ def box_layout(dtype: torch.dtype, block_rows: int, block_columns: int) -> Any:
     """How a box of a matrix of that type lies in shared memory, as the kernels of Hopper expect it."""
     from triton.experimental.gluon import language as gl
 
-    kind = gl.bfloat16 if dtype is torch.bfloat16 else gl.float16
+    kinds = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float8_e4m3fn: gl.float8e4nv}
+    kind = kinds[dtype]
     return gl.NVMMASharedLayout.get_default_for([block_rows, block_columns], kind)

@@ -65,7 +65,9 @@ class PagedAttention(Protocol):
     """Makes plans."""
 
     def __call__(self, shape: AttentionShape, rows: AttentionRows, dtype: torch.dtype) -> AttentionPlan:
-        """Plan one step. dtype: of queries and cache; the device is that of the block tables."""
+        """Plan one step. dtype: of the queries; the cache has the same type or 8 bits (ops.kv_cache). The device is
+        that of the block tables.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +130,13 @@ class DeviceAttentionFactory(Protocol):
         max_blocks_per_row: int,
         dtype: torch.dtype,
         device: torch.device,
+        cache_dtype: torch.dtype | None = None,
         ordered: bool = False,
     ) -> DeviceAttention:
-        """max_…: of any step. dtype: of queries, cache and output. ordered: get ready for plans in the fixed order
-        (oneloop_kernels.order), which have a workspace of their own; without, they take longer."""
+        """max_…: of any step. dtype: of queries and output. cache_dtype: of the cache (see ops.kv_cache); None: the
+        same. ordered: get ready for plans in the fixed order (oneloop_kernels.order), which have a workspace of their
+        own; without, they take longer.
+        """
 
 
 PAGED_ATTENTION: Family[PagedAttention] = Family(

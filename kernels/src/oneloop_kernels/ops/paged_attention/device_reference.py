@@ -29,6 +29,7 @@ class ReferenceAttention:
         max_blocks_per_row: int,
         dtype: torch.dtype,
         device: torch.device,
+        cache_dtype: torch.dtype | None = None,
         ordered: bool = False,
     ) -> None:
         self._shape = shape

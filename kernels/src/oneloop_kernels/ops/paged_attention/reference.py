@@ -96,7 +96,10 @@ class ReferencePlan:
             queries = queries.index_select(0, self._order)
         results = []
         for group in self._groups:
-            torch.index_select(flat_cache, 0, group.slots, out=group.context)
+            if flat_cache.dtype == group.context.dtype:
+                torch.index_select(flat_cache, 0, group.slots, out=group.context)
+            else:
+                group.context.copy_(flat_cache.index_select(0, group.slots))
             results.append(
                 F.scaled_dot_product_attention(
                     queries[group.first : group.last], group.keys, group.values, group.mask, scale=shape.scale
@@ -112,7 +115,7 @@ class ReferencePlan:
         self, row: _LongRow, qkv: torch.Tensor, flat_cache: torch.Tensor, out: torch.Tensor
     ) -> None:
         shape = self._shape
-        kv = flat_cache.index_select(0, row.slots)
+        kv = flat_cache.index_select(0, row.slots).to(qkv.dtype)
         grouped = (row.last - row.first, shape.num_kv_heads, -1, shape.head_dim)
         queries = qkv[row.first : row.last, : shape.num_heads].view(grouped).permute(1, 2, 0, 3)
         # The heads that share a key head are a dimension in which keys and values do not advance.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from oneloop_kernels.ops.kv_cache.reference import as_copyable, narrowed
 from oneloop_kernels.ops.rms_norm.reference import rms_norm
 from oneloop_kernels.ops.rope import RotaryStep
 
@@ -89,6 +90,8 @@ class ReferenceRopeOps:
 
 
 def _store(kv: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
+    if kv.dtype != cache.dtype:
+        kv, cache = as_copyable(narrowed(kv, cache.dtype)), as_copyable(cache)
     if cache.is_contiguous() and cache.is_cpu:
         try:
             cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, kv)

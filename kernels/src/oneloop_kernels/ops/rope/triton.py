@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from oneloop_kernels.launch import pdl_options
+from oneloop_kernels.ops.float8.triton import as_float8
 from oneloop_kernels.ops.linear.heads import Surroundings, heads, plan_for
 from oneloop_kernels.ops.rope import RotaryStep
 from oneloop_kernels.order import order_is_fixed
@@ -118,6 +119,8 @@ def _turned(
 @triton.jit
 def _store(cache, target, head, kept, column, in_head, head_stride, first, second, HALF_DIM: tl.constexpr):
     """Both halves of key and value heads (of heads ≥ 0) to their place in the cache."""
+    if cache.dtype.element_ty == tl.float8e4nv:
+        first, second = as_float8(first), as_float8(second)
     mask = (kept & (head >= 0))[:, None] & in_head
     stored = cache + (target + head.to(tl.int64) * head_stride)[:, None] + column[None, :]
     tl.store(stored, first, mask=mask)

@@ -97,7 +97,7 @@ class TopLogprobs:
 
 
 class SamplingOps(Protocol):
-    """Logits are [num_rows, vocab_size] float32 of any strides. Every id returned is in [0, vocab_size), NaN or not."""
+    """Logits are [num_rows, vocab_size] float32 of any strides. A row with NaN or +∞ gets −1 for a token."""
 
     def penalize(self, logits: torch.Tensor, penalties: Penalties) -> None:
         """In place. Repetition (Keskar et al., 2019) divides positive and multiplies negative logits of tokens seen in
@@ -109,6 +109,13 @@ class SamplingOps(Protocol):
 
     def draw(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
         """[num_rows] int64. The logits are overwritten. Which of equal logits top_k and top_p keep is left open."""
+
+    def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
+        """[num_rows] int64: a token with the largest logit."""
+
+    def draw_among(self, logits: torch.Tensor, token_ids: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """`draw` where every token but token_ids is −∞. logits: [num_rows, n], of token_ids ([num_rows, n] int64, each
+        once, and any id where the logit is −∞); overwritten. Of equal scores the first wins."""
 
     def noise(self, seed: torch.Tensor, output_index: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         """[num_rows, n] float32 Gumbel noise as above. token_ids: [n] or [num_rows, n] int32."""

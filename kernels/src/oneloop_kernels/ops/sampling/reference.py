@@ -7,35 +7,25 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from oneloop_kernels.ops.sampling import NOISE_GROUP, TopLogprobs
+from oneloop_kernels.ops.sampling import Draws, TopLogprobs
+from oneloop_kernels.ops.sampling.noise import noise_keys, noise_of_tokens
+from oneloop_kernels.ops.sampling.race import draw_from_all, none_without_distribution
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oneloop_kernels.ops.sampling import Draws, Penalties, Truncation
+    from oneloop_kernels.ops.sampling import Penalties, Truncation
 
 _NUM_LIKELIEST = 256
 """Tokens that top_p looks at first."""
 _NUM_BINS = 4096
 """Of each of the two histograms: together they tell logits apart that differ by a few units in the last place."""
 _MAX_SCRATCH_ELEMENTS = 1 << 20
-"""Rows are penalized and drawn in parts so that no intermediate array is larger."""
+"""Rows are penalized, and wide nuclei drawn from, in parts so that no intermediate array is larger."""
 
 
-def _signed(value: int, bits: int) -> int:
-    """The two's complement number with the same bits: torch has no unsigned arithmetic."""
-    return value - (1 << bits) if value >> (bits - 1) else value
-
-
-_GOLDEN = _signed(0x9E3779B97F4A7C15, 64)
-_MIX_1 = _signed(0xBF58476D1CE4E5B9, 64)
-_MIX_2 = _signed(0x94D049BB133111EB, 64)
-_LOWBIAS_1 = _signed(0x7FEB352D, 32)
-_LOWBIAS_2 = _signed(0x846CA68B, 32)
 _MASKED_AT_ONCE = 8
 """Rows: what their masks are made into stays in the processor's cache."""
-_GROUP_BITS = NOISE_GROUP.bit_length() - 1
-LARGEST_UNIFORM = 1.0 - 2.0**-24
 
 
 class ReferenceSamplingOps:
@@ -69,12 +59,9 @@ class ReferenceSamplingOps:
 
     def draw(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
         """See the contract."""
-        best = logits.amax(-1, keepdim=True)
-        scaled = logits.sub_(best).div_(draws.temperature[:, None])  # the best is 0: nothing overflows
-        if draws.min_p is not None:
-            scaled.masked_fill_(scaled < draws.min_p.log()[:, None], float("-inf"))
         if draws.truncation is None:
-            return self._draw_from_all(scaled, draws.seed, draws.output_index)
+            return draw_from_all(logits, draws)
+        scaled, best = _scaled(logits, draws)
         values, candidates, enough = _likeliest(scaled, draws.truncation)
         noise = self.noise(draws.seed, draws.output_index, candidates.to(torch.int32))
         tokens = candidates.gather(1, values.add_(noise).argmax(-1, keepdim=True)).squeeze(1)
@@ -83,28 +70,30 @@ class ReferenceSamplingOps:
             for part in _parts(len(wide), scaled.shape[1]):
                 rows = wide[part]
                 nucleus = _nucleus(scaled.index_select(0, rows), draws.truncation.top_p.index_select(0, rows))
-                tokens[rows] = self._draw_from_all(nucleus, draws.seed[rows], draws.output_index[rows])
-        return tokens
+                ones = torch.ones_like(draws.temperature[rows])
+                tokens[rows] = draw_from_all(
+                    nucleus, Draws(ones, draws.seed[rows], draws.output_index[rows], None, None)
+                )
+        return none_without_distribution(tokens, best)
 
-    def _draw_from_all(
-        self, scaled: torch.Tensor, seed: torch.Tensor, output_index: torch.Tensor
-    ) -> torch.Tensor:
-        """Draw from every token that is not −∞. scaled: overwritten."""
-        tokens = torch.empty(scaled.shape[0], dtype=torch.int64, device=scaled.device)
-        for part in _parts(*scaled.shape):
-            noise = _noise_of_all(seed[part], output_index[part], scaled.shape[1])
-            torch.argmax(scaled[part].add_(noise), -1, out=tokens[part])
-        return tokens
+    def draw_among(self, logits: torch.Tensor, token_ids: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """See the contract."""
+        values, best = _scaled(logits, draws)
+        if draws.truncation is not None:
+            values, places, _ = _likeliest(values, draws.truncation)
+            token_ids = token_ids.gather(1, places)
+        values.add_(self.noise(draws.seed, draws.output_index, token_ids.to(torch.int32)))
+        tokens = token_ids.gather(1, values.argmax(-1, keepdim=True)).squeeze(1)
+        return none_without_distribution(tokens, best)
+
+    def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
+        """See the contract."""
+        best, tokens = logits.max(-1, keepdim=True)
+        return none_without_distribution(tokens.squeeze(1), best)
 
     def noise(self, seed: torch.Tensor, output_index: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         """See the contract."""
-        factor, offset = _noise_key(seed, output_index)
-        firsts, places = _firsts_of_race(token_ids >> _GROUP_BITS, factor, offset)
-        variates = _exponential(_bits(token_ids, factor, offset)).add_(firsts[-1])
-        in_group = token_ids.bitwise_and(NOISE_GROUP - 1)
-        for first, place in zip(firsts, places, strict=True):
-            variates = torch.where(in_group == place, first, variates)
-        return variates.log_().neg_()
+        return noise_of_tokens(noise_keys(seed, output_index), token_ids)
 
     def top_logprobs(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> TopLogprobs:
         """See the contract."""
@@ -119,63 +108,16 @@ class ReferenceSamplingOps:
         )
 
 
-def _noise_key(seed: torch.Tensor, output_index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(factor, offset) [num_rows, 1] int32 of the rows' noise."""
-    key = _mix64(_mix64(seed) + (output_index + 1) * _GOLDEN)
-    return ((key >> 32) | 1).to(torch.int32)[:, None], ((key << 32) >> 32).to(torch.int32)[:, None]
+def _scaled(logits: torch.Tensor, draws: Draws) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logits, overwritten, over the temperature, −∞ where min_p drops them. The best is 0: nothing overflows.
 
-
-def _firsts_of_race(
-    groups: torch.Tensor, factor: torch.Tensor, offset: torch.Tensor
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Per row and group: the four smallest variates of its tokens in order, and the places of these tokens."""
-
-    def bits(number: int) -> torch.Tensor:
-        return _bits(groups | _signed(128 + number << 24, 32), factor, offset)
-
-    def step(number: int, choices: int) -> torch.Tensor:
-        return bits(number).to(torch.int64).bitwise_and_(0xFFFFFFFF).remainder_(choices).add_(1)
-
-    firsts = [_exponential(bits(0)).div_(NOISE_GROUP)]
-    for number in (1, 2, 3):
-        firsts.append(firsts[-1] + _exponential(bits(number)) * (1.0 / (NOISE_GROUP - number)))
-    second, third, fourth = (step(number, NOISE_GROUP + 4 - number) for number in (5, 6, 7))
-    third += third >= second
-    fourth += fourth >= torch.minimum(second, third)
-    fourth += fourth >= torch.maximum(second, third)
-    place = bits(4).bitwise_and_(NOISE_GROUP - 1)
-    return firsts, [place, *(place ^ other.to(torch.int32) for other in (second, third, fourth))]
-
-
-def _noise_of_all(seed: torch.Tensor, output_index: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """[num_rows, vocab_size]: `noise` of all tokens, whose groups lie side by side."""
-    factor, offset = _noise_key(seed, output_index)
-    num_groups = -(-vocab_size // NOISE_GROUP)
-    groups = torch.arange(num_groups, dtype=torch.int32, device=seed.device)
-    token_ids = torch.arange(num_groups * NOISE_GROUP, dtype=torch.int32, device=seed.device)
-    firsts, places = _firsts_of_race(groups, factor, offset)
-    variates = _exponential(_bits(token_ids, factor, offset)).view(-1, num_groups, NOISE_GROUP)
-    variates.add_(firsts[-1][:, :, None])
-    variates.scatter_(2, torch.stack(places, 2).to(torch.int64), torch.stack(firsts, 2))
-    return variates.log_().neg_().view(-1, len(token_ids))[:, :vocab_size]
-
-
-def _bits(ids: torch.Tensor, factor: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
-    """32 random bits per id and row, int32."""
-    hashed = ids * factor
-    hashed += offset
-    hashed ^= (hashed >> 16).bitwise_and_(0xFFFF)
-    hashed *= _LOWBIAS_1
-    hashed ^= (hashed >> 15).bitwise_and_(0x1FFFF)
-    hashed *= _LOWBIAS_2
-    hashed ^= (hashed >> 16).bitwise_and_(0xFFFF)
-    return hashed
-
-
-def _exponential(bits: torch.Tensor) -> torch.Tensor:
-    """Exponential variates float32 of the lower 31 bits; overwrites them."""
-    uniform = bits.bitwise_and_(0x7FFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-31)
-    return uniform.clamp_(max=LARGEST_UNIFORM).neg_().log1p_().neg_()
+    And what was the best ([num_rows, 1]).
+    """
+    best = logits.amax(-1, keepdim=True)
+    scaled = logits.sub_(best).div_(draws.temperature[:, None])
+    if draws.min_p is not None:
+        scaled.masked_fill_(scaled < draws.min_p.log()[:, None], -torch.inf)
+    return scaled, best
 
 
 def _parts(num_rows: int, row_size: int) -> Iterator[slice]:
@@ -183,13 +125,6 @@ def _parts(num_rows: int, row_size: int) -> Iterator[slice]:
     at_once = max(1, _MAX_SCRATCH_ELEMENTS // row_size)
     for first in range(0, num_rows, at_once):
         yield slice(first, first + at_once)
-
-
-def _mix64(value: torch.Tensor) -> torch.Tensor:
-    """SplitMix64's finaliser. The shifts of signed numbers are made logical by masks."""
-    value = (value ^ ((value >> 30) & ((1 << 34) - 1))) * _MIX_1
-    value = (value ^ ((value >> 27) & ((1 << 37) - 1))) * _MIX_2
-    return value ^ ((value >> 31) & ((1 << 33) - 1))
 
 
 def _likeliest(

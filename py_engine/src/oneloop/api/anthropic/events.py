@@ -72,7 +72,7 @@ class MessageEncoder:
         changes = self._tracker.add(self._source.add(text, delta.token_ids, finish_reason))
         if finish_reason is not None:
             self._ended, self._stop = finish_reason, delta.stop_reason
-            changes += self._tracker.finish()
+            changes += self._tracker.finish(finish_reason)
         return out + b"".join([_event_of(change) for change in changes])
 
     def text_frame(self, choice: int) -> TextFrame | None:

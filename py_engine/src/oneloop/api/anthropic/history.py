@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from oneloop.api.errors import bad_request
 from oneloop.api.limits import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_NAME_LEN
 from oneloop.api.protocol.fields import Fields, shown
 from oneloop.api.turns import Turns
@@ -26,7 +25,7 @@ def read_system(fields: Fields, *, keep_billing_line: bool) -> str:
         texts = [value or ""]
     else:
         blocks = fields.array("system", at_most=MAX_CONTENT_PARTS) or []
-        texts = [_text_of(f"system[{index}]", block) for index, block in enumerate(blocks)]
+        texts = [_text_of(fields, f"system[{index}]", block) for index, block in enumerate(blocks)]
     if not keep_billing_line:
         texts = [_BILLING_LINE.sub("", text) for text in texts]
     return "\n".join(text for text in texts if text)
@@ -47,12 +46,11 @@ def read_history(fields: Fields, system: str) -> list[dict[str, Any]]:
     if system:
         turns.say("system", system)
     for index, message in enumerate(messages):
-        _message(f"messages[{index}]", message, turns)
+        _message(fields.member(f"messages[{index}]", message), turns)
     return turns.messages
 
 
-def _message(path: str, raw: Any, turns: Turns) -> None:
-    fields = _object(path, raw)
+def _message(fields: Fields, turns: Turns) -> None:
     role = fields.choice("role", _ROLES)
     if role is None:
         raise fields.refuse("role", f"is missing; it is one of {', '.join(_ROLES)}")
@@ -68,12 +66,12 @@ def _message(path: str, raw: Any, turns: Turns) -> None:
         raise fields.refuse("content", "must be a text or a list with at least one block")
     if role == "assistant":
         for index, block in enumerate(blocks):
-            _assistant_block(f"{path}.content[{index}]", block, turns)
+            _assistant_block(_block(fields, f"content[{index}]", block), turns)
     else:
-        _other_blocks(f"{path}.content", role, blocks, turns)
+        _other_blocks(fields, role, blocks, turns)
 
 
-def _other_blocks(path: str, role: str, blocks: list[Any], turns: Turns) -> None:
+def _other_blocks(outer: Fields, role: str, blocks: list[Any], turns: Turns) -> None:
     """Results of calls are messages of their own; the texts between them are one each."""
     texts: list[str] = []
 
@@ -83,25 +81,24 @@ def _other_blocks(path: str, role: str, blocks: list[Any], turns: Turns) -> None
             texts.clear()
 
     for index, raw in enumerate(blocks):
-        place = f"{path}[{index}]"
-        fields = _object(place, raw)
+        fields = _block(outer, f"content[{index}]", raw)
         if role == "user" and fields.text("type") == "tool_result":
             say()
             turns.result(_call_id(fields, "tool_use_id"), _result(fields))
         else:
-            texts.append(_text_of(place, raw))
+            texts.append(_text_in(fields))
     say()
 
 
-def _assistant_block(path: str, raw: Any, turns: Turns) -> None:
-    fields = _object(path, raw)
+def _assistant_block(fields: Fields, turns: Turns) -> None:
     match fields.text("type"):
         case "text":
             turns.answer(_required_text(fields, "text"))
         case "thinking":
             turns.think(_required_text(fields, "thinking"))
+            fields.given("signature")
         case "redacted_thinking":
-            pass  # written for another server, which alone can read it
+            fields.given("data")  # written for another server, which alone can read it
         case "tool_use":
             name = _required_text(fields, "name")
             if not name or len(name) > MAX_NAME_LEN:
@@ -119,28 +116,32 @@ def _result(fields: Fields) -> str:
         text = content
     else:
         blocks = fields.array("content", at_most=MAX_CONTENT_PARTS) or []
-        name = fields.name("content")
-        text = "\n".join(_text_of(f"{name}[{index}]", block) for index, block in enumerate(blocks))
+        text = "\n".join(_text_of(fields, f"content[{index}]", block) for index, block in enumerate(blocks))
     return text or ("The tool failed." if failed else "")
 
 
-def _text_of(path: str, raw: Any) -> str:
+def _text_of(outer: Fields, place: str, raw: Any) -> str:
+    return _text_in(_block(outer, place, raw))
+
+
+def _text_in(fields: Fields) -> str:
     """Text of a block: of a text, or of a document that is one."""
-    fields = _object(path, raw)
     kind = fields.text("type")
     if kind == "text":
+        fields.given("citations")  # of an earlier reply
         return _required_text(fields, "text")
     if kind == "document":
-        source = Fields(fields.object("source") or {}, f"{path}.source.")
+        source = fields.inner(fields.object("source") or {}, "source")
         if source.text("type") == "text":
+            source.given("media_type")
             return _required_text(source, "data")
     raise _not_supported(fields, kind, "text")
 
 
-def _object(path: str, raw: Any) -> Fields:
-    if type(raw) is not dict:
-        raise bad_request(path, f"{path} must be an object, got {shown(raw)}")
-    return Fields(raw, f"{path}.")
+def _block(outer: Fields, place: str, raw: Any) -> Fields:
+    fields = outer.member(place, raw)
+    fields.given("cache_control")  # prefixes are cached without it
+    return fields
 
 
 def _required_text(fields: Fields, key: str) -> str:

@@ -60,8 +60,9 @@ def whole_message(
 ) -> dict[str, Any]:
     """The body of a whole reply."""
     tracker = BlockTracker(source.call_id)
-    tracker.add(source.add(choice.text, choice.token_ids, choice.finish_reason or "stop"))
-    tracker.finish()
+    reason = choice.finish_reason or "stop"
+    tracker.add(source.add(choice.text, choice.token_ids, reason))
+    tracker.finish(reason)
     ended = stop_members(
         choice.finish_reason, choice.stop_reason, has_calls=tracker.has_calls, is_full=is_full
     )

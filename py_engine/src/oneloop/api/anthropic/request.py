@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from oneloop.api.anthropic.history import read_history, read_system
-from oneloop.api.errors import bad_request
 from oneloop.api.limits import MAX_TOOLS
 from oneloop.api.protocol import unsupported
 from oneloop.api.protocol.chat import ChatForm
@@ -30,8 +29,10 @@ _WITHOUT_EFFECT = ("metadata", "service_tier", "container", "context_management"
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     **{name: harmless for name, harmless in unsupported.CHAT.items() if name != "tool_choice"},
     "mcp_servers": ([],),
+    "chat_template": (),
     "n": (1,),
     "logprobs": (False,),
+    "logprob_token_ids": ([],),
     "top_logprobs": (0,),
 }
 _FORMATS = ("json_schema",)
@@ -68,12 +69,11 @@ def read_message_request(
 ) -> AnthropicRequest:
     """Check a body. ApiError (400) naming the field. keep_billing_line: as read_system()."""
     fields = Fields(members)
-    prompt, ignored = _read_prompt(fields, keep_billing_line)
+    prompt = _read_prompt(fields, keep_billing_line)
     max_tokens = fields.integer("max_tokens")
     if max_tokens is None:
         raise fields.refuse("max_tokens", "is missing")
-    grammar, without_effect = _read_form(fields)
-    ignored += without_effect
+    grammar, ignored = _read_form(fields)
     check_one_form(prompt.tools, grammar)
     asked = replace(
         read_sampling(fields, n=1, max_tokens=max_tokens, logprobs=None, grammar=grammar),
@@ -96,11 +96,10 @@ def read_message_request(
 
 def read_count_request(members: Mapping[str, Any], *, keep_billing_line: bool) -> AnthropicPrompt:
     """Check a body of /count_tokens; as read_message_request()."""
-    return _read_prompt(Fields(members), keep_billing_line)[0]
+    return _read_prompt(Fields(members), keep_billing_line)
 
 
-def _read_prompt(fields: Fields, keep_billing_line: bool) -> tuple[AnthropicPrompt, list[str]]:
-    """The prompt, and the fields of it without effect."""
+def _read_prompt(fields: Fields, keep_billing_line: bool) -> AnthropicPrompt:
     model = fields.text("model")
     system = read_system(fields, keep_billing_line=keep_billing_line)
     messages = read_history(fields, system)
@@ -113,13 +112,12 @@ def _read_prompt(fields: Fields, keep_billing_line: bool) -> tuple[AnthropicProm
         add_special_tokens=False,
         template_arguments={**arguments, **read_template_arguments(fields)},
     )
-    prompt = AnthropicPrompt(model=model, messages=messages, tools=tools, form=form, thinking_budget=budget)
-    return prompt, []
+    return AnthropicPrompt(model=model, messages=messages, tools=tools, form=form, thinking_budget=budget)
 
 
 def _read_thinking(fields: Fields) -> tuple[dict[str, Any], int | None]:
     """`thinking` → what templates are told of it, and the tokens that it may have."""
-    thinking = Fields(fields.object("thinking") or {}, "thinking.")
+    thinking = fields.inner(fields.object("thinking") or {}, "thinking")
     kind = thinking.choice("type", ("enabled", "disabled", "adaptive"))
     budget = thinking.integer("budget_tokens")
     if budget is not None and budget < 1:
@@ -134,16 +132,14 @@ def _read_tools(fields: Fields) -> ToolUse:
     """`tools` and `tool_choice`."""
     tools = []
     for index, raw in enumerate(fields.array("tools", at_most=MAX_TOOLS) or []):
-        path = f"tools[{index}]"
-        if type(raw) is not dict:
-            raise bad_request(path, f"{path} must be an object, got {shown(raw)}")
-        tool = Fields(raw, f"{path}.")
+        tool = fields.member(f"tools[{index}]", raw)
+        tool.given("cache_control")
         kind = tool.text("type")
         if kind not in _TYPES_OF_TOOLS:
             raise tool.refuse("type", f"{shown(kind)} is not supported; this server runs no tools of its own")
         tools.append(read_function(tool, "input_schema"))
     given = fields.object("tool_choice")
-    choice = Fields({"type": "auto"} if given is None else given, "tool_choice.")
+    choice = fields.inner({"type": "auto"} if given is None else given, "tool_choice")
     kind = choice.choice("type", _CHOICES)
     if kind is None:
         raise choice.refuse("type", "is missing")
@@ -164,13 +160,9 @@ def _stop_sequences(fields: Fields) -> tuple[str, ...]:
 
 def _read_form(fields: Fields) -> tuple[GrammarSpec | None, list[str]]:
     """`output_config.format` (before: `output_format`) asks for JSON by a schema; other members have no effect."""
-    config = Fields(fields.object("output_config") or {}, "output_config.")
+    config = fields.inner(fields.object("output_config") or {}, "output_config")
     has_new = config.has("format")
     if has_new and fields.has("output_format"):
         raise fields.refuse("output_format", "is the older name of output_config.format; send one of them")
     outer, key = (config, "format") if has_new else (fields, "output_format")
-    grammar, without_effect = read_structured(
-        fields, name=outer.name(key), read=lambda: read_flat_format(outer, key, _FORMATS)
-    )
-    config.given("format")
-    return grammar, without_effect + [config.name(name) for name in config.unread()]
+    return read_structured(fields, name=outer.name(key), read=lambda: read_flat_format(outer, key, _FORMATS))

@@ -79,6 +79,7 @@ async def prepare_completion(
             echoes=echoes,
             logprobs=logprobs,
             told=told,
+            echoes_logprobs=asked.echoes_tokens,
         ),
         make_reply=lambda choices, encoded: completion_reply(
             head, choices, usage, echoes=echoes, logprobs=encoded, told=told

@@ -68,10 +68,8 @@ def _read(members: dict[str, object]) -> _Asked:
 
 
 def _request_id(state: ApiState, name: str) -> str:
-    """The request's own id, from it or its reply's."""
+    """The request's own id, from it or its reply's. What clients choose may begin as a reply's id does."""
     if name in state.running_responses:
         return state.running_responses[name]
-    for prefix in _PREFIXES:
-        if name.startswith(prefix):
-            return name.removeprefix(prefix)
-    return name
+    bare = [name.removeprefix(prefix) for prefix in _PREFIXES if name.startswith(prefix)]
+    return next((each for each in (name, *bare) if state.engine.num_live(each)), name)

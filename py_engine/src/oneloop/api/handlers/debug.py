@@ -1,4 +1,7 @@
-"""/debug/scheduler and /debug/stacks: the live view. Only with --enable-debug-endpoints, and behind the key."""
+"""/debug/scheduler, /debug/experts and /debug/stacks: the live view.
+
+Only with --enable-debug-endpoints, and behind the key.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,15 @@ async def scheduler(request: web.Request) -> web.StreamResponse:
             return web.Response(text=page(nonce), content_type="text/html", charset="utf-8", headers=headers)
         case _:
             raise bad_request("format", "format is json or html")
+
+
+async def experts(request: web.Request) -> web.StreamResponse:
+    """How many tokens each expert of each sparse layer was sent: what is counted since the start."""
+    counts = await request.app[STATE].engine.expert_counts()
+    layers = [{"layer": layer, "tokens": tokens} for layer, tokens in (counts or {}).items()]
+    reply = json_reply({"counted": counts is not None, "layers": layers})
+    reply.headers.update(_NOT_KEPT)
+    return reply
 
 
 async def stacks(_: web.Request) -> web.StreamResponse:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from oneloop.api.parsing import Parsing
+    from oneloop.api.parsing import EndState, Parsing
     from oneloop.api.protocol.derender import Api, ChatParts, DerenderRequest, Generated, Output
     from oneloop.api.state import TextState as ServerTextState
     from oneloop.engine.logprobs import LogprobsEncoder
@@ -169,8 +169,7 @@ def _next_choice(
     ended = None if output.finish_reason is None else _ended(output)
     vocabulary = state.engine.tokenizer.vocabulary
     text, behind = next_text(vocabulary, _form_of(form, output), known.text, output.token_ids, ended)
-    said = "" if parsing is None else known.said + text
-    after = ChoiceState(text=behind, ended=ended is not None, said=said)
+    after = ChoiceState(text=behind, ended=ended is not None)
     shown: dict[str, Any] = {"index": output.index}
     finish_reason: str | None = output.finish_reason
     if api == "chat":
@@ -178,7 +177,8 @@ def _next_choice(
         if parsing is None:
             delta = {"content": text} if text else {}
         else:
-            delta, finish_reason = _parsed(parsing, known.said, text, output)
+            delta, finish_reason, end = _parsed(parsing, known, text, output)
+            after = replace(after, said=known.said + text, end=end)
         shown["delta"] = {**role, **delta}
     else:
         shown["text"] = text
@@ -191,15 +191,19 @@ def _next_choice(
     return shown, after
 
 
-def _parsed(parsing: Parsing, before: str, text: str, output: Output) -> tuple[dict[str, Any], str | None]:
-    """A chunk's text taken apart, and its finish reason. The parser reads what was before again: no cut changes what
-    comes out, so what follows is what an uninterrupted one would say.
+def _parsed(
+    parsing: Parsing, known: ChoiceState, text: str, output: Output
+) -> tuple[dict[str, Any], str | None, EndState | None]:
+    """A chunk's text taken apart, its finish reason, and what is known then of the thinking's end.
+
+    The parser reads what was before again: no cut changes what comes out, so what follows is what an uninterrupted one
+    would say.
     """
-    parser = parsing.parser(Usage())
-    parser.add(before, [], None)
+    parser = parsing.parser(Usage(), known.end)
+    parser.add(known.said, [], None)
     delta = events_delta(parser.add(text, output.token_ids, output.finish_reason), parser.call_id)
     reason = output.finish_reason
-    return delta, None if reason is None else parser.finish_reason(reason)
+    return delta, None if reason is None else parser.finish_reason(reason), parser.end_state
 
 
 def _logprobs(encoder: LogprobsEncoder, before: TextState, output: Output) -> dict[str, Any]:

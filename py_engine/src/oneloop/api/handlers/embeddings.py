@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 async def embeddings(request: web.Request) -> web.StreamResponse:
     """A vector for each prompt."""
     state = request.app[STATE]
-    asked = read_embedding(
-        await state.bodies.read_object(request), state.limits, state.engine.model_info.hidden_size
-    )
+    asked = read_embedding(await state.bodies.read_object(request), state.limits, state.engine.model_info)
     model = state.check_model(asked.model)
     headers = state.note_ignored(asked.ignored)
     if asked.scheduling.request_id is not None:
@@ -85,9 +83,9 @@ async def _entry(
 ) -> dict[str, Any]:
     """One element of `data`, once its request has ended. Others get a turn between two."""
     for delta in await stream.all_deltas():
-        check_delta(state, delta)
+        check_delta(state, stream, delta)
     assert stream.pooled is not None
-    vector = vector_of(stream.pooled, normalize=asked.normalize)
+    vector = vector_of(stream.pooled, normalize=asked.normalize, size=asked.dimensions)
     encoded: str | orjson.Fragment
     if asked.base64:
         encoded = base64.b64encode(vector.astype("<f4").tobytes()).decode()

@@ -44,6 +44,7 @@ async def prepare_generate(
     headers = state.note_ignored(asked.ignored)
     if asked.request_id is not None:
         request_id = asked.request_id
+        rename(request_id)
     state.engine.check_accepting()
     check_context(
         asked.params,

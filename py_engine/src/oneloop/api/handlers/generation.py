@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from oneloop.api.errors import GENERATION_FAILED, ApiError, ErrorKind, shutting_down
+from oneloop.api.errors import GENERATION_FAILED, ApiError, ErrorKind, bad_request, shutting_down
 from oneloop.api.replies import Choice
 from oneloop.engine.constraints import NO_CONSTRAINTS
 
@@ -114,19 +114,28 @@ async def collect(state: ApiState, streams: Sequence[RequestStream], job: Job) -
     choices = [Choice() for _ in range(job.num_choices)]
     for prompt, stream in enumerate(streams):
         for delta in await stream.all_deltas():
-            check_delta(state, delta)
+            check_delta(state, stream, delta)
             choices[prompt * n + delta.index].add(delta)
             usage.completion_tokens += len(delta.token_ids)
         usage.cached_tokens += stream.num_cached_tokens
     return choices
 
 
-def check_delta(state: ApiState, delta: Added) -> None:
-    """Raise what a sequence that did not end by itself means for its client."""
+def check_delta(state: ApiState, stream: RequestStream, delta: Added) -> None:
+    """Raise what a sequence of this stream that did not end by itself means for its client."""
     if delta.finish_reason == "error":
+        if delta.is_request_at_fault:
+            raise _cannot_be(stream.bound_by, delta.error)
         log.error("generation failed: %s", delta.error)
         if state.engine.health().ok:
             raise ApiError(ErrorKind.INTERNAL, GENERATION_FAILED)
         raise ApiError(ErrorKind.UNAVAILABLE, "The engine has stopped before the answer was complete.")
     if delta.finish_reason == "abort" and not state.engine.health().ok:
         raise shutting_down("The server was shut down before the answer was complete.")
+
+
+def _cannot_be(field: str | None, reason: str | None) -> ApiError:
+    """What the request asks of its answer's tokens leaves none, or is too much work."""
+    place = f"{field}: " if field is not None else ""
+    remedy = "make the form simpler, or loosen what else binds the tokens"
+    return bad_request(field, f"{place}the answer could not go on ({reason}); {remedy}.")

@@ -111,7 +111,7 @@ def check_context(
     try:
         params.behind(num_prompt_tokens, limits.max_model_len)
     except RequestError as error:
-        if error.field == "prompt_logprobs":
+        if error.field in ("prompt_logprobs", "logprobs"):
             raise bad_request(error.field, error.message) from None
         renamed = {"prompt": prompt_field, "max_tokens": max_tokens_field}
         message = error.message.replace("max_tokens", max_tokens_field)

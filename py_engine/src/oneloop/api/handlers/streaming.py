@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from oneloop.api.errors import INTERNAL_MESSAGE, ApiError, ErrorKind
+from oneloop.api.prompt_logprobs import encode_echoes
 from oneloop.api.sender import StreamSender
 from oneloop.api.state import REQUEST_ID, STATE
 from oneloop.api.stream import SseWriter
@@ -38,6 +39,7 @@ async def stream_reply(
     streams: one per prompt; none means a request for no tokens.
     """
     state = request.app[STATE]
+    await begin_echo(job, streams)
     encoder = job.make_encoder()
     writer = SseWriter(request, job.headers, state.config.write_timeout_s)
     try:
@@ -54,6 +56,13 @@ async def stream_reply(
             raise
         return await writer.end(encoder.failure(told_under_way(error, request[REQUEST_ID])))
     return await writer.end(last + encoder.closing())
+
+
+async def begin_echo(job: Job, streams: Sequence[RequestStream]) -> None:
+    """Before the first event: where prompts are echoed with their log-probabilities, wait until these are known."""
+    scores = job.prompt_scores
+    if scores is not None and scores.echoed and job.logprobs is not None and streams:
+        await encode_echoes(scores, streams, job.logprobs)
 
 
 def told_under_way(error: Exception, request_id: str) -> ApiError:

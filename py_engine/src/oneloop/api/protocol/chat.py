@@ -73,7 +73,7 @@ def read_chat(members: Mapping[str, Any], limits: Limits, defaults: SamplingDefa
     fields = Fields(members)
     model = fields.text("model")
     form = read_chat_form(fields, limits)
-    stream = read_stream_options(fields)
+    stream = read_stream_options(fields, limits)
     tools = read_tools(fields)
     include_reasoning = fields.flag("include_reasoning", True)
     documents = read_documents(fields)
@@ -110,7 +110,7 @@ def read_chat(members: Mapping[str, Any], limits: Limits, defaults: SamplingDefa
         scheduling=scheduling,
         include_reasoning=include_reasoning,
         thinking_budget=budget,
-        ignored=without_effect + fields.unread(),
+        ignored=without_effect + _outdone(fields, params) + fields.unread(),
     )
 
 
@@ -171,6 +171,11 @@ def _max_tokens(fields: Fields) -> tuple[int | None, str]:
     """max_completion_tokens wins over its old name."""
     old, new = fields.integer("max_tokens"), fields.integer("max_completion_tokens")
     return (old, "max_tokens") if new is None else (new, "max_completion_tokens")
+
+
+def _outdone(fields: Fields, params: ResolvedParams) -> list[str]:
+    """The likeliest tokens give way to those that the request names."""
+    return ["top_logprobs"] if params.logprob_token_ids and fields.integer("top_logprobs") else []
 
 
 def _logprobs(fields: Fields) -> int | None:

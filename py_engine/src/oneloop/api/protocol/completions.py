@@ -13,6 +13,7 @@ from oneloop.api.protocol.sampling import (
     Scheduling,
     StreamOptions,
     check_sampling,
+    read_logprob_token_ids,
     read_n,
     read_prompt_logprobs,
     read_sampling,
@@ -64,12 +65,14 @@ def read_completion(
     """Check a body but for its prompts. ApiError (400) naming the field."""
     fields = Fields(members)
     model = fields.text("model")
-    stream = read_stream_options(fields)
+    stream = read_stream_options(fields, limits)
     max_tokens = fields.integer("max_tokens")
     logprobs = fields.integer("logprobs")
+    if read_logprob_token_ids(fields, logprobs):
+        logprobs = 0  # these are shown, instead of the likeliest ones
     echo = fields.flag("echo", False)
     shown_prompt_logprobs = read_prompt_logprobs(fields, stream)
-    prompt_logprobs = _wanted_of_prompts(fields, echo, logprobs, shown_prompt_logprobs, stream)
+    prompt_logprobs = _wanted_of_prompts(echo, logprobs, shown_prompt_logprobs)
     n = read_n(fields, num_prompts, limits)
     _read_best_of(fields, n)
     min_tokens = fields.integer("min_tokens") or 0
@@ -108,14 +111,10 @@ def read_completion(
     )
 
 
-def _wanted_of_prompts(
-    fields: Fields, echo: bool, logprobs: int | None, shown: int | None, stream: StreamOptions
-) -> int | None:
+def _wanted_of_prompts(echo: bool, logprobs: int | None, shown: int | None) -> int | None:
     """Log-probabilities per prompt token that the reply needs: an echo with logprobs shows the prompt's too."""
     if not echo or logprobs is None:
         return shown
-    if stream.stream:
-        raise fields.refuse("logprobs", "together with echo is not available when stream is true")
     if shown is None or shown == -1:
         return logprobs if shown is None else shown
     return max(logprobs, shown)

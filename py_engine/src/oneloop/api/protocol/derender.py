@@ -11,11 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from oneloop.api.errors import bad_request
+from oneloop.api.parsing import EndState
 from oneloop.api.protocol.fields import Fields, shown, token_ids
 from oneloop.api.protocol.messages import read_template_arguments
 from oneloop.api.protocol.sampling import read_text_form
 from oneloop.api.protocol.structured import read_structured
 from oneloop.api.protocol.tools import ToolUse, read_tools
+from oneloop.engine.params import MAX_LOGPROB_TOKEN_IDS
 from oneloop.parsers.engine import PROMPT_END_CHARS
 from oneloop.tokenize.output_text import MAX_TAIL, TextForm, TextState
 
@@ -28,9 +30,10 @@ if TYPE_CHECKING:
 
 Api = Literal["chat", "completion"]
 STATE_VERSION = 1
-MAX_TOP = 20
+MAX_TOP = MAX_LOGPROB_TOKEN_IDS
 _FINISH_REASONS = ("stop", "length", "abort", "error")
 _REPLY_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_MARK_TAIL = re.compile(r"(?:[0-9a-f]{2}){0,64}")
 _TOKEN_NAME = re.compile(r"token_id:([0-9]{1,8})")
 _MAX_CREATED = 1 << 40
 _MAX_COUNT = 1 << 40
@@ -100,6 +103,8 @@ class ChoiceState:
     ended: bool = False
     said: str = ""
     """All of the text so far, where it is taken apart: the parser reads it again."""
+    end: EndState | None = None
+    """What is known of the token that ends the thinking, where a form holds behind it."""
 
     def wire(self, index: int) -> dict[str, Any]:
         """As JSON carries it."""
@@ -112,6 +117,7 @@ class ChoiceState:
             "num_chars": text.num_chars,
             "ended": self.ended,
             "said": self.said,
+            **({} if self.end is None else {"thinking_end": _end_wire(self.end)}),
         }
 
 
@@ -219,10 +225,7 @@ def _generated(
 
 
 def _output(outer: Fields, place: str, raw: Any, limits: Limits) -> Output:
-    if type(raw) is not dict:
-        name = outer.name(place)
-        raise bad_request(name, f"{name} must be an object, got {shown(raw)}")
-    fields = outer.inner(raw, place)
+    fields = outer.member(place, raw)
     given = fields.given("token_ids")
     if given is not None and type(given) is not list:
         raise fields.refuse("token_ids", f"must be a list of token ids, got {shown(given)}")
@@ -256,16 +259,10 @@ def _logprobs(outer: Fields, limits: Limits) -> list[TokenLogprobs] | None:
 
 
 def _token_logprobs(outer: Fields, place: str, raw: Any, limits: Limits) -> TokenLogprobs:
-    if type(raw) is not dict:
-        name = outer.name(place)
-        raise bad_request(name, f"{name} must be an object, got {shown(raw)}")
-    fields = outer.inner(raw, place)
+    fields = outer.member(place, raw)
     entries = [_entry(fields, limits)]
     for index, top in enumerate(fields.array("top_logprobs", at_most=MAX_TOP) or []):
-        name = f"top_logprobs[{index}]"
-        if type(top) is not dict:
-            raise fields.refuse(name, f"must be an object, got {shown(top)}")
-        entries.append(_entry(fields.inner(top, name), limits))
+        entries.append(_entry(fields.member(f"top_logprobs[{index}]", top), limits))
     return 0, entries
 
 
@@ -312,10 +309,7 @@ def _state(fields: Fields, limits: Limits) -> dict[int, ChoiceState] | None:
     choices = state.array("choices", at_most=limits.max_sequences) or []
     found: dict[int, ChoiceState] = {}
     for place, choice in enumerate(choices):
-        name = f"choices[{place}]"
-        if type(choice) is not dict:
-            raise state.refuse(name, f"must be an object, got {shown(choice)}")
-        inner = state.inner(choice, name)
+        inner = state.member(f"choices[{place}]", choice)
         index = _count(inner, "index", limits.max_sequences - 1) or 0
         if index in found:
             raise state.refuse("choices", "must have different indexes")
@@ -336,6 +330,26 @@ def _choice_state(fields: Fields, limits: Limits) -> ChoiceState:
         ),
         ended=fields.flag("ended", False),
         said=_said(fields, limits),
+        end=_end(fields),
+    )
+
+
+def _end_wire(end: EndState) -> dict[str, Any]:
+    return {"has_come": end.has_come, "num_marks": end.num_marks, "tail": end.tail.hex()}
+
+
+def _end(outer: Fields) -> EndState | None:
+    given = outer.object("thinking_end")
+    if given is None:
+        return None
+    fields = outer.inner(given, "thinking_end")
+    tail = fields.text("tail") or ""
+    if not _MARK_TAIL.fullmatch(tail):
+        raise fields.refuse("tail", "must be bytes in hexadecimal; send the state as the last reply had it")
+    return EndState(
+        has_come=fields.flag("has_come", False),
+        num_marks=_count(fields, "num_marks", _MAX_COUNT) or 0,
+        tail=bytes.fromhex(tail),
     )
 
 

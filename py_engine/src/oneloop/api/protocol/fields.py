@@ -47,6 +47,12 @@ class Fields:
         self._inner.append(fields)
         return fields
 
+    def member(self, place: str, raw: Any) -> Fields:
+        """The same of an entry of a list, which must be an object. place: as "tools[0]"."""
+        if type(raw) is not dict:
+            raise self.refuse(place, f"must be an object, got {shown(raw)}")
+        return self.inner(raw, place)
+
     def has(self, key: str) -> bool:
         """Whether the field is there and not null (does not count as read)."""
         return self._members.get(key) is not None

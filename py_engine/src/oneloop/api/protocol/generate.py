@@ -75,7 +75,7 @@ def read_generate(members: Mapping[str, Any], limits: Limits, defaults: Sampling
     parts = ChatParts() if original is None else read_chat_parts(Fields(original, "chat_request."))
     if fields.given("features") is not None:
         raise fields.refuse("features", "is not supported: this model reads text")
-    stream = read_stream_options(fields)
+    stream = read_stream_options(fields, limits)
     params, budget, without_effect = _read_params(fields, stream, limits, defaults)
     if params.grammar is not None:
         parts = replace(parts, grammar=params.grammar)
@@ -134,7 +134,8 @@ _NAMES = {
     for name in (
         "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
         "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids", "logprobs", "prompt_logprobs", "logit_bias",
-        "allowed_token_ids", "bad_words", "length_penalty", "early_stopping", "deterministic",
+        "logprob_token_ids", "deterministic",
+        "allowed_token_ids", "bad_words", "length_penalty", "early_stopping",
     )
 }  # fmt: skip
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from oneloop.api.errors import bad_request
 from oneloop.api.limits import (
     MAX_CONTENT_PARTS,
     MAX_MESSAGES,
@@ -86,9 +85,7 @@ def _check_total(fields: Fields, messages: Sequence[Any], name: str, most: int) 
 
 
 def _message(outer: Fields, path: str, raw: Any) -> dict[str, Any]:
-    if type(raw) is not dict:
-        raise bad_request(path, f"{path} must be an object, got {shown(raw)}")
-    fields = outer.inner(raw, path)
+    fields = outer.member(path, raw)
     role = fields.choice("role", ROLES)
     if role is None:
         raise fields.refuse("role", f"is missing; it is one of {', '.join(ROLES)}")
@@ -130,12 +127,9 @@ def _content(fields: Fields, role: str, thoughts: list[str]) -> str | list[dict[
 
 def _part(outer: Fields, place: str, raw: Any, role: str) -> tuple[bool, str]:
     """(whether it is a thought, its text)."""
-    path = outer.name(place)
     if type(raw) is str:
         return False, raw
-    if type(raw) is not dict:
-        raise bad_request(path, f"{path} must be an object, got {shown(raw)}")
-    fields = outer.inner(raw, place)
+    fields = outer.member(place, raw)
     kind = fields.text("type")
     if kind is None:
         raise fields.refuse("type", "is missing")
@@ -169,10 +163,7 @@ def _assistant_extras(fields: Fields, thoughts: list[str]) -> dict[str, Any]:
 
 def _tool_call(outer: Fields, place: str, raw: Any) -> dict[str, Any]:
     """An earlier call; templates want its arguments as an object, clients send them as JSON text."""
-    path = outer.name(place)
-    if type(raw) is not dict:
-        raise bad_request(path, f"{path} must be an object, got {shown(raw)}")
-    fields = outer.inner(raw, place)
+    fields = outer.member(place, raw)
     function = fields.inner(fields.object("function") or {}, "function")
     name = function.text("name")
     if not name or len(name) > MAX_NAME_LEN:

@@ -11,7 +11,9 @@ from oneloop.api.protocol.fields import shown
 from oneloop.engine.params import (
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORDS,
+    MAX_INT32,
     MAX_LOGIT_BIAS,
+    MAX_LOGPROB_TOKEN_IDS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     BeamSearch,
@@ -72,6 +74,7 @@ def read_sampling(
         n=n,
         max_tokens=max_tokens,
         logprobs=logprobs,
+        logprob_token_ids=read_logprob_token_ids(fields, logprobs),
         prompt_logprobs=prompt_logprobs,
         temperature=fields.number("temperature"),
         top_p=fields.number("top_p"),
@@ -102,8 +105,16 @@ def read_text_form(fields: Fields) -> TextForm:
         skip_special_tokens=fields.flag("skip_special_tokens", True),
         stop=_stop(fields),
         include_stop_str_in_output=fields.flag("include_stop_str_in_output", False),
-        min_tokens=max(fields.integer("min_tokens") or 0, 0),
+        min_tokens=_min_tokens(fields),
     )
+
+
+def _min_tokens(fields: Fields) -> int:
+    """Of a text: the core counts in 32 bits."""
+    min_tokens = fields.integer("min_tokens") or 0
+    if not 0 <= min_tokens <= MAX_INT32:
+        raise fields.refuse("min_tokens", f"must be in 0 … {MAX_INT32}, got {min_tokens}")
+    return min_tokens
 
 
 def check_sampling(
@@ -119,6 +130,14 @@ def check_sampling(
         field = error.field or ""
         renamed = names.get(field, field)
         raise bad_request(renamed or None, error.message.replace(field, renamed, 1)) from None
+
+
+def read_logprob_token_ids(fields: Fields, logprobs: int | None) -> tuple[int, ...]:
+    """`logprob_token_ids`: tokens that are shown in the place of the likeliest ones. logprobs: what is asked for."""
+    ids = _token_ids(fields, "logprob_token_ids", MAX_LOGPROB_TOKEN_IDS) or ()
+    if ids and logprobs is None:
+        raise fields.refuse("logprob_token_ids", "needs logprobs, which this request does not ask for")
+    return ids
 
 
 def read_prompt_logprobs(fields: Fields, stream: StreamOptions) -> int | None:
@@ -143,7 +162,7 @@ def read_n(fields: Fields, num_prompts: int, limits: Limits) -> int:
     return n
 
 
-def read_stream_options(fields: Fields) -> StreamOptions:
+def read_stream_options(fields: Fields, limits: Limits) -> StreamOptions:
     """`stream` and `stream_options`."""
     stream = fields.flag("stream", False)
     options = fields.object("stream_options")
@@ -153,7 +172,7 @@ def read_stream_options(fields: Fields) -> StreamOptions:
     continuous = nested.flag("continuous_usage_stats", False)
     return StreamOptions(
         stream=stream,
-        include_usage=nested.flag("include_usage", False),
+        include_usage=nested.flag("include_usage", False) or (stream and limits.force_usage),
         continuous_usage=continuous,
     )
 

@@ -107,10 +107,7 @@ def read_function(function: Fields, schema_key: str) -> dict[str, Any]:
 
 
 def _tool(outer: Fields, place: str, raw: Any) -> dict[str, Any]:
-    path = outer.name(place)
-    if type(raw) is not dict:
-        raise bad_request(path, f"{path} must be an object, got {shown(raw)}")
-    fields = outer.inner(raw, place)
+    fields = outer.member(place, raw)
     if fields.text("type") != "function":
         raise fields.refuse("type", 'must be "function"')
     function = fields.inner(fields.object("function") or {}, "function")

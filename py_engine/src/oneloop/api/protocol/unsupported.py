@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 _ABSENT: tuple[Any, ...] = ()
 _COMMON: Mapping[str, tuple[Any, ...]] = {
-    "logprob_token_ids": ([],),
     "spaces_between_special_tokens": (True,),
     "watermarking": (False,),
     "repetition_detection": _ABSENT,

@@ -73,7 +73,7 @@ class ResponseEncoder:
         self._note_logprobs(delta)
         changes = self._tracker.add(self._source.add(text, delta.token_ids, finish_reason))
         if finish_reason is not None:
-            changes += self._tracker.finish()
+            changes += self._tracker.finish(finish_reason)
             self._response.end(finish_reason)
         for change in changes:
             self._apply(change, out)
@@ -86,8 +86,6 @@ class ResponseEncoder:
     def closing(self) -> bytes:
         """As EventEncoder: the whole response."""
         response = self._response
-        if response.status == "incomplete" and response.output:
-            response.output[-1]["status"] = "incomplete"
         self._on_end()
         kind = (
             "response.incomplete" if response.status in ("incomplete", "cancelled") else "response.completed"
@@ -145,7 +143,7 @@ class ResponseEncoder:
 
     def _close(self, block: Block, out: list[bytes]) -> None:
         item, place, text = self._response.output[block.index], self._place(block), block.text
-        item["status"] = "completed"
+        item["status"] = "completed" if block.is_whole else "incomplete"
         if block.kind == "call":
             item["arguments"] = text
             members = place | {"name": block.name, "arguments": text}

@@ -140,7 +140,7 @@ async def _run(state: ApiState, prepared: Prepared) -> None:
         deltas = await stream.next_deltas()
     while deltas:
         for delta in deltas:
-            check_delta(state, delta)
+            check_delta(state, stream, delta)
             encoder.encode(0, delta)
         deltas = await stream.next_deltas()
     job.usage.completion_tokens = stream.num_generated_tokens

@@ -6,12 +6,12 @@ from typing import Any
 
 import orjson
 
-from oneloop.api.errors import bad_request
 from oneloop.api.limits import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_NAME_LEN
 from oneloop.api.protocol.fields import Fields, shown
 from oneloop.api.turns import Turns
 
 _ROLES = ("user", "assistant", "system", "developer")
+_OF_REPLIES = ("id", "status", "annotations", "logprobs")
 _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 
@@ -30,7 +30,7 @@ def read_input(fields: Fields, before: list[dict[str, Any]]) -> list[dict[str, A
     if num_parts > MAX_CONTENT_PARTS:
         raise fields.refuse("input", f"may hold at most {MAX_CONTENT_PARTS} parts in all, got {num_parts}")
     for index, item in enumerate(items or ()):
-        _item(f"input[{index}]", item, turns)
+        _item(fields, f"input[{index}]", item, turns)
     if len(turns.messages) > MAX_MESSAGES:
         raise fields.refuse("input", f"is the end of a conversation of more than {MAX_MESSAGES} messages")
     return turns.messages
@@ -62,11 +62,11 @@ def _generated_arguments(text: str) -> dict[str, Any]:
     return value if type(value) is dict else {}
 
 
-def _item(path: str, raw: Any, turns: Turns) -> None:
+def _item(outer: Fields, place: str, raw: Any, turns: Turns) -> None:
     if type(raw) is str:
         turns.say("user", raw)
         return
-    fields = _object(path, raw)
+    fields = _piece(outer, place, raw)
     match fields.text("type") or "message":
         case "message":
             _message(fields, turns)
@@ -98,7 +98,7 @@ def _reasoning(fields: Fields, turns: Turns) -> None:
         parts = fields.array(key, at_most=MAX_CONTENT_PARTS) or []
         texts = []
         for index, raw in enumerate(parts):
-            part = _object(f"{fields.name(key)}[{index}]", raw)
+            part = _piece(fields, f"{key}[{index}]", raw)
             part.choice("type", (kind,))
             texts.append(part.text("text") or "")
         if any(texts):
@@ -114,11 +114,11 @@ def _content(fields: Fields, key: str) -> str:
     if value is None:
         raise fields.refuse(key, "is missing")
     parts = fields.array(key, at_most=MAX_CONTENT_PARTS) or []
-    return "\n".join(_part(f"{fields.name(key)}[{index}]", part) for index, part in enumerate(parts))
+    return "\n".join(_part(fields, f"{key}[{index}]", part) for index, part in enumerate(parts))
 
 
-def _part(path: str, raw: Any) -> str:
-    fields = _object(path, raw)
+def _part(outer: Fields, place: str, raw: Any) -> str:
+    fields = _piece(outer, place, raw)
     kind = fields.text("type")
     if kind is None:
         raise fields.refuse("type", "is missing")
@@ -150,7 +150,9 @@ def _name(fields: Fields, key: str) -> str:
     return value
 
 
-def _object(path: str, raw: Any) -> Fields:
-    if type(raw) is not dict:
-        raise bad_request(path, f"{path} must be an object, got {shown(raw)}")
-    return Fields(raw, f"{path}.")
+def _piece(outer: Fields, place: str, raw: Any) -> Fields:
+    """An item or a part of one. What replies have beside the texts may come back with them."""
+    fields = outer.member(place, raw)
+    for name in _OF_REPLIES:
+        fields.given(name)
+    return fields

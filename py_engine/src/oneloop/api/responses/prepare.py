@@ -88,11 +88,12 @@ async def prepare_response(
     """Look up what it goes on from, render and tokenise. Raises as Prepare does. fields: of the body."""
     model = state.check_model(asked.model)
     is_vain = asked.thinking_budget is not None and not state.formats.thinking_end
-    headers = state.note_ignored([*asked.ignored, *(["thinking_token_budget"] if is_vain else [])])
     if asked.background and not state.responses.is_on:
         raise bad_request("background", "background needs a server that stores responses")
     before, salt = _before(state, asked, owner)
     messages = read_input(fields, before)
+    vain = ["thinking_token_budget"] if is_vain else []
+    headers = state.note_ignored([*asked.ignored, *vain, *fields.unread()])
     state.engine.check_accepting()
     text, token_ids = await _fit(state, asked, messages)
     parsing = parsing_of(

@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from oneloop.api.errors import ErrorKind
+
 if TYPE_CHECKING:
     from oneloop.api.blocks import Block
     from oneloop.api.errors import ApiError
@@ -49,7 +51,8 @@ class ResponseObject:
 
     def fail(self, error: ApiError) -> None:
         """It has failed under way."""
-        self.status, self.error = "failed", {"code": "server_error", "message": error.message}
+        code = "invalid_prompt" if error.kind is ErrorKind.BAD_REQUEST else "server_error"
+        self.status, self.error = "failed", {"code": code, "message": error.message}
 
     def wire(self) -> dict[str, Any]:
         """As JSON has it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from oneloop.api.errors import bad_request
 from oneloop.api.limits import MAX_METADATA_ENTRIES, MAX_METADATA_KEY_LEN, MAX_METADATA_VALUE_LEN, MAX_TOOLS
 from oneloop.api.protocol import unsupported
 from oneloop.api.protocol.chat import ChatForm, effort_arguments, read_effort, read_thinking_budget
@@ -30,6 +29,8 @@ _WITHOUT_EFFECT = ("user", "safety_identifier", "prompt_cache_key", "prompt_cach
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     **{name: harmless for name, harmless in unsupported.CHAT.items() if name != "tool_choice"},
     "conversation": (),
+    "chat_template": (),
+    "logprob_token_ids": ([],),
     "prompt": (),
     "n": (1,),
 }
@@ -57,7 +58,7 @@ class ResponsesRequest:
     echoed: dict[str, Any]
     """Members of the request that the reply repeats."""
     ignored: list[str]
-    """Fields that had no effect."""
+    """Fields that were read and had no effect."""
 
 
 def read_response_request(fields: Fields, limits: Limits, defaults: SamplingDefaults) -> ResponsesRequest:
@@ -67,7 +68,7 @@ def read_response_request(fields: Fields, limits: Limits, defaults: SamplingDefa
     instructions = fields.text("instructions")
     previous = fields.text("previous_response_id")
     tools, echoed_tools = _read_tools(fields, ignored)
-    effort, arguments = _read_reasoning(fields, ignored)
+    effort, arguments = _read_reasoning(fields)
     max_tokens = fields.integer("max_output_tokens")
     logprobs = _read_logprobs(fields, ignored)
     text, grammar = _read_text(fields, ignored)
@@ -98,7 +99,10 @@ def read_response_request(fields: Fields, limits: Limits, defaults: SamplingDefa
     }
     ignored += [name for name in _WITHOUT_EFFECT if fields.given(name) is not None]
     budget = read_thinking_budget(fields)
-    fields.object("stream_options")
+    stream_options = fields.inner(fields.object("stream_options") or {}, "stream_options")
+    # Usage is in every reply, and nothing is ever obfuscated.
+    stream_options.flag("include_usage", False)
+    stream_options.flag("include_obfuscation", False)
     fields.given("input")
     scheduling = read_scheduling(fields, limits)
     form = ChatForm(
@@ -122,7 +126,7 @@ def read_response_request(fields: Fields, limits: Limits, defaults: SamplingDefa
         thinking_budget=budget,
         truncates=truncation == "auto",
         echoed=echoed,
-        ignored=ignored + fields.unread(),
+        ignored=ignored,
     )
 
 
@@ -141,10 +145,7 @@ def _read_tools(fields: Fields, ignored: list[str]) -> tuple[ToolUse, list[dict[
     """`tools`, `tool_choice`, `parallel_tool_calls`; and the tools as the reply repeats them."""
     tools, echoed = [], []
     for index, raw in enumerate(fields.array("tools", at_most=MAX_TOOLS) or []):
-        path = f"tools[{index}]"
-        if type(raw) is not dict:
-            raise bad_request(path, f"{path} must be an object, got {shown(raw)}")
-        tool = Fields(raw, f"{path}.")
+        tool = fields.member(f"tools[{index}]", raw)
         kind = tool.text("type")
         if kind != "function":
             given = "is missing" if kind is None else f"{shown(kind)} is not supported"
@@ -169,17 +170,16 @@ def _read_tool_choice(fields: Fields) -> tuple[ToolChoice, str | None]:
             return "none", None
         case "required":
             return "required", None
-        case {"type": "function", "name": str(name)}:
+        case {"type": "function", "name": str(name)} as choice:
+            fields.inner({key: choice[key] for key in choice if key not in ("type", "name")}, "tool_choice")
             return "named", name
         case _:
             raise fields.refuse("tool_choice", 'must be "none", "auto", "required" or a function by name')
 
 
-def _read_reasoning(fields: Fields, ignored: list[str]) -> tuple[str | None, dict[str, Any]]:
+def _read_reasoning(fields: Fields) -> tuple[str | None, dict[str, Any]]:
     """`reasoning` → the effort, and what templates are told of it."""
-    reasoning = Fields(fields.object("reasoning") or {}, "reasoning.")
-    effort = read_effort(reasoning, "effort")
-    ignored += [f"reasoning.{name}" for name in ("summary", "generate_summary") if reasoning.given(name)]
+    effort = read_effort(fields.inner(fields.object("reasoning") or {}, "reasoning"), "effort")
     return effort, effort_arguments(effort)
 
 
@@ -215,12 +215,10 @@ def _read_metadata(fields: Fields) -> dict[str, str]:
 
 def _read_text(fields: Fields, ignored: list[str]) -> tuple[dict[str, Any], GrammarSpec | None]:
     """`text`: what the answer has to look like, as the reply repeats it, and what it is held to."""
-    text = Fields(fields.object("text") or {}, "text.")
+    text = fields.inner(fields.object("text") or {}, "text")
     wanted = text.shallow_object("format") or {"type": "text"}
     grammar, without_effect = read_structured(
         fields, name="text.format", read=lambda: read_flat_format(text, "format", _FORMATS)
     )
     ignored += without_effect
-    if text.given("verbosity") is not None:
-        ignored.append("text.verbosity")
     return {"format": wanted}, grammar

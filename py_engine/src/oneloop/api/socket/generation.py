@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from oneloop.api.errors import ApiError, ErrorKind, told
 from oneloop.api.handlers.generation import abort_all, check_delta, submit_all
-from oneloop.api.handlers.streaming import nothing_generated
+from oneloop.api.handlers.streaming import begin_echo, nothing_generated
 from oneloop.api.replies import new_request_id
 from oneloop.api.socket import messages
 
@@ -67,6 +67,7 @@ class Generation:
         """All of it. ConnectionError when the client is gone; every other error is told to the client."""
         try:
             job = await self._open()
+            await begin_echo(job, job.streams)
             encoder = job.make_encoder()
             if job.streams:
                 await self._tell_all(job, encoder)
@@ -114,7 +115,7 @@ class Generation:
                     added = stream.take()
                     self._count(job)
                     for delta in added:
-                        check_delta(self._state, delta)
+                        check_delta(self._state, stream, delta)
                         num_open -= delta.finish_reason is not None
                         events.append(encoder.encode(prompt * n + delta.index, delta))
                 await self._tell(b"".join(events))

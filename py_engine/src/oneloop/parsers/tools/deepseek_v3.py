@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oneloop.parsers.calls import read_arguments
-from oneloop.parsers.formats import ToolFormat, Tools
+from oneloop.parsers.formats import NAME as FUNCTION
+from oneloop.parsers.formats import CallForm, ToolFormat, Tools
 from oneloop.parsers.scanner import NAME, SPACE, MalformedError, form, one_of
 
 if TYPE_CHECKING:
@@ -43,10 +44,25 @@ def _read_call(scanner: Scanner) -> Steps[None]:
     yield from scanner.skip(_ALL_END)
 
 
+def _form(template: str) -> CallForm:
+    if f"{_FENCE}json" in template:
+        begin, end, separator = f"function{_SEPARATOR}{FUNCTION}\n{_FENCE}json\n", f"\n{_FENCE}", "\n"
+    else:
+        begin, end, separator = f"{FUNCTION}{_SEPARATOR}", "", ""
+    return CallForm(
+        before_all=_CALLS_BEGIN,
+        begin=_BEGIN + begin,
+        end=end + _END,
+        separator=separator,
+        after_all=_CALLS_END,
+    )
+
+
 FORMAT = ToolFormat(
     name="deepseek_v3",
     aliases=("deepseek_v31",),
     recognises=lambda template: _SEPARATOR in template,
     markers=(_CALLS_BEGIN, _CALLS_END, _BEGIN, _SEPARATOR, _END),
     read=_read,
+    form=_form,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oneloop.parsers.calls import read_calls
-from oneloop.parsers.formats import ToolFormat, Tools
+from oneloop.parsers.formats import NAME, CallForm, ToolFormat, Tools
 from oneloop.parsers.scanner import SPACE, MalformedError, form
 
 if TYPE_CHECKING:
@@ -28,4 +28,11 @@ FORMAT = ToolFormat(
     recognises=lambda template: "<|start_of_role|>" in template and "<|tool_call|>" in template,
     markers=_MARKS,
     read=_read,
+    form=lambda _: CallForm(
+        before_all=f"{_MARKS[0]}[",
+        begin=f'{{"name": "{NAME}", "arguments": ',
+        end="}",
+        separator=", ",
+        after_all="]",
+    ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oneloop.parsers.calls import CALL_AHEAD, read_call
-from oneloop.parsers.formats import ToolFormat, Tools
+from oneloop.parsers.formats import NAME, CallForm, ToolFormat, Tools
 from oneloop.parsers.scanner import SPACE, MalformedError, form
 
 if TYPE_CHECKING:
@@ -40,4 +40,7 @@ FORMAT = ToolFormat(
     recognises=_recognises,
     markers=("<tool_call>", "</tool_call>"),
     read=_read,
+    form=lambda _: CallForm(
+        begin=f'<tool_call>\n{{"name": "{NAME}", "arguments": ', end="}\n</tool_call>", separator="\n"
+    ),
 )

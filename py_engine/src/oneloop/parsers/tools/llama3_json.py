@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oneloop.parsers.calls import CALL_AHEAD, read_call
-from oneloop.parsers.formats import ToolFormat, Tools
+from oneloop.parsers.formats import NAME, CallForm, ToolFormat, Tools
 from oneloop.parsers.scanner import SPACE, MalformedError, form
 
 if TYPE_CHECKING:
@@ -52,4 +52,5 @@ FORMAT = ToolFormat(
     recognises=_recognises,
     markers=(_TAG,),
     read=_read,
+    form=lambda _: CallForm(begin=f'{{"name": "{NAME}", "parameters": ', end="}", separator="; "),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oneloop.parsers.calls import read_arguments, read_calls
-from oneloop.parsers.formats import ToolFormat, Tools
+from oneloop.parsers.formats import NAME, CallForm, ToolFormat, Tools
 from oneloop.parsers.scanner import MAX_NAME_LEN, SPACE, MalformedError, Run, form, one_of
 
 if TYPE_CHECKING:
@@ -38,10 +38,18 @@ def _read(scanner: Scanner, _: Tools) -> Steps[None]:
             scanner.give_back()
 
 
+def _form(template: str) -> CallForm:
+    if _ARGUMENTS in template:
+        return CallForm(begin=f"{_MARK}{NAME}{_ARGUMENTS}", end="")
+    call = f'{{"name": "{NAME}", "arguments": '
+    return CallForm(before_all=f"{_MARK}[", begin=call, end="}", separator=", ", after_all="]")
+
+
 FORMAT = ToolFormat(
     name="mistral",
     recognises=lambda template: _MARK in template,
     markers=(_MARK, _ID, _ARGUMENTS),
     read=_read,
+    form=_form,
     call_id=lambda number: number[:_ID_LEN],  # its templates take ids of nine letters and digits only
 )

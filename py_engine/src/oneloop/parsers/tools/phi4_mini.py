@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oneloop.parsers.calls import read_calls
-from oneloop.parsers.formats import ToolFormat, Tools
+from oneloop.parsers.formats import NAME, CallForm, ToolFormat, Tools
 from oneloop.parsers.scanner import SPACE, MalformedError, form
 
 if TYPE_CHECKING:
@@ -31,4 +31,11 @@ FORMAT = ToolFormat(
     recognises=lambda template: _END in template or "functools[" in template,
     markers=(_BEGIN, _END),
     read=_read,
+    form=lambda _: CallForm(
+        before_all=f"{_BEGIN}[",
+        begin=f'{{"name": "{NAME}", "arguments": ',
+        end="}",
+        separator=", ",
+        after_all=f"]{_END}",
+    ),
 )

@@ -72,7 +72,9 @@ class GpuModelRunner:
         """
         self._model = model
         spec, device = model.spec, model.device
-        self.kv = PagedKVCache(spec, plan.num_blocks, plan.block_size, dtype=model.dtype, device=device)
+        self.kv = PagedKVCache(
+            spec, plan.num_blocks, plan.block_size, dtype=model.dtype, device=device, narrow=plan.narrow_kv
+        )
         self._block_size = plan.block_size
         # + 1: a step ahead may have begun the next block.
         max_blocks = -(-plan.max_model_len // plan.block_size) + 1
@@ -110,6 +112,7 @@ class GpuModelRunner:
             max_blocks_per_row=max_blocks,
             dtype=model.dtype,
             device=device,
+            cache_dtype=self.kv.dtype,
             ordered=True in orders,
         )
         self._attention_step = AttentionStep(
@@ -157,7 +160,7 @@ class GpuModelRunner:
         if header.num_cow:
             count = index["num_cow"]
             self.kv.copy_blocks(slab["cow_src"], slab["cow_dst"], slab["header"][count : count + 1])
-        if header.num_scores or header.num_pools:
+        if header.looks_at_hidden:
             with fixed_order(self._is_fixed(header)):
                 self._forward_with_results(header, slab_index)
         elif header.num_tokens:

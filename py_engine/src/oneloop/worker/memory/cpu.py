@@ -23,19 +23,24 @@ _DEFAULT_LIMIT: Final = 4 << 30
 def cpu_reserved(spec: ModelSpec, item_bytes: int, config: EngineConfig) -> Reserved:
     """Everything but the KV cache."""
     return Reserved(
-        weights=weight_bytes(spec, item_bytes),
+        weights=weight_bytes(spec, item_bytes, on_gpu=False),
         activations=activation_bytes(spec, item_bytes, config),
         logits=logits_bytes(spec, config),
     )
 
 
 def activation_bytes(spec: ModelSpec, item_bytes: int, config: EngineConfig) -> int:
-    """T tokens · (4 hidden + 2 qkv + 2 queries) + 4 intermediate · tokens of one MLP part + one gathered context."""
+    """T tokens · (4 hidden + 2 qkv + 2 queries) + tokens of one MLP part · 4 intermediate (of experts: the chosen ones'
+    outputs, hidden, and 4 hidden + 4 of the wider inner size) + one gathered context."""
     num_tokens = padded_num_tokens(config.resolved.step_tokens)
     query_size = spec.num_heads * spec.head_dim
     kv_size = 2 * spec.num_kv_heads * spec.head_dim
     per_token = 4 * spec.hidden_size + 2 * (query_size + kv_size) + 2 * query_size
-    feed_forward = 4 * spec.intermediate_size * min(num_tokens, MLP_TOKENS_AT_ONCE)
+    wide = 4 * spec.intermediate_size
+    if spec.moe is not None:
+        inner = 4 * max(spec.moe.intermediate_size, spec.moe.shared_intermediate_size)
+        wide = max(wide, (spec.moe.top_k + 4) * spec.hidden_size + inner + spec.moe.num_experts)
+    feed_forward = wide * min(num_tokens, MLP_TOKENS_AT_ONCE)
     return (num_tokens * per_token + feed_forward + kv_size * longest_context(spec, config)) * item_bytes
 
 

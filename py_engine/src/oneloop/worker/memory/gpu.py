@@ -12,12 +12,17 @@ from typing import TYPE_CHECKING, Final
 from oneloop.worker.buckets import MAX_CAPTURED_TOKENS, largest_bucket
 from oneloop.worker.gpu.captures import GraphSizes
 from oneloop.worker.memory.ledger import Reserved
-from oneloop.worker.memory.scores import MAX_SCORES_PER_STEP, score_bytes
-from oneloop.worker.memory.sizes import longest_context, max_blocks_per_seq, weight_bytes
+from oneloop.worker.memory.scores import MAX_PICKS_PER_ROW, MAX_SCORES_PER_STEP, device_score_bytes
+from oneloop.worker.memory.sizes import (
+    longest_context,
+    max_blocks_per_seq,
+    weight_bytes,
+    written_out_bytes,
+)
 
 if TYPE_CHECKING:
     from oneloop.config import EngineConfig
-    from oneloop.formats.model_spec import ModelSpec
+    from oneloop.formats.model_spec import ModelSpec, MoeSpec
 
 MIB: Final = 1 << 20
 
@@ -70,13 +75,14 @@ def gpu_reserved(spec: ModelSpec, item_bytes: int, config: EngineConfig) -> Rese
     num_seqs = config.resolved.max_num_seqs
     num_tokens = largest_bucket(config.resolved.step_tokens, num_seqs)
     activations = activation_bytes(spec, item_bytes, num_tokens)
-    logits = max(logits_bytes(spec, item_bytes, num_seqs), score_bytes(spec, item_bytes))
+    logits = max(logits_bytes(spec, item_bytes, num_seqs), device_score_bytes(spec, item_bytes))
     workspaces = attention_workspace_bytes(spec, num_seqs, num_tokens) + GEMM_WORKSPACE_BYTES
+    workspaces += written_out_bytes(spec, item_bytes)
     if True in config.worker.orders:
         workspaces += ordered_bytes(spec, num_tokens)
     return Reserved(
         context=CONTEXT_BYTES,
-        weights=weight_bytes(spec, item_bytes),
+        weights=weight_bytes(spec, item_bytes, on_gpu=True),
         activations=activations,
         logits=logits,
         workspaces=workspaces,
@@ -105,12 +111,13 @@ def graph_bytes(
 
 
 def graph_pool_bytes(spec: ModelSpec, item_bytes: int, num_tokens: int, num_seqs: int) -> int:
-    """The tensors of the largest captured step: activations, logits and a workspace of matrix products.
+    """Tensors of the largest captured step: activations, logits, a workspace of matrix products, a weight written out.
 
     From one graph to the next they do not share memory of different sizes: the sum was seen.
     """
     activations = activation_bytes(spec, item_bytes, num_tokens)
-    return activations + logits_bytes(spec, item_bytes, num_seqs) + GEMM_WORKSPACE_BYTES
+    weight = written_out_bytes(spec, item_bytes)
+    return activations + logits_bytes(spec, item_bytes, num_seqs) + GEMM_WORKSPACE_BYTES + weight
 
 
 def graph_driver_bytes(spec: ModelSpec, num_forward: int, num_sample: int) -> int:
@@ -121,13 +128,32 @@ def graph_driver_bytes(spec: ModelSpec, num_forward: int, num_sample: int) -> in
 def activation_bytes(spec: ModelSpec, item_bytes: int, num_tokens: int) -> int:
     """T · b · (residual and its norm, 2 hidden; then the wider of two phases of a layer), plus cos and sin in float32.
 
-    Attention: qkv, attended, projected (hidden). Feed-forward: gate and up, their product, projected (hidden).
+    Attention: qkv, attended, projected (hidden). Feed-forward: gate and up, their product, projected (hidden). Of
+    experts: see `sparse_bytes`.
     """
     queries = spec.num_heads * spec.head_dim
     attention = queries + 2 * spec.num_kv_heads * spec.head_dim + queries + spec.hidden_size
     feed_forward = 3 * spec.intermediate_size + spec.hidden_size
+    widest = max(attention, feed_forward) * item_bytes
+    if spec.moe is not None:
+        widest = max(widest, sparse_bytes(spec.moe, spec.hidden_size, item_bytes))
     rotary = 2 * spec.head_dim * 4
-    return num_tokens * ((2 * spec.hidden_size + max(attention, feed_forward)) * item_bytes + rotary)
+    return num_tokens * (2 * spec.hidden_size * item_bytes + widest + rotary)
+
+
+def sparse_bytes(moe: MoeSpec, hidden_size: int, item_bytes: int) -> int:
+    """Per token, k = top_k: b · (the norm, hidden, and of each of k experts the activations and the output), the
+    router's logits in float32, 28 · k of routing (ids, ranks, order, weights, and the table of tiles at its largest).
+
+    Small steps have shares of logits, some MiB that slack has room for. A shared expert's output (hidden) is there
+    beside them; its gate, up and product before them.
+    """
+    routing = 4 * (moe.num_experts + 1) + 28 * moe.top_k
+    chosen = hidden_size + moe.top_k * (moe.intermediate_size + hidden_size)
+    shared = hidden_size if moe.shared_intermediate_size else 0
+    return max(
+        (chosen + shared) * item_bytes + routing, (3 * moe.shared_intermediate_size + shared) * item_bytes
+    )
 
 
 def attention_workspace_bytes(spec: ModelSpec, num_seqs: int, num_tokens: int) -> int:
@@ -164,7 +190,8 @@ def step_buffer_bytes(spec: ModelSpec, config: EngineConfig) -> int:
     deltas = 3 * (2 * num_seqs + min(num_seqs, 8) * table_width)
     history = min(num_seqs * context, max(65_536, 4 * context))
     scores = min(config.resolved.step_tokens, MAX_SCORES_PER_STEP) * (2 + 1 + 2 * 21)
-    rows = num_seqs * (_SLAB_ROW_WORDS + spec.hidden_size + -(-spec.vocab_size // 32))
+    row_words = _SLAB_ROW_WORDS + 2 * (1 + MAX_PICKS_PER_ROW) + spec.hidden_size + -(-spec.vocab_size // 32)
+    rows = num_seqs * row_words
     slab = 4 * (num_tokens + deltas + _SLAB_LISTS + history + scores + rows) + _SLAB_FRAME_BYTES
     inputs = num_tokens * (4 + 4 + 8) + 4 * num_seqs * _SLAB_ROW_WORDS
     return slab + inputs + num_seqs * table_width * 4

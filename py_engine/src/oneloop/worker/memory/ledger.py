@@ -88,6 +88,8 @@ class MemoryPlan:
     block_size: int
     max_model_len: int
     ledger: MemoryLedger
+    narrow_kv: bool = False
+    """Whether keys and values are kept in 8 bits, else in the model's type."""
 
     @property
     def kv_cache_bytes(self) -> int:

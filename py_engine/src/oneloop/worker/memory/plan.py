@@ -11,7 +11,7 @@ from oneloop.worker.memory.cpu import cpu_reserved, default_kv_bytes
 from oneloop.worker.memory.gpu import gpu_reserved
 from oneloop.worker.memory.ledger import DeviceMemory, MemoryLedger, MemoryPlan, MemoryPlanError
 from oneloop.worker.memory.remedies import Case, MisfitError, Problem, remedies
-from oneloop.worker.memory.sizes import ITEM_BYTES, block_bytes
+from oneloop.worker.memory.sizes import ITEM_BYTES, block_bytes, kv_item_bytes
 
 if TYPE_CHECKING:
     from oneloop.config import DtypeName, EngineConfig
@@ -21,20 +21,38 @@ if TYPE_CHECKING:
 def plan_memory(spec: ModelSpec, dtype: DtypeName, config: EngineConfig, memory: DeviceMemory) -> MemoryPlan:
     """memory: as it is before the weights are loaded (`free.machine_memory`, `device.nvml.first_gpu`).
 
-    The device is config.resolved's. Raises ConfigError for a context that the model was not made for, MemoryPlanError
-    naming the setting that does not fit, and what would.
+    The device is config.resolved's. Raises ConfigError for a context that the model was not made for, and for a fixed
+    order that it cannot have; MemoryPlanError naming the setting that does not fit, and what would.
     """
     given = config.model.max_model_len
     if isinstance(given, int) and given > spec.max_position:
         raise ConfigError(
             "max_model_len", f"{given} is beyond the {spec.max_position} positions the model was made for"
         )
+    _refuse_order(spec, config)
     case = Case(dtype=dtype, config=config, memory=memory)
     try:
         return _plan(spec, case)
     except MisfitError as misfit:
         found = remedies(misfit.problem, case, lambda other: _fits(spec, other))
         raise MemoryPlanError(misfit.field, f"{misfit.fact}; {found}", misfit.ledger) from None
+
+
+def _refuse_order(spec: ModelSpec, config: EngineConfig) -> None:
+    """The fixed order has kernels for dense models of plain numbers."""
+    if True not in config.worker.orders:
+        return
+    reasons = {
+        "weights are quantised": spec.quantization is not None,
+        "layers have experts": spec.moe is not None,
+        "keys and values are kept in 8 bits (--kv-cache-dtype)": config.cache.kv_cache_dtype != "auto",
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise ConfigError(
+                "deterministic" if config.worker.deterministic else "deterministic_requests",
+                f"is not to be had where {reason}: those sums depend on how many rows there are; leave one of them away",
+            )
 
 
 def _fits(spec: ModelSpec, case: Case) -> bool:
@@ -56,7 +74,7 @@ def _plan(spec: ModelSpec, case: Case) -> MemoryPlan:
         reserved = cpu_reserved(spec, item_bytes, config)
         usable = memory.free
     block_size = config.resolved.block_size
-    per_block = block_bytes(spec, block_size, item_bytes)
+    per_block = block_bytes(spec, block_size, kv_item_bytes(config, item_bytes))
     ledger = MemoryLedger(
         device=config.resolved.device, memory=memory, usable=usable, reserved=reserved, kv_cache=0
     )
@@ -66,6 +84,7 @@ def _plan(spec: ModelSpec, case: Case) -> MemoryPlan:
     return MemoryPlan(
         num_blocks=num_blocks,
         block_size=block_size,
+        narrow_kv=config.cache.kv_cache_dtype != "auto",
         max_model_len=_max_model_len(spec, config, num_blocks, per_block, ledger),
         ledger=ledger,
     )

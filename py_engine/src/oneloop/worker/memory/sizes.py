@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from oneloop.formats.expected import num_parameters
+from oneloop.formats.expected import linear_maps, num_parameters
+from oneloop.formats.quantization.fp8 import Fp8Scheme
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,10 +15,39 @@ if TYPE_CHECKING:
 
 ITEM_BYTES: Final[Mapping[DtypeName, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
+FP8_BYTES: Final = 1
 
-def weight_bytes(spec: ModelSpec, item_bytes: int) -> int:
-    """Every parameter once, in the type it is computed with."""
-    return num_parameters(spec) * item_bytes
+
+def weight_bytes(spec: ModelSpec, item_bytes: int, *, on_gpu: bool) -> int:
+    """Every parameter once, of so many bytes each, but for the weights of quantised maps: as they are kept.
+
+    Numbers of a few bits are kept on a GPU, where the model's are of 16 bits (quant.packed).
+    """
+    total = num_parameters(spec) * item_bytes
+    if spec.quantization is None:
+        return total
+    for names, out_sizes, in_size, _ in linear_maps(spec):
+        scheme = spec.quantization.scheme_of(names)
+        if isinstance(scheme, Fp8Scheme) or (scheme is not None and on_gpu and item_bytes == 2):
+            total += scheme.kept_bytes(out_sizes, in_size) - sum(out_sizes) * in_size * item_bytes
+    return total
+
+
+def kv_item_bytes(config: EngineConfig, item_bytes: int) -> int:
+    """Of one element of the KV cache. item_bytes: of the model's type."""
+    return item_bytes if config.cache.kv_cache_dtype == "auto" else FP8_BYTES
+
+
+def written_out_bytes(spec: ModelSpec, item_bytes: int) -> int:
+    """The largest packed weight as the plain numbers of the model's type: of many rows it is multiplied as such."""
+    if spec.quantization is None or item_bytes != 2:
+        return 0
+    sizes = [
+        sum(out_sizes) * in_size * item_bytes
+        for names, out_sizes, in_size, _ in linear_maps(spec)
+        if not isinstance(spec.quantization.scheme_of(names), Fp8Scheme | None)
+    ]
+    return max(sizes, default=0)
 
 
 def kv_token_bytes(spec: ModelSpec, item_bytes: int) -> int:

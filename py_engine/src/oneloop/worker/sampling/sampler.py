@@ -13,6 +13,8 @@ import numpy as np
 import torch
 
 from oneloop.worker.inputs import LOGPROB_COLUMNS, StepFlag
+from oneloop.worker.sampling.contenders import Contenders
+from oneloop.worker.sampling.masks import sort_masks
 from oneloop_kernels.ops.sampling import SAMPLING, Draws, Penalties, Truncation
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from oneloop.worker.inputs import SlabViews, StepHeader
     from oneloop.worker.rows import RowTable
+    from oneloop.worker.sampling.masks import Candidates
     from oneloop.worker.sampling.slot_lists import Entries
 
 
@@ -42,13 +45,12 @@ class Sampler:
         slots = slab.sample_slot[: header.num_samples]
         device_slots = self._upload(slots.astype(np.int64))
         if header.flags == 0 and not header.num_masked:
-            best, tokens = logits.max(-1)
+            tokens = self._ops.likeliest(logits)
         else:
             tokens = self._sample_with_options(logits, slab, header, slots)
-            best = logits.max(-1).values  # on the CPU up to four times as fast as amax
         # Any id will do for a row without one: the step that may be in flight already computes with it.
-        self._rows.last_token.index_copy_(0, device_slots, tokens)
-        return tokens.masked_fill_(~(best < torch.inf), -1)  # a maximum is NaN where anything is
+        self._rows.last_token.index_copy_(0, device_slots, tokens.clamp(min=0))
+        return tokens
 
     def _sample_with_options(
         self,
@@ -61,8 +63,7 @@ class Sampler:
         output_index = slab.sample_output_index[: header.num_samples]
         asked = _members(columns.num_logprobs[slots] >= 0, flags & StepFlag.LOGPROBS)
         raw = logits.index_select(0, self._upload(asked)) if len(asked) else None
-        if header.num_masked:
-            self._mask(logits, slab, header.num_samples)
+        few = self._mask(logits, slab, header.num_samples) if header.num_masked else []
         if flags & StepFlag.MIN_TOKENS:
             self._add(logits, rows.banned.select(slots, output_index < columns.min_tokens[slots]))
         if flags & StepFlag.BIAS:
@@ -70,28 +71,30 @@ class Sampler:
         penalized = _members(columns.uses_penalties[slots], flags & StepFlag.PENALTIES)
         if len(penalized):
             self._penalize(logits, penalized, slots[penalized])
-        tokens = self._choose(logits, slots, output_index, bool(flags & StepFlag.RANDOM))
+        tokens = self._choose(logits, few, slots, output_index)
+        token_ids = tokens.clamp(min=0)
         if len(penalized):
-            chosen = tokens.index_select(0, self._upload(penalized))
+            chosen = token_ids.index_select(0, self._upload(penalized))
             rows.history.append(self._upload(slots[penalized].astype(np.int64)), chosen)
         if raw is not None:
-            self._write_logprobs(raw, asked, tokens, slab, header.max_logprobs)
+            self._write_logprobs(raw, asked, token_ids, slab, header.max_logprobs)
         return tokens
 
-    def _mask(self, logits: torch.Tensor, slab: SlabViews, num_samples: int) -> None:
-        """−∞ for tokens that must not come."""
+    def _mask(self, logits: torch.Tensor, slab: SlabViews, num_samples: int) -> list[Candidates]:
+        """−∞ for tokens that must not come, but for samples that are returned with the few that may."""
         rows = slab.sample_mask_row[:num_samples]
         samples = np.flatnonzero(rows >= 0)
         if not len(samples):
-            return
-        masks = self._upload(slab.mask_word[rows[samples]].view(np.int32))
-        if len(samples) == num_samples:
-            self._ops.mask(logits, masks)
-            return
-        index = self._upload(samples)
-        masked = logits.index_select(0, index)
-        self._ops.mask(masked, masks)
-        logits.index_copy_(0, index, masked)
+            return []
+        masks = sort_masks(samples, slab.mask_word[rows[samples]], logits.shape[1])
+        if len(masks.banned[0]):
+            logits[self._upload(masks.banned[0]), self._upload(masks.banned[1])] = -torch.inf
+        if len(masks.masked):
+            index = self._upload(masks.masked)
+            masked = logits.index_select(0, index)
+            self._ops.mask(masked, self._upload(masks.words.view(np.int32)))
+            logits.index_copy_(0, index, masked)
+        return masks.few
 
     def _penalize(
         self, logits: torch.Tensor, samples: npt.NDArray[np.int64], slots: npt.NDArray[np.int32]
@@ -113,26 +116,51 @@ class Sampler:
     def _choose(
         self,
         logits: torch.Tensor,
+        few: list[Candidates],
         slots: npt.NDArray[np.int32],
         output_index: npt.NDArray[np.int32],
-        any_random: bool,
     ) -> torch.Tensor:
-        """Greedy rows, rows drawn from all tokens, and rows drawn from the likeliest, each group at once."""
+        """[num_samples] tokens. few: samples that may get nothing else."""
+        if not few:
+            return self._choose_from(Contenders(logits), slots, output_index)
+        tokens = torch.empty(len(slots), dtype=torch.int64, device=self._device)
+        others = np.delete(np.arange(len(slots)), np.concatenate([group.samples for group in few]))
+        chosen_from = [(group.samples, self._among(logits, group)) for group in few]
+        if len(others):
+            chosen_from.append((others, Contenders(logits).rows(self._upload(others))))
+        for samples, contenders in chosen_from:
+            chosen = self._choose_from(contenders, slots[samples], output_index[samples])
+            tokens[self._upload(samples)] = chosen
+        return tokens
+
+    def _among(self, logits: torch.Tensor, group: Candidates) -> Contenders:
+        token_ids = self._upload(group.token_ids)
+        among = logits[self._upload(group.samples)[:, None], token_ids]
+        among.masked_fill_(self._upload(~group.is_token), -torch.inf)
+        return Contenders(among, token_ids)
+
+    def _choose_from(
+        self,
+        contenders: Contenders,
+        slots: npt.NDArray[np.int32],
+        output_index: npt.NDArray[np.int32],
+    ) -> torch.Tensor:
+        """[n] tokens. Greedy rows, rows drawn from all and rows drawn from the likeliest: each group at once."""
         columns = self._rows.columns
         random = columns.temperature[slots] > 0
-        if not any_random or not random.any():
-            return logits.argmax(-1)
-        truncated = (columns.top_k[slots] > 0) | (columns.top_p[slots] < 1.0)
+        truncated = random & ((columns.top_k[slots] > 0) | (columns.top_p[slots] < 1.0))
         tokens = torch.empty(len(slots), dtype=torch.int64, device=self._device)
-        if not random.all():
-            greedy = self._upload(np.flatnonzero(~random))
-            tokens[greedy] = logits.index_select(0, greedy).argmax(-1)
-        for members, truncates in ((random & ~truncated, False), (random & truncated, True)):
-            if members.any():
-                samples = np.flatnonzero(members)
-                index = self._upload(samples)
-                draws = self._draws(slots[samples], output_index[samples], truncates)
-                tokens[index] = self._ops.draw(logits.index_select(0, index), draws)
+        for members in (~random, random & ~truncated, truncated):
+            rows = np.flatnonzero(members)
+            if not len(rows):
+                continue
+            index = self._upload(rows)
+            group = contenders.rows(index)
+            if not random[rows[0]]:
+                tokens[index] = group.likeliest(self._ops)
+                continue
+            draws = self._draws(slots[rows], output_index[rows], bool(truncated[rows[0]]))
+            tokens[index] = group.draw(self._ops, draws)
         return tokens
 
     def _draws(

@@ -12,6 +12,8 @@ pub(crate) const LOGPROBS: u32 = 1 << 4;
 pub(crate) const FIXED_ORDER: u32 = 1 << 5;
 /// Of a sequence alone, never of a header: something may bind its tokens.
 pub(crate) const RULES: u32 = 1 << 31;
+/// The same: its request names tokens whose log-probabilities it wants.
+pub(crate) const PICKS: u32 = 1 << 30;
 
 /// The bits of every row and sample with these columns; `MIN_TOKENS` depends on the sample.
 pub(crate) fn of(sampling: &Sampling) -> u32 {

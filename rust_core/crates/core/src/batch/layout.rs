@@ -1,6 +1,6 @@
 //! Which array of the slab lies where. The table is the contract in docs/architecture.md, in the order of the bytes.
 
-use crate::config::{CoreConfig, MAX_LOGPROBS, MAX_SCORES_PER_STEP};
+use crate::config::{CoreConfig, MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS, MAX_SCORES_PER_STEP};
 use crate::grammar::mask_words;
 
 /// Every field starts at a multiple of it, and so must the slab itself.
@@ -84,6 +84,7 @@ header! {
     step_id, num_rows, num_tokens, num_samples, num_admitted, num_block_deltas, num_cow, num_forks, num_freed,
     num_bias, num_banned, num_history, used_bytes, num_single, max_query_len, max_seq_len, max_logprobs, flags,
     num_preempted, num_finished, num_widely_shared, num_masked, masks_wait, num_scores, max_score_logprobs, num_pools,
+    num_picked, num_picks,
 }
 
 /// Length of a field in terms of the configuration.
@@ -114,6 +115,8 @@ pub(super) enum Length {
     ScoreLogprobs,
     /// R × hidden size.
     Pooled,
+    /// R × the most tokens that one sample may name.
+    Picks,
 }
 
 impl SlabLayout {
@@ -167,6 +170,7 @@ fn num_elements(length: Length, config: &CoreConfig) -> usize {
         Length::Scores => score_capacity(config),
         Length::ScoreLogprobs => score_capacity(config) * NUM_LOGPROB_COLUMNS,
         Length::Pooled => rows * config.hidden_size as usize,
+        Length::Picks => rows * MAX_LOGPROB_TOKEN_IDS,
     }
 }
 

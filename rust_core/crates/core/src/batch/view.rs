@@ -112,6 +112,9 @@ slab_part! {
         score_token: i32[Scores],
         pool_start: i32[Rows],
         pool_end: i32[Rows],
+        pick_token_index: i32[Rows],
+        pick_start: i32[RowSums],
+        pick_token: i32[Picks],
     }
 }
 
@@ -126,6 +129,7 @@ slab_part! {
         score_logprob_token: i32[ScoreLogprobs],
         score_logprob: f32[ScoreLogprobs],
         pooled: f32[Pooled],
+        pick_logprob: f32[Picks],
     }
 }
 

@@ -24,6 +24,8 @@ pub(crate) struct StepWriter<'a> {
     num_history: usize,
     num_scores: usize,
     num_pools: usize,
+    num_picked: usize,
+    num_picks: usize,
     max_query_len: u32,
     max_seq_len: u32,
     max_logprobs: i32,
@@ -65,6 +67,7 @@ impl<'a> StepWriter<'a> {
         view.admitted_bias_start[0] = 0;
         view.admitted_banned_start[0] = 0;
         view.admitted_history_start[0] = 0;
+        view.pick_start[0] = 0;
         Ok(Self {
             view,
             num_rows: 0,
@@ -81,6 +84,8 @@ impl<'a> StepWriter<'a> {
             num_history: 0,
             num_scores: 0,
             num_pools: 0,
+            num_picked: 0,
+            num_picks: 0,
             max_query_len: 0,
             max_seq_len: 0,
             max_logprobs: -1,
@@ -238,6 +243,16 @@ impl<'a> StepWriter<'a> {
         at as u32
     }
 
+    /// The logits of the last sample give the log-probabilities of these tokens too. Returns the place of the first.
+    pub(crate) fn push_picks(&mut self, tokens: &[i32]) -> u32 {
+        let (at, first) = (self.num_picked, self.num_picks);
+        self.view.pick_token_index[at] = self.num_tokens as i32 - 1;
+        append(self.view.pick_token, &mut self.num_picks, tokens);
+        self.num_picked += 1;
+        self.view.pick_start[at + 1] = self.num_picks as i32;
+        first as u32
+    }
+
     /// Tokens of the rows so far.
     pub(crate) fn num_tokens(&self) -> u32 {
         self.num_tokens as u32
@@ -294,10 +309,12 @@ impl<'a> StepWriter<'a> {
             i64::from(self.max_score_logprobs),
         );
         set(Header::num_pools, self.num_pools as i64);
+        set(Header::num_picked, self.num_picked as i64);
+        set(Header::num_picks, self.num_picks as i64);
     }
 
-    /// End of the last entry of the last list that has any: deltas, bias, banned, history, scores and pools lie in this
-    /// order, behind fields of fixed length. Whoever is admitted gets blocks, so without deltas the last field in use is the tokens.
+    /// End of the last entry of the last list that has any: deltas, bias, banned, history, scores, pools and picks lie in
+    /// this order, behind fields of fixed length. Whoever is admitted gets blocks, so without deltas the last field in use is the tokens.
     fn used_bytes(&self, layout: &SlabLayout) -> usize {
         let end = |name: &str, count: usize| {
             let field = layout.fields[..INPUT_FIELDS.len()]
@@ -305,7 +322,9 @@ impl<'a> StepWriter<'a> {
                 .find(|field| field.name == name);
             field.map_or(0, |field| field.offset + count * field.dtype.num_bytes())
         };
-        if self.num_pools > 0 {
+        if self.num_picks > 0 {
+            end("pick_token", self.num_picks)
+        } else if self.num_pools > 0 {
             end("pool_end", self.num_pools)
         } else if self.num_scores > 0 {
             end("score_token", self.num_scores)
@@ -331,7 +350,7 @@ fn append(list: &mut [i32], len: &mut usize, tokens: &[i32]) {
 /// `flags` of a sample of the output token `output_index`.
 #[inline]
 pub(crate) fn sample_flags(flags: u32, output_index: u32, min_tokens: u32) -> u32 {
-    let own = flags & !flags::RULES;
+    let own = flags & !(flags::RULES | flags::PICKS);
     if output_index < min_tokens {
         own | flags::MIN_TOKENS
     } else {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::constraint::{Constraint, ConstraintSource};
+use crate::delta::Failure;
 
 /// Per state: the tokens that may come, and the state after each. It begins in state 0, and is over where none may.
 #[derive(Debug, Clone)]
@@ -61,13 +62,15 @@ impl Constraint for Walk {
         Ok(())
     }
 
-    fn advance(&mut self, token: u32) -> Result<(), String> {
+    fn advance(&mut self, token: u32) -> Result<(), Failure> {
         match self.moves().get(&token) {
             Some(&state) => {
                 self.state = state;
                 Ok(())
             }
-            None => Err(format!("token id {token} must not come here")),
+            None => Err(Failure::of_engine(format!(
+                "token id {token} must not come here"
+            ))),
         }
     }
 

@@ -6,7 +6,6 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::InferenceCapabilities;
 use llguidance::{Matcher, ParserFactory};
 
@@ -18,6 +17,17 @@ use super::tags::SpecialTokens;
 use super::tokens;
 use crate::guard::caught;
 use crate::text::Vocabulary;
+
+/// Kinds of tokens that are looked at as one where a grammar allows all of the kind: in text most masks are then a few
+/// words joined, instead of a walk through the vocabulary. The line separators are left out because a pattern's `.` is
+/// none of them; the counts are small because a kind must fit into what `maxLength` or `{1,200}` still leaves.
+const SLICES: [&str; 5] = [
+    r"[\x20\x0A\x0D\x09]+",
+    r#"[^"\\\x00-\x1F\x7F\u{2028}\u{2029}]{1,10}"#,
+    r#"[^"\\\x00-\x1F\x7F\u{2028}\u{2029}]{1,30}"#,
+    r#"[^"\\\x00-\x1F\x7F\u{2028}\u{2029}]+"#,
+    r"[A-Za-z\x20]{1,16}",
+];
 
 /// Compiles grammars for one vocabulary. Made once: it builds a trie of all tokens, which takes some 100 ms.
 pub struct GrammarCompiler {
@@ -38,7 +48,7 @@ impl GrammarCompiler {
     pub fn new(vocabulary: Arc<Vocabulary>, eos_token_ids: &[u32]) -> Result<Self, GrammarError> {
         let trie = tokens::token_trie(&vocabulary, eos_token_ids)?;
         let capabilities = InferenceCapabilities::default();
-        let slices = SlicedBiasComputer::json_slices();
+        let slices = SLICES.map(str::to_owned);
         let mut factory = ParserFactory::new(&trie, capabilities, &slices)
             .map_err(|error| GrammarError::new(error.to_string()))?;
         factory.quiet();
@@ -65,7 +75,7 @@ impl GrammarCompiler {
     pub fn compile(&self, spec: GrammarSpec) -> Result<Grammar, GrammarError> {
         spec.check_size()?;
         if self.inner.num_abandoned.load(Ordering::Relaxed) >= MAX_ABANDONED {
-            return Err(GrammarError::new(
+            return Err(GrammarError::busy(
                 "too many grammars are being compiled that take too long; try again later",
             ));
         }
@@ -82,7 +92,7 @@ impl GrammarCompiler {
             .name("oneloop-grammar".to_owned())
             .stack_size(COMPILE_STACK_BYTES)
             .spawn(work)
-            .map_err(|error| GrammarError::new(format!("no thread could be started: {error}")))?;
+            .map_err(|error| GrammarError::busy(format!("no thread could be started: {error}")))?;
         match receiver.recv_timeout(self.timeout) {
             Ok(result) => result,
             Err(RecvTimeoutError::Timeout) => self.abandon(receiver),

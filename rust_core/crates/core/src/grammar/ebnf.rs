@@ -8,7 +8,7 @@ use std::fmt::Write;
 
 use super::error::GrammarError;
 use super::lark::closing;
-use super::limits::{MAX_COUNT, MAX_GRAMMAR_DEPTH, MAX_RULES};
+use super::limits::{MAX_COUNT, MAX_EBNF_DEPTH, MAX_RULES};
 use super::pattern;
 
 /// Whether the text is GBNF rather than Lark: it defines its rules with `::=`.
@@ -211,9 +211,9 @@ impl<'a> Parser<'a> {
 
     fn group(&mut self) -> Result<Expression, GrammarError> {
         self.depth += 1;
-        if self.depth > MAX_GRAMMAR_DEPTH {
+        if self.depth > MAX_EBNF_DEPTH {
             return Err(GrammarError::new(format!(
-                "more than {MAX_GRAMMAR_DEPTH} brackets within brackets"
+                "more than {MAX_EBNF_DEPTH} brackets within brackets"
             )));
         }
         self.next += 1;

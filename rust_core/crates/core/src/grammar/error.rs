@@ -10,6 +10,8 @@ pub struct GrammarError {
     pub path: String,
     /// What is wrong and what to do.
     pub problem: String,
+    /// It was not looked at, as others take too much time or room: the same may be asked again.
+    pub is_busy: bool,
 }
 
 impl GrammarError {
@@ -21,6 +23,15 @@ impl GrammarError {
         Self {
             path: path.into(),
             problem: problem.into(),
+            is_busy: false,
+        }
+    }
+
+    /// Nothing is known against it.
+    pub(crate) fn busy(problem: impl Into<String>) -> Self {
+        Self {
+            is_busy: true,
+            ..Self::new(problem)
         }
     }
 

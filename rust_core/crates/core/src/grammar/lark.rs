@@ -4,7 +4,7 @@ use serde_json::{Deserializer, Value};
 
 use super::ebnf;
 use super::error::GrammarError;
-use super::limits::{MAX_GRAMMAR_DEPTH, MAX_RULES};
+use super::limits::{MAX_LARK_DEPTH, MAX_RULES};
 use super::schema::{self, JsonStyle};
 
 /// The grammar as the engine takes it.
@@ -101,9 +101,9 @@ impl Scan<'_> {
 
     fn open(&mut self, length: usize) -> Result<(), GrammarError> {
         self.depth += 1;
-        if self.depth > MAX_GRAMMAR_DEPTH {
+        if self.depth > MAX_LARK_DEPTH {
             return Err(GrammarError::new(format!(
-                "more than {MAX_GRAMMAR_DEPTH} brackets within brackets"
+                "more than {MAX_LARK_DEPTH} brackets within brackets"
             )));
         }
         self.copy(length);

@@ -23,6 +23,24 @@ pub(crate) const MAX_COUNTED_PROPERTIES: usize = 64;
 pub(crate) const MAX_ENUM_VALUES: usize = 4096;
 /// Schemas within schemas, not counting references.
 pub(crate) const MAX_SCHEMA_DEPTH: usize = 48;
+/// Schemas within schemas, with references, that are followed to turn a schema round or to compare two.
+pub(crate) const MAX_FOLLOWED: usize = 16;
+/// Parts of schemas that are written in other words (`if`, `not`, `oneOf` …), all together.
+pub(crate) const MAX_REWRITTEN: usize = 50_000;
+/// Pairs of a `oneOf`'s alternatives that may hold together.
+pub(crate) const MAX_OVERLAPS: usize = 2048;
+/// Pairs of schemas that are compared, and what a pair of patterns counts for.
+pub(crate) const MAX_PROOFS: u32 = 40_000;
+pub(crate) const PATTERN_PROOFS: u32 = 400;
+/// What a proof that two patterns match no text in common may cost, in the engine's measure.
+pub(crate) const MAX_PROOF_FUEL: u64 = 20_000;
+/// Alternatives that `oneOf` or `unevaluated…` are said in.
+pub(crate) const MAX_UNEVALUATED_CASES: usize = 32;
+/// Lists that stand for a `uniqueItems`.
+pub(crate) const MAX_ARRANGED: usize = 720;
+/// Items of a list with `contains`; where it says how many: of them each set is an alternative.
+pub(crate) const MAX_COUNTED_ITEMS: usize = 32;
+pub(crate) const MAX_CONTAINED: usize = 6;
 /// What `allOf`, `$ref` beside other keywords, and the like may multiply out to, in subschemas.
 pub(crate) const MAX_MERGED: usize = 500_000;
 /// `minItems` and `maxItems`, `minLength` and `maxLength`, and the counts of a regex.
@@ -38,8 +56,10 @@ pub(crate) const MAX_PATTERN_BYTES: usize = 8 << 10;
 pub(crate) const MAX_PATTERN_DEPTH: usize = 48;
 /// Rules of a grammar in text.
 pub(crate) const MAX_RULES: usize = 2048;
-/// Brackets within brackets of a grammar in text.
-pub(crate) const MAX_GRAMMAR_DEPTH: usize = 100;
+/// Brackets within brackets of a grammar in Lark: what the engine takes.
+pub(crate) const MAX_LARK_DEPTH: usize = 28;
+/// The same in GBNF, where a repeated one becomes two.
+pub(crate) const MAX_EBNF_DEPTH: usize = 13;
 /// Tags of a structural tag.
 pub(crate) const MAX_TAGS: usize = 256;
 
@@ -50,7 +70,7 @@ pub(crate) const WHITESPACE: &str = r"\x20|\r?\n[\x20\x09]{0,48}";
 /// What the grammar engine may spend on building a grammar, and on one mask (some 20 ms, of which most take 0.05).
 pub(crate) fn engine_limits() -> ParserLimits {
     ParserLimits {
-        max_items_in_row: 2_000,
+        max_items_in_row: 10_000,
         initial_lexer_fuel: 1_000_000,
         step_lexer_fuel: 200_000,
         step_max_items: 50_000,

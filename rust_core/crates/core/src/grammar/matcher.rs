@@ -5,10 +5,14 @@ use std::sync::{Mutex, PoisonError};
 use llguidance::Matcher;
 
 use super::constraint::{Constraint, ConstraintSource};
+use crate::delta::Failure;
 use crate::text::Vocabulary;
 
 const NOTHING_FOLLOWS: &str =
     "the grammar allows nothing here (it contradicts itself, or comes to no end)";
+
+/// How the engine begins to say that a limit of its work is reached.
+const TOO_MUCH: [&str; 2] = ["lexer error", "Parser Error"];
 
 /// A compiled grammar. Sequences share nothing that one of them could break for the others.
 pub struct Grammar {
@@ -84,10 +88,14 @@ impl Constraint for GrammarMatcher {
         fill(&mut self.matcher, mask)
     }
 
-    fn advance(&mut self, token: u32) -> Result<(), String> {
-        self.matcher
-            .consume_token(token)
-            .map_err(|error| stuck(&error.to_string()))
+    fn advance(&mut self, token: u32) -> Result<(), Failure> {
+        self.matcher.consume_token(token).map_err(|error| {
+            let message = error.to_string();
+            Failure {
+                is_of_request: TOO_MUCH.iter().any(|begin| message.starts_with(begin)),
+                message: stuck(&message).into(),
+            }
+        })
     }
 
     fn is_over(&self) -> bool {

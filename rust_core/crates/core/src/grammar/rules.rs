@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::constraint::{Constraint, ConstraintSource};
 use super::{clear_bit, clear_tail, has_bit, set_all, set_bit};
+use crate::delta::Failure;
 use crate::guard::caught;
 
 /// A compiled grammar as a request brings it. Two are equal when they are the same object.
@@ -40,6 +41,8 @@ pub(crate) struct RuleSpec {
     pub(crate) grammar: Option<SharedGrammar>,
     /// The grammar holds once these were generated; empty: from the first token.
     pub(crate) grammar_after: Vec<i32>,
+    /// What would end the sequence before its grammar holds, and so may not come until then.
+    pub(crate) too_early: Vec<i32>,
     /// Bits of the tokens that may come at all; empty: every one.
     pub(crate) allowed: Vec<u32>,
     /// Of two tokens and more: shorter ones are among `allowed`.
@@ -87,7 +90,7 @@ pub(crate) struct Rules {
     forced: VecDeque<i32>,
     forced_from: u32,
     /// Why the sequence ends with its next token.
-    problem: Option<String>,
+    problem: Option<Failure>,
 }
 
 impl Debug for Rules {
@@ -139,10 +142,11 @@ impl Rules {
                 .bad_words
                 .iter()
                 .any(|word| may_end_with(outputs, pending, &word[..word.len() - 1]));
-        match (depends, spec.allowed.is_empty()) {
+        let is_fixed = !spec.allowed.is_empty() || !self.too_early().is_empty();
+        match (depends, is_fixed) {
             (true, _) => Binding::Depends,
-            (false, false) => Binding::Fixed,
-            (false, true) => Binding::Free,
+            (false, true) => Binding::Fixed,
+            (false, false) => Binding::Free,
         }
     }
 
@@ -158,7 +162,7 @@ impl Rules {
         mask: &mut [u32],
     ) -> bool {
         let filled = caught(|| self.try_fill(outputs, binding, banned, mask));
-        match filled.unwrap_or_else(|panic| Err(format!("the grammar broke ({panic})"))) {
+        match filled.unwrap_or_else(|panic| Err(broken(&panic))) {
             Ok(binds) => binds,
             Err(problem) => {
                 self.problem.get_or_insert(problem);
@@ -173,7 +177,7 @@ impl Rules {
         binding: Binding,
         banned: &[i32],
         mask: &mut [u32],
-    ) -> Result<bool, String> {
+    ) -> Result<bool, Failure> {
         if self.problem.is_some() {
             return Ok(false);
         }
@@ -188,23 +192,22 @@ impl Rules {
             None => self.allow(outputs, depends, mask)?,
         };
         if binds && !has_another(mask, banned) {
-            return Err(if banned.is_empty() {
+            return Err(Failure::of_request(if banned.is_empty() {
                 "no token may come next: the request's constraints contradict each other"
             } else {
                 "only the end may come next, and min_tokens asks for more tokens"
-            }
-            .to_owned());
+            }));
         }
         Ok(binds)
     }
 
     /// Sets the bits of the tokens that may come, where none is forced; false when every one may. `depends`: whether
     /// the outputs are complete, so that what depends on them is looked at.
-    fn allow(&mut self, outputs: &[i32], depends: bool, mask: &mut [u32]) -> Result<bool, String> {
+    fn allow(&mut self, outputs: &[i32], depends: bool, mask: &mut [u32]) -> Result<bool, Failure> {
         let spec = Arc::clone(&self.spec);
         let mut binds = false;
         if let Some(constraint) = self.constraint().filter(|_| depends) {
-            constraint.fill_mask(mask)?;
+            constraint.fill_mask(mask).map_err(Failure::of_request)?;
             clear_tail(mask, spec.vocab_size);
             binds = true;
         } else {
@@ -212,6 +215,10 @@ impl Rules {
         }
         for (word, allowed) in mask.iter_mut().zip(&spec.allowed) {
             *word &= allowed;
+            binds = true;
+        }
+        for &token in self.too_early() {
+            clear_bit(mask, token);
             binds = true;
         }
         for bad in spec.bad_words.iter().filter(|_| depends) {
@@ -228,14 +235,20 @@ impl Rules {
     /// The sequence has got its last output. Whether nothing may follow it, or why it must not be.
     ///
     /// `ends`: whether it ends the sequence by itself, as EOS does; a grammar is not asked then.
-    pub(crate) fn advance(&mut self, outputs: &[i32], ends: bool) -> Result<bool, String> {
+    pub(crate) fn advance(&mut self, outputs: &[i32], ends: bool) -> Result<bool, Failure> {
         let advanced = caught(|| self.try_advance(outputs, ends));
-        advanced.unwrap_or_else(|panic| Err(format!("the grammar broke ({panic})")))
+        advanced.unwrap_or_else(|panic| Err(broken(&panic)))
     }
 
-    fn try_advance(&mut self, outputs: &[i32], ends: bool) -> Result<bool, String> {
+    fn try_advance(&mut self, outputs: &[i32], ends: bool) -> Result<bool, Failure> {
         if let Some(problem) = self.problem.take() {
             return Err(problem);
+        }
+        if let Some(&token) = outputs
+            .last()
+            .filter(|&&token| self.is_too_early(token, outputs))
+        {
+            return Err(refused(token));
         }
         let Some((&token, before)) = outputs.split_last().filter(|_| !ends) else {
             return Ok(false);
@@ -262,6 +275,19 @@ impl Rules {
             self.note_thinking(outputs);
         }
         Ok(is_over)
+    }
+
+    /// What may not come yet: the grammar is to hold first.
+    fn too_early(&self) -> &[i32] {
+        match self.grammar {
+            Phase::Awaited => &self.spec.too_early,
+            Phase::Without | Phase::Holds(_) => &[],
+        }
+    }
+
+    /// Whether the last output, which nothing has forced, must not have come.
+    fn is_too_early(&self, token: i32, outputs: &[i32]) -> bool {
+        self.forced_at(outputs.len() as u32 - 1).is_none() && self.too_early().contains(&token)
     }
 
     /// The end of the thinking may have come, or be due.
@@ -339,8 +365,14 @@ impl Rules {
     }
 }
 
-fn refused(token: i32) -> String {
-    format!("the model returned token id {token}, which must not come here")
+fn refused(token: i32) -> Failure {
+    Failure::of_engine(format!(
+        "the model returned token id {token}, which must not come here"
+    ))
+}
+
+fn broken(panic: &str) -> Failure {
+    Failure::of_engine(format!("the grammar broke ({panic})"))
 }
 
 /// Whether outputs that lack their last `num_unknown` tokens may end with the marker.

@@ -82,8 +82,111 @@ pub(super) fn lark(
     let value: Value = serde_json::from_str(text).map_err(|error| {
         GrammarError::at("#", format!("the structural tag is no JSON: {error}"))
     })?;
-    let tags = read(&value, style)?;
-    Ok(written(&tags, special))
+    let format = value.get("format");
+    match format
+        .and_then(|format| format.get("type"))
+        .and_then(Value::as_str)
+    {
+        Some("sequence" | "tags_with_separator" | "const_string") => {
+            let mut start = String::new();
+            push_element(
+                &mut start,
+                format.unwrap_or(&Value::Null),
+                "#/format",
+                style,
+                special,
+            )?;
+            Ok(format!("start:{start}\n"))
+        }
+        _ => Ok(written(&read(&value, style)?, special)),
+    }
+}
+
+/// A text, tags with a text between them, or some of these one after the other; appended as Lark.
+fn push_element(
+    out: &mut String,
+    element: &Value,
+    at: &str,
+    style: &JsonStyle,
+    special: &SpecialTokens,
+) -> Result<(), GrammarError> {
+    let Some(members) = element.as_object() else {
+        return Err(GrammarError::at(at, "must be an object"));
+    };
+    match members.get("type").and_then(Value::as_str) {
+        Some("const_string") => {
+            known_members(members, at, &["type", "value"])?;
+            out.push_str(&special.lark(&text(members, "value", at)?));
+            Ok(())
+        }
+        Some("sequence") if !at.contains("/elements/") => {
+            known_members(members, at, &["type", "elements"])?;
+            let at = format!("{at}/elements");
+            let elements = members.get("elements").and_then(Value::as_array);
+            let Some(elements) = elements.filter(|list| (1..=MAX_TAGS).contains(&list.len()))
+            else {
+                return Err(GrammarError::at(
+                    at,
+                    format!("must be a list of 1 to {MAX_TAGS}"),
+                ));
+            };
+            for (index, element) in elements.iter().enumerate() {
+                push_element(out, element, &format!("{at}/{index}"), style, special)?;
+            }
+            Ok(())
+        }
+        Some("tags_with_separator") => push_separated(out, members, at, style, special),
+        _ => Err(GrammarError::at(
+            format!("{at}/type"),
+            "only \"const_string\" and \"tags_with_separator\" are supported here, and \"sequence\" of them",
+        )),
+    }
+}
+
+/// Tags with a text between them, and nothing else.
+fn push_separated(
+    out: &mut String,
+    members: &Map<String, Value>,
+    at: &str,
+    style: &JsonStyle,
+    special: &SpecialTokens,
+) -> Result<(), GrammarError> {
+    let known = [
+        "type",
+        "tags",
+        "separator",
+        "at_least_one",
+        "stop_after_first",
+    ];
+    known_members(members, at, &known)?;
+    let tags = Tags {
+        all: read_tags(members, at, "tags", style)?,
+        triggers: Vec::new(),
+        at_least_one: flag(members, "at_least_one", at)?,
+        stop_after_first: flag(members, "stop_after_first", at)?,
+    };
+    let each: Vec<_> = (0..tags.all.len())
+        .map(|index| rest(&tags, index, 0, special))
+        .collect();
+    let tag = format!("({})", each.join(" | "));
+    let more = if tags.stop_after_first {
+        String::new()
+    } else {
+        format!(
+            " ({} {tag})*",
+            special.lark(&text(members, "separator", at)?)
+        )
+    };
+    let optional = if tags.at_least_one { "" } else { "?" };
+    let _ = write!(out, " ({tag}{more}){optional}");
+    Ok(())
+}
+
+fn text(members: &Map<String, Value>, name: &str, at: &str) -> Result<String, GrammarError> {
+    match members.get(name) {
+        Some(Value::String(text)) => Ok(text.clone()),
+        _ => Err(GrammarError::at(format!("{at}/{name}"), "must be a string")),
+    }
 }
 
 fn read(value: &Value, style: &JsonStyle) -> Result<Tags, GrammarError> {
@@ -112,32 +215,17 @@ fn read(value: &Value, style: &JsonStyle) -> Result<Tags, GrammarError> {
         &["type", list, "triggers", "at_least_one", "stop_after_first"],
     )?;
     let triggers = texts(members.get("triggers"), &format!("{at}/triggers"))?;
-    let Some(given) = members.get(list).and_then(Value::as_array) else {
-        return Err(GrammarError::at(
-            format!("{at}/{list}"),
-            "must be a list of tags",
-        ));
-    };
-    if given.is_empty() || given.len() > MAX_TAGS {
-        return Err(GrammarError::at(
-            format!("{at}/{list}"),
-            format!("must have 1 to {MAX_TAGS} entries"),
-        ));
-    }
-    let mut tags = Vec::with_capacity(given.len());
-    for (index, tag) in given.iter().enumerate() {
-        let at = format!("{at}/{list}/{index}");
-        let tag = read_tag(tag, &at, style)?;
-        if !triggers
+    let tags = read_tags(members, at, list, style)?;
+    let begins = |tag: &Tag| {
+        triggers
             .iter()
             .any(|trigger| tag.begin.starts_with(trigger.as_str()))
-        {
-            return Err(GrammarError::at(
-                format!("{at}/begin"),
-                "begins with none of the triggers",
-            ));
-        }
-        tags.push(tag);
+    };
+    if let Some(index) = tags.iter().position(|tag| !begins(tag)) {
+        return Err(GrammarError::at(
+            format!("{at}/{list}/{index}/begin"),
+            "begins with none of the triggers",
+        ));
     }
     Ok(Tags {
         all: tags,
@@ -147,15 +235,32 @@ fn read(value: &Value, style: &JsonStyle) -> Result<Tags, GrammarError> {
     })
 }
 
+fn read_tags(
+    members: &Map<String, Value>,
+    at: &str,
+    list: &str,
+    style: &JsonStyle,
+) -> Result<Vec<Tag>, GrammarError> {
+    let at = format!("{at}/{list}");
+    let Some(given) = members.get(list).and_then(Value::as_array) else {
+        return Err(GrammarError::at(at, "must be a list of tags"));
+    };
+    if given.is_empty() || given.len() > MAX_TAGS {
+        return Err(GrammarError::at(
+            at,
+            format!("must have 1 to {MAX_TAGS} entries"),
+        ));
+    }
+    let tags = given.iter().enumerate();
+    tags.map(|(index, tag)| read_tag(tag, &format!("{at}/{index}"), style))
+        .collect()
+}
+
 fn read_tag(tag: &Value, at: &str, style: &JsonStyle) -> Result<Tag, GrammarError> {
     let Some(members) = tag.as_object() else {
         return Err(GrammarError::at(at, "must be an object"));
     };
     known_members(members, at, &["type", "begin", "schema", "content", "end"])?;
-    let text = |name: &str| match members.get(name) {
-        Some(Value::String(text)) => Ok(text.clone()),
-        _ => Err(GrammarError::at(format!("{at}/{name}"), "must be a string")),
-    };
     let content = match (members.get("schema"), members.get("content")) {
         (Some(schema), None) => json(schema, &format!("{at}/schema"), style)?,
         (None, Some(content)) => read_content(content, &format!("{at}/content"), style)?,
@@ -166,14 +271,14 @@ fn read_tag(tag: &Value, at: &str, style: &JsonStyle) -> Result<Tag, GrammarErro
             ));
         }
     };
-    let begin = text("begin")?;
+    let begin = text(members, "begin", at)?;
     if begin.is_empty() {
         return Err(GrammarError::at(format!("{at}/begin"), "must not be empty"));
     }
     Ok(Tag {
         begin,
         content,
-        end: text("end")?,
+        end: text(members, "end", at)?,
     })
 }
 

@@ -14,7 +14,7 @@ use super::request::NO_SEQUENCE;
 use super::sequence::{Place, TOLD};
 use super::state::Scheduler;
 use crate::batch::{NUM_LOGPROB_COLUMNS, OutputView, StepWriter};
-use crate::delta::{Deltas, FinishReason, StopReason};
+use crate::delta::{Deltas, Failure, FinishReason, StopReason};
 use crate::request::{BeamSearch, EarlyStopping};
 use crate::sched::Stopping;
 
@@ -298,8 +298,9 @@ impl Scheduler {
         for id in members.into_iter().filter(|&id| id != NO_SEQUENCE) {
             let Some(beam) = finished.next() else {
                 // There are always enough; whoever waits for one hears of it all the same.
-                let message = "beam search has found fewer texts than it has beams";
-                self.end_with_error(id, &Arc::from(message), deltas);
+                let failure =
+                    Failure::of_engine("beam search has found fewer texts than it has beams");
+                self.end_with_error(id, &Arc::new(failure), deltas);
                 continue;
             };
             self.tell_beam(id, &beam, deltas);

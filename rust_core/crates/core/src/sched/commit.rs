@@ -3,13 +3,21 @@
 use std::sync::Arc;
 
 use super::state::{LaunchedRow, LaunchedSample, LaunchedStep, Scheduler};
-use crate::batch::{NUM_LOGPROB_COLUMNS, OutputView};
-use crate::delta::{Delta, Deltas, FinishReason, LogprobEntry, Mark, StopReason};
+use crate::batch::{NUM_LOGPROB_COLUMNS, OutputView, flags};
+use crate::delta::{Delta, Deltas, Failure, FinishReason, LogprobEntry, Mark, StopReason};
 use crate::error::Error;
 use crate::trace::Outcome;
 
 /// What the executor returns for a row whose logits hold NaN or +∞.
 const NO_TOKEN: i32 = -1;
+
+/// Where a sample's results lie in the slab.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    /// Among the samples.
+    position: usize,
+    first_pick: usize,
+}
 
 /// Why a sequence ends with its new token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,6 +99,10 @@ impl Scheduler {
             return;
         }
         sequence.num_pending -= 1;
+        let place = Place {
+            position,
+            first_pick: sample.first_pick as usize,
+        };
         let token = outputs.output_token[position];
         let vocab_size = self.config.vocab_size;
         if token < 0 || token as u32 >= vocab_size {
@@ -101,12 +113,13 @@ impl Scheduler {
                     "the model returned token id {token}, outside its vocabulary of {vocab_size}"
                 )
             };
+            let failure = Arc::new(Failure::of_engine(message));
             self.note_outcome(Outcome::Failed);
             if self.sequences[id as usize].is_beam {
                 let request = self.sequences[id as usize].request;
-                self.fail_request(request, &Arc::from(message), deltas);
+                self.fail_request(request, &failure, deltas);
             } else {
-                self.end_with_error(id, &Arc::from(message), deltas);
+                self.end_with_error(id, &failure, deltas);
             }
             return;
         }
@@ -117,19 +130,19 @@ impl Scheduler {
         sequence.outputs.push(token);
         let is_over = match self.obey(id, token) {
             Ok(is_over) => is_over,
-            Err(problem) => {
+            Err(failure) => {
                 self.sequences[id as usize].outputs.pop();
                 self.note_outcome(Outcome::Failed);
-                self.end_with_error(id, &Arc::from(problem), deltas);
+                self.end_with_error(id, &Arc::new(failure), deltas);
                 return;
             }
         };
         self.counters.num_generation_tokens += 1;
         let mark = deltas.mark();
         let ending = match self.sequences[id as usize].gathered.take() {
-            None => self.tell(id, token, is_over, position, outputs, deltas),
+            None => self.tell(id, token, is_over, place, outputs, deltas),
             Some(mut gathered) => {
-                let ending = self.tell(id, token, is_over, position, outputs, &mut gathered);
+                let ending = self.tell(id, token, is_over, place, outputs, &mut gathered);
                 if ending.is_none() {
                     self.sequences[id as usize].gathered = Some(gathered);
                     return;
@@ -152,7 +165,7 @@ impl Scheduler {
 
     /// Takes the last output to the sequence's rules: whether nothing may follow it, or why it must not be.
     #[inline]
-    fn obey(&mut self, id: u32, token: i32) -> Result<bool, String> {
+    fn obey(&mut self, id: u32, token: i32) -> Result<bool, Failure> {
         let sequence = &mut self.sequences[id as usize];
         let Some(rules) = &mut sequence.rules else {
             return Ok(false);
@@ -169,7 +182,7 @@ impl Scheduler {
         id: u32,
         token: i32,
         is_over: bool,
-        position: usize,
+        place: Place,
         outputs: &OutputView<'_>,
         told: &mut Deltas,
     ) -> Option<Ending> {
@@ -179,8 +192,14 @@ impl Scheduler {
             Some(_) => Outcome::Stopped,
         });
         told.token_ids.push(token);
-        if let Ok(num_top) = usize::try_from(self.sequences[id as usize].num_logprobs) {
-            read_logprobs(position, num_top, outputs, told);
+        let sequence = &self.sequences[id as usize];
+        if let Ok(num_top) = usize::try_from(sequence.num_logprobs) {
+            let picks: &[i32] = if sequence.flags & flags::PICKS != 0 {
+                &self.requests[sequence.request as usize].spec.sampling.picks
+            } else {
+                &[]
+            };
+            read_logprobs(place, num_top, picks, outputs, told);
         }
         ending
     }
@@ -285,7 +304,7 @@ impl Scheduler {
     }
 
     /// Ends one sequence with an error; text that was held back is handed out first.
-    pub(super) fn end_with_error(&mut self, id: u32, message: &Arc<str>, deltas: &mut Deltas) {
+    pub(super) fn end_with_error(&mut self, id: u32, failure: &Arc<Failure>, deltas: &mut Deltas) {
         let mark = deltas.mark();
         let sequence = &mut self.sequences[id as usize];
         if let Some(gathered) = sequence.gathered.take() {
@@ -296,14 +315,21 @@ impl Scheduler {
         }
         let mut delta = self.new_delta(id, mark, deltas);
         delta.finish_reason = Some(FinishReason::Error);
-        delta.error = Some(message.clone());
+        delta.error = Some(failure.clone());
         deltas.entries.push(delta);
         self.end_sequence(id, FinishReason::Error);
     }
 }
 
-/// Copies the sampled token's and the top tokens' log-probabilities out of the slab.
-fn read_logprobs(position: usize, num_top: usize, outputs: &OutputView<'_>, deltas: &mut Deltas) {
+/// Copies the log-probabilities of the sampled token, the top tokens and the named ones out of the slab.
+fn read_logprobs(
+    place: Place,
+    num_top: usize,
+    picks: &[i32],
+    outputs: &OutputView<'_>,
+    deltas: &mut Deltas,
+) {
+    let position = place.position;
     let columns = position * NUM_LOGPROB_COLUMNS..position * NUM_LOGPROB_COLUMNS + num_top + 1;
     let start = deltas.logprob_ids.len() as u32;
     deltas
@@ -312,6 +338,11 @@ fn read_logprobs(position: usize, num_top: usize, outputs: &OutputView<'_>, delt
     deltas
         .logprob_values
         .extend_from_slice(&outputs.output_logprob[columns]);
+    deltas.logprob_ids.extend_from_slice(picks);
+    let picked = place.first_pick..place.first_pick + picks.len();
+    deltas
+        .logprob_values
+        .extend_from_slice(&outputs.pick_logprob[picked]);
     deltas.logprob_entries.push(LogprobEntry {
         rank: outputs.output_rank[position],
         range: start..deltas.logprob_ids.len() as u32,

@@ -92,8 +92,14 @@ impl Scheduler {
             mask_sample(sequence, output_index, step, launched);
         }
         sequence.num_pending += 1;
+        let first_pick = if sequence.flags & flags::PICKS != 0 {
+            step.push_picks(&self.requests[sequence.request as usize].spec.sampling.picks)
+        } else {
+            0
+        };
         launched.samples.push(LaunchedSample {
             sequence: id,
+            first_pick,
             life: sequence.life,
         });
     }

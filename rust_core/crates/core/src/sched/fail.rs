@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::request::NO_SEQUENCE;
 use super::state::Scheduler;
-use crate::delta::Deltas;
+use crate::delta::{Deltas, Failure};
 use crate::error::Error;
 
 impl Scheduler {
@@ -15,7 +15,7 @@ impl Scheduler {
     /// was sound; none keeps work that was not.
     pub(crate) fn fail(&mut self, step_id: u64, message: &str) -> Result<Deltas, Error> {
         let mut step = self.take_oldest(step_id)?;
-        let message: Arc<str> = Arc::from(message);
+        let failure = Arc::new(Failure::of_engine(message));
         let mut deltas = Deltas::default();
         let rows = step.rows.iter().map(|row| (row.sequence, row.life));
         for (id, life) in rows.chain(
@@ -25,7 +25,7 @@ impl Scheduler {
         ) {
             if self.sequences[id as usize].life == life {
                 let request = self.sequences[id as usize].request;
-                self.fail_request(request, &message, &mut deltas);
+                self.fail_request(request, &failure, &mut deltas);
             }
         }
         step.rows.clear();
@@ -39,10 +39,10 @@ impl Scheduler {
 
     /// Ends every request with this message, and forgets the steps in flight.
     pub(crate) fn fail_all(&mut self, message: &str) -> Deltas {
-        let message: Arc<str> = Arc::from(message);
+        let failure = Arc::new(Failure::of_engine(message));
         let mut deltas = Deltas::default();
         for request in 0..self.requests.len() as u32 {
-            self.fail_request(request, &message, &mut deltas);
+            self.fail_request(request, &failure, &mut deltas);
         }
         let first_step = self.in_flight.front().map_or(u64::MAX, |step| step.step_id);
         self.in_flight.clear();
@@ -50,11 +50,16 @@ impl Scheduler {
         deltas
     }
 
-    pub(super) fn fail_request(&mut self, request: u32, message: &Arc<str>, deltas: &mut Deltas) {
+    pub(super) fn fail_request(
+        &mut self,
+        request: u32,
+        failure: &Arc<Failure>,
+        deltas: &mut Deltas,
+    ) {
         for index in 0..self.requests[request as usize].members.len() {
             let member = self.requests[request as usize].members.get(index).copied();
             if let Some(id) = member.filter(|&id| id != NO_SEQUENCE) {
-                self.end_with_error(id, message, deltas);
+                self.end_with_error(id, failure, deltas);
             }
         }
     }

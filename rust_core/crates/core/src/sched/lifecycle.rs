@@ -62,6 +62,9 @@ impl Scheduler {
         sequence.min_tokens = stopping.min_tokens;
         sequence.flags = flags::of(&spec.sampling);
         sequence.num_logprobs = spec.sampling.num_logprobs;
+        if !spec.sampling.picks.is_empty() {
+            sequence.flags |= flags::PICKS;
+        }
         sequence.life = life;
         sequence.request = request;
         sequence.rank = Rank {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::state::{LaunchedStep, Scheduler};
 use crate::batch::{NUM_LOGPROB_COLUMNS, OutputView, StepWriter};
-use crate::delta::{Delta, Deltas, FinishReason};
+use crate::delta::{Delta, Deltas, Failure, FinishReason};
 use crate::prompt::PromptLogprobs;
 use crate::request::Pooling;
 use crate::sched::RequestSpec;
@@ -200,7 +200,7 @@ impl Scheduler {
         }
         if results.is_broken {
             let message = "the model's results hold NaN or infinity; another dtype may help";
-            self.end_with_error(id, &Arc::from(message), deltas);
+            self.end_with_error(id, &Arc::new(Failure::of_engine(message)), deltas);
             return;
         }
         let mark = deltas.mark();

@@ -21,6 +21,8 @@ pub(crate) struct Sampling {
     pub(crate) top_k: i32,
     /// -1 = none.
     pub(crate) num_logprobs: i32,
+    /// Tokens whose log-probabilities are told with every sample's.
+    pub(crate) picks: Vec<i32>,
     pub(crate) adapter: i32,
     /// Seed of the sequence with index 0.
     pub(crate) seed: i64,

@@ -46,6 +46,8 @@ pub(super) struct LaunchedRow {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LaunchedSample {
     pub(super) sequence: u32,
+    /// Where the log-probabilities of the tokens that it names begin, if it names any.
+    pub(super) first_pick: u32,
     pub(super) life: u64,
 }
 

@@ -6,7 +6,7 @@ use super::encode::{ENDS, POOLINGS, outcomes, tags};
 use super::event::{Admission, Event, NUM_HEADER, Outcome, Step, Submission};
 use super::record::Call;
 use crate::batch::{LIST_CAPACITY, SlabLayout};
-use crate::config::{CoreConfig, MAX_LOGPROBS};
+use crate::config::{CoreConfig, MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS};
 
 /// The inverse of `EventWriter`.
 #[derive(Debug)]
@@ -71,6 +71,8 @@ impl EventReader {
         let num_logprobs = input.at_most(MAX_LOGPROBS + 1, "logprobs")? as i32 - 1;
         let num_prompt_logprobs = input.at_most(MAX_LOGPROBS + 1, "prompt_logprobs")? as i32 - 1;
         let pooling = POOLINGS[input.at_most(POOLINGS.len() as u32 - 1, "pooling")? as usize];
+        let num_picks =
+            input.at_most(MAX_LOGPROB_TOKEN_IDS as u32, "the number of named tokens")?;
         // The lists of all sequences of a request fit into one slab.
         let most = LIST_CAPACITY as u32 / n.max(1);
         let num_bias = input.at_most(most, "the number of biases")?;
@@ -99,6 +101,7 @@ impl EventReader {
             num_logprobs,
             num_prompt_logprobs,
             pooling,
+            num_picks,
             num_bias,
             num_banned,
             final_only,

@@ -168,6 +168,7 @@ impl EventWriter {
                 .iter()
                 .position(|&known| known == submission.pooling)
                 .unwrap_or_default() as u32,
+            submission.num_picks,
             submission.num_bias,
             submission.num_banned,
             u32::from(submission.final_only),

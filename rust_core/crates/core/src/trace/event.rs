@@ -86,6 +86,8 @@ pub struct Submission {
     pub num_prompt_logprobs: i32,
     /// The prompt's hidden states that are wanted.
     pub pooling: Option<Pooling>,
+    /// Tokens whose log-probabilities its samples name.
+    pub num_picks: u32,
     /// Entries of `logit_bias`.
     pub num_bias: u32,
     /// Ids that may not be sampled before `min_tokens`.

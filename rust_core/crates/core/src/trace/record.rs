@@ -89,6 +89,7 @@ impl Recorder {
             num_logprobs: sampling.num_logprobs,
             num_prompt_logprobs: spec.num_prompt_logprobs,
             pooling: spec.pooling,
+            num_picks: sampling.picks.len() as u32,
             num_bias: sampling.bias.len() as u32,
             num_banned: sampling.banned.len() as u32,
             final_only: spec.final_only,

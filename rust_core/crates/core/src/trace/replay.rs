@@ -252,6 +252,7 @@ impl Machine {
                 num_logprobs: submission.num_logprobs,
                 bias: vec![(0, 0.0); submission.num_bias as usize],
                 banned: vec![0; submission.num_banned as usize],
+                picks: vec![0; submission.num_picks as usize],
                 fixed_order: has(flags::FIXED_ORDER),
                 ..Sampling::default()
             },

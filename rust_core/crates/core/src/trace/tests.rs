@@ -349,7 +349,7 @@ fn another_version_is_refused() {
         replayed(&bytes),
         Err(TraceError::Version {
             found: 77,
-            known: 3
+            known: 4
         })
     );
 }

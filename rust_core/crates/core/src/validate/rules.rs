@@ -37,6 +37,7 @@ pub(super) fn build_rules(
     Ok(Some(RuleSpec {
         vocab_size: config.vocab_size,
         grammar: request.grammar.clone(),
+        too_early: too_early(request, &grammar_after),
         grammar_after,
         allowed,
         bad_words: long
@@ -45,6 +46,23 @@ pub(super) fn build_rules(
             .collect(),
         thinking,
     }))
+}
+
+/// Where a grammar waits for the end of the thinking, an answer is wanted: what would end the text before it is banned,
+/// but for tokens that end the thinking too.
+fn too_early(request: &SubmitRequest, grammar_after: &[i32]) -> Vec<i32> {
+    if request.grammar.is_none() || grammar_after.is_empty() {
+        return Vec::new();
+    }
+    let eos_token_ids: &[i64] = if request.ignore_eos {
+        &[]
+    } else {
+        &request.eos_token_ids
+    };
+    let ends = eos_token_ids.iter().chain(&request.stop_token_ids);
+    ends.map(|&token| token as i32)
+        .filter(|token| !grammar_after.contains(token))
+        .collect()
 }
 
 /// The tokens of beams are chosen from the model's own log-probabilities, which no mask binds.

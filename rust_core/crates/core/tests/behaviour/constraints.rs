@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use oneloop_core::{
-    Automaton, Constraint, ConstraintSource, Core, FinishReason, SharedGrammar, SubmitRequest,
+    Automaton, Constraint, ConstraintSource, Core, Failure, FinishReason, SharedGrammar,
+    SubmitRequest,
 };
 
 use crate::support::constraints::Maze;
@@ -70,7 +71,7 @@ impl Step {
     }
 }
 
-type End = (Option<FinishReason>, Option<Arc<str>>);
+type End = (Option<FinishReason>, Option<Arc<Failure>>);
 
 const GOES_ON: End = (None, None);
 const STOP: End = (Some(FinishReason::Stop), None);
@@ -87,9 +88,18 @@ fn run(core: &mut Core, script: &[i32]) -> (Vec<Option<Vec<i32>>>, End) {
     (choices, end)
 }
 
-fn error_of(end: &End) -> &str {
+fn all_but(banned: &[i32]) -> Vec<i32> {
+    let is_free = |id: &i32| !banned.contains(id);
+    (0..VOCAB_SIZE as i32).filter(is_free).collect()
+}
+
+fn failure_of(end: &End) -> &Failure {
     assert_eq!(end.0, Some(FinishReason::Error));
     end.1.as_deref().unwrap()
+}
+
+fn error_of(end: &End) -> &str {
+    &failure_of(end).message
 }
 
 #[test]
@@ -117,6 +127,7 @@ fn a_token_that_must_not_come_ends_its_sequence_alone() {
     assert_eq!(step.slab.mask(1), None);
     let ends = step.commit(&mut core, &[6, 6]);
     assert!(error_of(&ends[0]).contains("token id 6"), "{ends:?}");
+    assert!(!failure_of(&ends[0]).is_of_request, "{ends:?}");
     assert_eq!(ends[1], GOES_ON);
     assert_eq!(core.stats().num_errored, 1);
     core.audit().unwrap();
@@ -139,7 +150,7 @@ impl Constraint for Faulty {
         Err("it is too large".into())
     }
 
-    fn advance(&mut self, _: u32) -> Result<(), String> {
+    fn advance(&mut self, _: u32) -> Result<(), Failure> {
         Ok(())
     }
 
@@ -165,6 +176,7 @@ fn a_constraint_that_fails_or_panics_ends_its_sequence_alone() {
         // Even EOS is no way out.
         let ends = step.commit(&mut core, &[EOS as i32, 6]);
         assert!(error_of(&ends[0]).contains(message), "{ends:?}");
+        assert_eq!(failure_of(&ends[0]).is_of_request, !panics, "{ends:?}");
         assert_eq!(ends[1], GOES_ON);
         Step::schedule(&mut core).commit(&mut core, &[3]);
         core.audit().unwrap();
@@ -235,7 +247,46 @@ fn a_grammar_waits_for_the_end_of_the_thinking() {
     asked.grammar_after = vec![8, 9];
     core.submit(asked).unwrap();
     let (choices, end) = run(&mut core, &[9, 8, 9, 4]);
-    assert_eq!(choices, [None, None, None, Some(vec![4])]);
+    let thinking = Some(all_but(&[EOS as i32]));
+    let all = [thinking.clone(), thinking.clone(), thinking, Some(vec![4])];
+    assert_eq!(choices, all);
+    assert_eq!(end, STOP);
+}
+
+#[test]
+fn nothing_ends_the_text_before_its_grammar_holds() {
+    let waits = SubmitRequest {
+        grammar: Some(grammar(&[&[(4, 1)], &[]])),
+        grammar_after: vec![8],
+        stop_token_ids: vec![6, 8],
+        ..ask()
+    };
+    let mut core = core();
+    core.submit(waits.clone()).unwrap();
+    // Two steps ahead: their masks are those of a text that still thinks, and need not wait.
+    let mut steps: Vec<Step> = (0..2).map(|_| Step::schedule(&mut core)).collect();
+    assert!(steps.iter().all(Step::is_masked));
+    assert!(!steps[0].waits());
+    for (step, token) in steps.iter_mut().zip([1, 2]) {
+        assert_eq!(step.choices(&mut core, 0), Some(all_but(&[6, EOS as i32])));
+        assert_eq!(step.commit(&mut core, &[token]), [GOES_ON]);
+    }
+    // What ends the thinking may end the text as well: that is what was asked.
+    let mut step = Step::schedule(&mut core);
+    step.choices(&mut core, 0);
+    assert_eq!(step.commit(&mut core, &[8]), [STOP]);
+    // A device that does not keep to the mask is found out.
+    core.submit(waits.clone()).unwrap();
+    let (_, end) = run(&mut core, &[EOS as i32]);
+    assert!(error_of(&end).contains("token id 25"), "{end:?}");
+    let ignoring = SubmitRequest {
+        ignore_eos: true,
+        stop_token_ids: Vec::new(),
+        ..waits
+    };
+    core.submit(ignoring).unwrap();
+    let (choices, end) = run(&mut core, &[EOS as i32, 8, 4]);
+    assert_eq!(choices, [None, None, Some(vec![4])]);
     assert_eq!(end, STOP);
 }
 
@@ -253,7 +304,8 @@ fn thinking_ends_when_its_budget_is_used_up() {
     core.submit(asked).unwrap();
     // The begin of the marker is there already.
     let (choices, end) = run(&mut core, &[1, 1, 8, 9, 4]);
-    assert_eq!(choices[..3], [None, None, None]);
+    let thinking = Some(all_but(&[EOS as i32]));
+    assert_eq!(choices[..3], [thinking.clone(), thinking.clone(), thinking]);
     assert_eq!(choices[3..], [Some(vec![9]), Some(vec![4])]);
     assert_eq!(end, STOP);
     core.submit(none).unwrap();
@@ -341,12 +393,14 @@ fn what_contradicts_itself_is_an_error_and_no_endless_wait() {
     core.submit(asked).unwrap();
     let (_, end) = run(&mut core, &[5]);
     assert!(error_of(&end).contains("contradict"), "{end:?}");
+    assert!(failure_of(&end).is_of_request, "{end:?}");
     let mut asked = ask();
     asked.allowed_token_ids = Some(vec![EOS]);
     asked.min_tokens = 2;
     core.submit(asked).unwrap();
     let (_, end) = run(&mut core, &[5]);
     assert!(error_of(&end).contains("min_tokens"), "{end:?}");
+    assert!(failure_of(&end).is_of_request, "{end:?}");
 }
 
 /// Makes a request wrong.

@@ -103,7 +103,7 @@ fn a_token_outside_the_vocabulary_ends_its_sequence_only() {
             (broken.request, broken.finish_reason),
             (other, Some(FinishReason::Error))
         );
-        assert!(broken.error.as_ref().unwrap().contains(told));
+        assert!(broken.error.as_ref().unwrap().message.contains(told));
         core.audit().unwrap();
     }
 }

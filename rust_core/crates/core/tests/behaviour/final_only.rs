@@ -103,8 +103,10 @@ impl Twins {
                     *value = rng.within(1, 30) as i32;
                 }
             }
-            for value in slab.array_mut::<f32>("output_logprob") {
-                *value = -(rng.within(0, 1000) as f32) / 64.0;
+            for field in ["output_logprob", "pick_logprob"] {
+                for value in slab.array_mut::<f32>(field) {
+                    *value = -(rng.within(0, 1000) as f32) / 64.0;
+                }
             }
         }
         self.in_flight.push((step_id, slabs));

@@ -113,6 +113,18 @@ fn counts_are_checked() {
         assert_eq!(refused(|r| r.logprobs = Some(logprobs)).0, "logprobs");
     }
     accepted(|r| r.logprobs = Some(20));
+    let picks = |ids: Vec<i64>, logprobs| {
+        move |r: &mut SubmitRequest| (r.logprob_token_ids, r.logprobs) = (ids, logprobs)
+    };
+    accepted(picks(vec![3; 128], Some(0)));
+    for (ids, logprobs) in [
+        (vec![3; 129], Some(0)),
+        (vec![3], None),
+        (vec![-1], Some(0)),
+        (vec![52], Some(0)),
+    ] {
+        assert_eq!(refused(picks(ids, logprobs)).0, "logprob_token_ids");
+    }
     accepted(|r| r.seed = Some(i64::MIN));
     assert_eq!(refused(|r| r.adapter = -2).0, "adapter");
 }

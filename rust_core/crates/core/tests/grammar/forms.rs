@@ -6,6 +6,34 @@ use crate::support::{
     CALL, END, accepts, accepts_tokens, allowed, compiled, compiler, refused, schema,
 };
 
+/// The engine takes all escapes for one of a class that has all control characters: `pattern::class` keeps it from that.
+#[test]
+fn patterns_without_quotes_let_none_through() {
+    for (pattern, good, bad) in [
+        (r#"^[^\"]*$"#, r"a\\\n\u0001", r#"a\""#),
+        (r"^[^\\]$", r#"\""#, r"\\"),
+        (r#"^[^\"\\]+$"#, r"\n", r"\\"),
+        (r#"^[^\"\n]+$"#, r"\t", r#"\""#),
+        (r#"^(?:[^\"]|[^\"a])$"#, "a", r#"\""#),
+        (
+            r#"^(?:[^\"]|\"[^\n])[^]?$"#.replace("[^]", r"[\s\S]").as_str(),
+            "x",
+            r#"\"\n"#,
+        ),
+        (r"^\P{L}$", r#"\""#, "a"),
+    ] {
+        let text = serde_json::json!({"type": "string", "pattern": pattern}).to_string();
+        let grammar = compiled(schema(&text));
+        assert!(accepts(&grammar, &format!("\"{good}\"")), "{pattern}");
+        assert!(!accepts(&grammar, &format!("\"{bad}\"")), "{pattern}");
+    }
+    assert!(
+        refused(schema(r#"{"type":"string","pattern":"\\x00"}"#))
+            .problem
+            .contains("character 0")
+    );
+}
+
 #[test]
 fn json_in_compact_and_ordinary_spelling() {
     let grammar = compiled(schema(

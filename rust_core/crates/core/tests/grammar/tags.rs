@@ -85,6 +85,37 @@ fn the_newer_form_and_other_contents() {
 }
 
 #[test]
+fn tags_alone_with_a_text_between_them() {
+    let list = |more: &str| {
+        compiled(tag(&format!(
+            r#"{{"format":{{"type":"sequence","elements":[{{"type":"const_string","value":"["}},
+                {{"type":"tags_with_separator","separator":", ",{more}"tags":[
+                    {{"begin":"a=","content":{{"type":"regex","pattern":"[0-9]+"}},"end":";"}},
+                    {{"begin":"b=","content":{{"type":"json_schema","json_schema":{{"type":"boolean"}}}},"end":""}}]}},
+                {{"type":"const_string","value":"]"}}]}}}}"#
+        )))
+    };
+    let grammar = list(r#""at_least_one":true,"#);
+    for text in ["[a=1;]", "[b=true, a=12;, b=false]"] {
+        assert!(accepts(&grammar, text), "{text}");
+    }
+    for text in [
+        "",
+        "[]",
+        "[a=1;, ]",
+        "[a=1; a=2;]",
+        "[a=;]",
+        "a=1;",
+        "[a=1;] x",
+    ] {
+        assert!(!accepts(&grammar, text), "{text}");
+    }
+    assert!(accepts(&list(""), "[]"));
+    let grammar = list(r#""at_least_one":true,"stop_after_first":true,"#);
+    assert!(accepts(&grammar, "[b=true]") && !accepts(&grammar, "[b=true, b=true]"));
+}
+
+#[test]
 fn what_is_wrong_is_named() {
     let cases = [
         ("", "#"),
@@ -114,7 +145,20 @@ fn what_is_wrong_is_named() {
             r#"{"structures":[{"begin":"a","schema":{},"end":"","x":1}],"triggers":["a"]}"#,
             "#/structures/0/x",
         ),
-        (r#"{"format":{"type":"sequence"}}"#, "#/format/type"),
+        (r#"{"format":{"type":"or"}}"#, "#/format/type"),
+        (r#"{"format":{"type":"sequence"}}"#, "#/format/elements"),
+        (
+            r#"{"format":{"type":"sequence","elements":[{"type":"const_string"}]}}"#,
+            "#/format/elements/0/value",
+        ),
+        (
+            r#"{"format":{"type":"sequence","elements":[{"type":"sequence","elements":[]}]}}"#,
+            "#/format/elements/0/type",
+        ),
+        (
+            r#"{"format":{"type":"tags_with_separator","separator":",","tags":[{"begin":"a","content":{"type":"x"},"end":""}]}}"#,
+            "#/format/tags/0/content/type",
+        ),
     ];
     for (text, path) in cases {
         assert_eq!(refused(tag(text)).path, path, "{text}");

@@ -18,12 +18,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 PRODUCER_REGISTERS = gl.constexpr(24)
+BY_ROW = gl.constexpr(1)
+"""SCALES: what has a scale; 0: nothing."""
 
 
 @gluon.constexpr_function
-def _sums_layout(columns, num_warps):
+def _sums_layout(columns, num_warps, item_bytes):
     return gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[num_warps, 1], instr_shape=[16, columns, 16]
+        version=[3, 0], warps_per_cta=[num_warps, 1], instr_shape=[16, columns, 32 // item_bytes]
     )
 
 
@@ -36,9 +38,9 @@ def _out_layout(columns, num_warps):
 
 @gluon.jit(do_not_specialize=["num_tokens", "in_size"])
 def dense_kernel(
-    x_desc, first_desc, second_desc, third_desc, bias_ptr, out_ptr, partial_ptr,
+    x_desc, first_desc, second_desc, third_desc, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, partial_ptr,
     num_tokens, in_size, out_size, out_stride,
-    HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
+    SCALES: gl.constexpr, HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
     FIRST: gl.constexpr, SECOND: gl.constexpr, THIRD: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_K: gl.constexpr,
     PIECES: gl.constexpr, STAGES: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
@@ -46,6 +48,7 @@ def dense_kernel(
 
     x_desc: tensor map with boxes [BLOCK_M, BLOCK_K]; first_, second_, third_desc: of the weights, with boxes
     [FIRST, BLOCK_K], …; SECOND and THIRD may be 0. What lies outside reads as zero. out_size: columns of the result.
+    SCALES: of float32: x_scales [num_tokens], weight_scales [rows of W], applied to the sums; x and W then are e4m3.
     PIECES: so many equal parts of the columns of x have sums of their own, which are added up in ascending order; they
     divide the blocks. partial: float32 [programs, BLOCK_M · halves · CHUNK], uninitialised; only with PIECES > 1.
     Grid: a multiple of the number of tiles of rows.
@@ -78,9 +81,9 @@ def dense_kernel(
             (
                 _multiply,
                 (
-                    rows, first, second, third, arrived, free, bias_ptr, out_ptr, partial_ptr,
-                    first_token, chunk, step, num_chunks, num_blocks, num_tokens, out_size, out_stride,
-                    HAS_BIAS, GATED, HAS_RESIDUAL, FIRST, SECOND, THIRD, BLOCK_M, PIECES, STAGES, USE_PDL,
+                    rows, first, second, third, arrived, free, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr,
+                    partial_ptr, first_token, chunk, step, num_chunks, num_blocks, num_tokens, out_size, out_stride,
+                    SCALES, HAS_BIAS, GATED, HAS_RESIDUAL, FIRST, SECOND, THIRD, BLOCK_M, PIECES, STAGES, USE_PDL,
                 ),
             ),
             (
@@ -153,7 +156,8 @@ def _copy_weights(
 ):  # fmt: skip
     """Ask for a unit's weights; the stage has arrived when they and the unit's rows of x have."""
     halves: gl.constexpr = 2 if GATED else 1
-    mbarrier.expect(barrier, 2 * (halves * (FIRST + SECOND + THIRD) + BLOCK_M) * BLOCK_K)
+    item_bytes: gl.constexpr = first.dtype.primitive_bitwidth // 8
+    mbarrier.expect(barrier, item_bytes * (halves * (FIRST + SECOND + THIRD) + BLOCK_M) * BLOCK_K)
     for half in gl.static_range(halves):
         place = row + half * out_size
         tma.async_copy_global_to_shared(
@@ -177,14 +181,15 @@ def _copy_weights(
 
 @gluon.jit
 def _multiply(
-    rows, first, second, third, arrived, free, bias_ptr, out_ptr, partial_ptr,
+    rows, first, second, third, arrived, free, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, partial_ptr,
     first_token, chunk, step, num_chunks, num_blocks, num_tokens, out_size, out_stride,
-    HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
+    SCALES: gl.constexpr, HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
     FIRST: gl.constexpr, SECOND: gl.constexpr, THIRD: gl.constexpr, BLOCK_M: gl.constexpr, PIECES: gl.constexpr,
     STAGES: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
     """The warps that multiply and finish."""
     CHUNK: gl.constexpr = FIRST + SECOND + THIRD
+    ITEM_BYTES: gl.constexpr = first.dtype.primitive_bitwidth // 8
     halves: gl.constexpr = 2 if GATED else 1
     if USE_PDL:
         tl.extra.cuda.gdc_wait()  # the kernel before may read what is written here, or write what is added
@@ -205,18 +210,21 @@ def _multiply(
             a, b, c = _with_kept(a, b, c, kept, GATED, FIRST, SECOND, THIRD, BLOCK_M)
         column = mine * CHUNK
         _finish(
-            a, bias_ptr, out_ptr, column, first_token, num_tokens, out_size, out_stride,
-            HAS_BIAS, GATED, HAS_RESIDUAL, BLOCK_M, FIRST,
+            a, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr,
+            column, first_token, num_tokens, out_size, out_stride,
+            ITEM_BYTES, SCALES, HAS_BIAS, GATED, HAS_RESIDUAL, BLOCK_M, FIRST,
         )  # fmt: skip
         if SECOND > 0:
             _finish(
-                b, bias_ptr, out_ptr, column + FIRST, first_token, num_tokens, out_size, out_stride,
-                HAS_BIAS, GATED, HAS_RESIDUAL, BLOCK_M, SECOND,
+                b, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr,
+                column + FIRST, first_token, num_tokens, out_size, out_stride,
+                ITEM_BYTES, SCALES, HAS_BIAS, GATED, HAS_RESIDUAL, BLOCK_M, SECOND,
             )  # fmt: skip
         if THIRD > 0:
             _finish(
-                c, bias_ptr, out_ptr, column + FIRST + SECOND, first_token, num_tokens, out_size, out_stride,
-                HAS_BIAS, GATED, HAS_RESIDUAL, BLOCK_M, THIRD,
+                c, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr,
+                column + FIRST + SECOND, first_token, num_tokens, out_size, out_stride,
+                ITEM_BYTES, SCALES, HAS_BIAS, GATED, HAS_RESIDUAL, BLOCK_M, THIRD,
             )  # fmt: skip
         begin += num_blocks
 
@@ -253,7 +261,7 @@ def _with_kept(
 @gluon.jit
 def _places(BLOCK_M: gl.constexpr, COLUMNS: gl.constexpr):
     """Offsets of sums: eight columns of all rows, then the next eight, so that a warp writes 256 bytes in a row."""
-    layout: gl.constexpr = _sums_layout(COLUMNS, gl.num_warps())
+    layout: gl.constexpr = _sums_layout(COLUMNS, gl.num_warps(), 2)
     rows = gl.arange(0, BLOCK_M, gl.SliceLayout(1, layout))
     columns = gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
     return rows[:, None] * 8 + (columns // 8 * (8 * BLOCK_M) + columns % 8)[None, :]
@@ -268,13 +276,14 @@ def _products(
     """Sums of a tile, [BLOCK_M, halves · width] for each width; `begin`: the program's units before."""
     halves: gl.constexpr = 2 if GATED else 1
     kinds: gl.constexpr = 1 + (SECOND > 0) + (THIRD > 0)
-    a = _zeros(BLOCK_M, halves * FIRST)
+    item_bytes: gl.constexpr = first.dtype.primitive_bitwidth // 8
+    a = _zeros(BLOCK_M, halves * FIRST, item_bytes)
     b = a
     if SECOND > 0:
-        b = _zeros(BLOCK_M, halves * SECOND)
+        b = _zeros(BLOCK_M, halves * SECOND, item_bytes)
     c = a
     if THIRD > 0:
-        c = _zeros(BLOCK_M, halves * THIRD)
+        c = _zeros(BLOCK_M, halves * THIRD, item_bytes)
     for unit in range(begin, begin + count):
         stage = unit % STAGES
         mbarrier.wait(arrived.index(stage), (unit // STAGES) & 1)
@@ -293,8 +302,8 @@ def _products(
 
 
 @gluon.jit
-def _zeros(BLOCK_M: gl.constexpr, COLUMNS: gl.constexpr):
-    layout: gl.constexpr = _sums_layout(COLUMNS, gl.num_warps())
+def _zeros(BLOCK_M: gl.constexpr, COLUMNS: gl.constexpr, ITEM_BYTES: gl.constexpr):
+    layout: gl.constexpr = _sums_layout(COLUMNS, gl.num_warps(), ITEM_BYTES)
     return gl.zeros([BLOCK_M, COLUMNS], gl.float32, layout)
 
 
@@ -311,22 +320,27 @@ def _wait(a, b, c, outstanding: gl.constexpr, SECOND: gl.constexpr, THIRD: gl.co
 
 @gluon.jit
 def _finish(
-    sums, bias_ptr, out_ptr, first_column, first_token, num_tokens, out_size, out_stride,
-    HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr, BLOCK_M: gl.constexpr,
-    COLUMNS: gl.constexpr,
+    sums, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr,
+    first_column, first_token, num_tokens, out_size, out_stride,
+    ITEM_BYTES: gl.constexpr, SCALES: gl.constexpr, HAS_BIAS: gl.constexpr, GATED: gl.constexpr,
+    HAS_RESIDUAL: gl.constexpr, BLOCK_M: gl.constexpr, COLUMNS: gl.constexpr,
 ):  # fmt: skip
-    """Bias, the gate, the residual; write."""
+    """Scales, bias, the gate, the residual; write."""
     layout: gl.constexpr = _out_layout(COLUMNS, gl.num_warps())
     columns = first_column + gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
     tokens = first_token + gl.arange(0, BLOCK_M, gl.SliceLayout(1, layout))
     places = out_ptr + tokens[:, None].to(gl.int64) * out_stride + columns[None, :]
     within = columns < out_size
     mask = (tokens < num_tokens)[:, None] & within[None, :]
+    halves: gl.constexpr = 2 if GATED else 1
+    sums_layout: gl.constexpr = _sums_layout(halves * COLUMNS, gl.num_warps(), ITEM_BYTES)
+    place = gl.arange(0, halves * COLUMNS, gl.SliceLayout(0, sums_layout))
+    column = first_column + place % COLUMNS
+    if SCALES == BY_ROW:
+        row = gl.minimum(first_token + gl.arange(0, BLOCK_M, gl.SliceLayout(1, sums_layout)), num_tokens - 1)
+        scaled = place // COLUMNS * out_size + gl.minimum(column, out_size - 1)
+        sums *= gl.load(x_scales_ptr + row)[:, None] * gl.load(weight_scales_ptr + scaled)[None, :]
     if HAS_BIAS:
-        halves: gl.constexpr = 2 if GATED else 1
-        sums_layout: gl.constexpr = _sums_layout(halves * COLUMNS, gl.num_warps())
-        place = gl.arange(0, halves * COLUMNS, gl.SliceLayout(0, sums_layout))
-        column = first_column + place % COLUMNS
         bias = gl.load(bias_ptr + place // COLUMNS * out_size + column, mask=column < out_size, other=0.0)
         sums += bias.to(gl.float32)[None, :]
     if GATED:

@@ -10,6 +10,9 @@ goes on in the next range. Who comes last adds them up in the order of their col
 who that was.
 
 One warp copies, the others multiply: to issue a copy takes barriers, which would hold up the products.
+
+x and W have 16 bits, or 8 (e4m3) and scales: one per row of either, applied to the sums; or one per block, applied to
+the products of each.
 """
 
 from __future__ import annotations
@@ -25,16 +28,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 PRODUCER_REGISTERS = gl.constexpr(24)
+BY_ROW = gl.constexpr(1)
+BY_BLOCK = gl.constexpr(2)
+"""SCALES: what has a scale; 0: nothing."""
 
 
 @gluon.constexpr_function
-def _sums_layout(block_m, block_n, num_warps):
+def _sums_layout(block_m, block_n, num_warps, item_bytes):
     """Sixteen results to a warp, and where there are more warps than that, the rows of x divided among them."""
     down = min(num_warps, block_n // 16)
     return gl.NVMMADistributedLayout(
         version=[3, 0],
         warps_per_cta=[down, num_warps // down],
-        instr_shape=[16, block_m * down // num_warps, 16],
+        instr_shape=[16, block_m * down // num_warps, 32 // item_bytes],
     )
 
 
@@ -48,8 +54,9 @@ def _out_layout(block_m, block_n, num_warps, sums):
 
 @gluon.jit(do_not_specialize=["num_tokens", "in_size"])
 def stream_kernel(
-    x_desc, weight_desc, bias_ptr, out_ptr, partial_ptr, tickets_ptr,
+    x_desc, weight_desc, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, partial_ptr, tickets_ptr,
     num_tokens, in_size, out_size, out_stride,
+    SCALES: gl.constexpr, SCALE_ROWS: gl.constexpr,
     HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
     MERGE: gl.constexpr, WHOLE: gl.constexpr, USE_PDL: gl.constexpr,
@@ -58,6 +65,8 @@ def stream_kernel(
 
     x_desc, weight_desc: tensor maps with boxes [BLOCK_M, BLOCK_K] and [BLOCK_N, BLOCK_K]; what lies outside reads as
     zero. BLOCK_N ≥ 64. out_size: columns of the result.
+    SCALES, of float32: BY_ROW: x_scales [num_tokens], weight_scales [rows of W]; BY_BLOCK: x_scales [blocks of columns,
+    num_tokens], weight_scales [rows of W / SCALE_ROWS, blocks of columns].
     partial: float32 [2 · programs, 2 if GATED else 1, BLOCK_N · BLOCK_M], uninitialised. tickets: int32, one per tile,
     0 before and after. MERGE: partial sums that are fetched at a time. WHOLE: ranges end where tiles end, partial and
     tickets are not used. Grid: any size up to the number of blocks, or of tiles with WHOLE.
@@ -86,9 +95,10 @@ def stream_kernel(
             (
                 _multiply,
                 (
-                    weights, rows, arrived, free, bias_ptr, out_ptr, partial_ptr, tickets_ptr,
-                    num_tokens, num_blocks, token_tiles, out_size, out_stride, program, base, extra, begin, end,
-                    HAS_BIAS, GATED, HAS_RESIDUAL, BLOCK_M, BLOCK_N, STAGES, MERGE, WHOLE, USE_PDL,
+                    weights, rows, arrived, free, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, partial_ptr,
+                    tickets_ptr, num_tokens, num_blocks, token_tiles, out_size, out_stride, program, base, extra,
+                    begin, end, SCALES, SCALE_ROWS, HAS_BIAS, GATED, HAS_RESIDUAL, BLOCK_M, BLOCK_N, STAGES, MERGE,
+                    WHOLE, USE_PDL,
                 ),
             ),
             (
@@ -149,16 +159,18 @@ def _following(tile, column, width, BLOCK_K: gl.constexpr):
 
 @gluon.jit
 def _multiply(
-    weights, rows, arrived, free, bias_ptr, out_ptr, partial_ptr, tickets_ptr,
+    weights, rows, arrived, free, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, partial_ptr, tickets_ptr,
     num_tokens, num_blocks, token_tiles, out_size, out_stride, program, base, extra, begin, end,
-    HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, MERGE: gl.constexpr, WHOLE: gl.constexpr,
-    USE_PDL: gl.constexpr,
+    SCALES: gl.constexpr, SCALE_ROWS: gl.constexpr, HAS_BIAS: gl.constexpr, GATED: gl.constexpr,
+    HAS_RESIDUAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    MERGE: gl.constexpr, WHOLE: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
     """The warps that multiply and finish."""
     per_thread: gl.constexpr = BLOCK_M * BLOCK_N // (32 * gl.num_warps())
     EARLY: gl.constexpr = per_thread <= 32  # there are no registers for more
-    layout: gl.constexpr = _sums_layout(BLOCK_M, BLOCK_N, gl.num_warps())
+    layout: gl.constexpr = _sums_layout(
+        BLOCK_M, BLOCK_N, gl.num_warps(), weights.dtype.primitive_bitwidth // 8
+    )
     out_layout: gl.constexpr = _out_layout(BLOCK_M, BLOCK_N, gl.num_warps(), layout)
     if USE_PDL:
         tl.extra.cuda.gdc_wait()  # the kernel before may read what is written here, or write what is added
@@ -173,9 +185,18 @@ def _multiply(
         mask = (columns < out_size)[:, None] & (tokens < num_tokens)[None, :]
         if HAS_RESIDUAL and EARLY:
             residual = gl.load(places, mask=mask, other=0.0)  # long before it is needed
-        gate, up = _products(
-            weights, rows, arrived, free, unit - begin, count, GATED, BLOCK_M, BLOCK_N, STAGES, layout
-        )
+        first_column = tile // token_tiles * BLOCK_N
+        first_token = tile % token_tiles * BLOCK_M
+        if SCALES == BY_BLOCK:
+            gate, up = _scaled_products(
+                weights, rows, arrived, free, x_scales_ptr, weight_scales_ptr, unit - begin, first, count, num_blocks,
+                first_column, first_token, num_tokens, out_size,
+                SCALE_ROWS, GATED, BLOCK_M, BLOCK_N, STAGES, layout,
+            )  # fmt: skip
+        else:
+            gate, up = _products(
+                weights, rows, arrived, free, unit - begin, count, GATED, BLOCK_M, BLOCK_N, STAGES, layout
+            )
         whole = count == num_blocks
         if not WHOLE:
             if not whole:
@@ -185,7 +206,11 @@ def _multiply(
                     GATED, BLOCK_M, BLOCK_N, MERGE, layout,
                 )  # fmt: skip
         if whole:
-            first_column = tile // token_tiles * BLOCK_N
+            if SCALES == BY_ROW:
+                gate, up = _scale_sums(
+                    gate, up, x_scales_ptr, weight_scales_ptr, first_column, first_token, num_tokens, out_size,
+                    GATED, BLOCK_M, BLOCK_N, layout,
+                )  # fmt: skip
             gate = _activate(gate, up, bias_ptr, first_column, out_size, HAS_BIAS, GATED, BLOCK_N, layout)
             out = gl.convert_layout(gate, out_layout)
             if HAS_RESIDUAL and EARLY:
@@ -228,6 +253,79 @@ def _products(
 
 
 @gluon.jit
+def _scaled_products(
+    weights, rows, arrived, free, x_scales_ptr, weight_scales_ptr, begin, first, count, num_blocks,
+    first_column, first_token, num_tokens, out_size,
+    SCALE_ROWS: gl.constexpr, GATED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    layout: gl.constexpr,
+):  # fmt: skip
+    """As _products, of blocks that have scales; `first`: the tile's block that comes first."""
+    halves: gl.constexpr = 2 if GATED else 1
+    gate = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
+    up = gate
+    nothing = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
+    tokens = gl.minimum(first_token + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout)), num_tokens - 1)
+    if SCALE_ROWS % BLOCK_N == 0:  # one for all of a tile's weights
+        columns = first_column
+    else:
+        columns = gl.minimum(first_column + gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout)), out_size - 1)
+    gate_places = weight_scales_ptr + columns // SCALE_ROWS * num_blocks + first
+    up_places = gate_places + out_size // SCALE_ROWS * num_blocks
+    x_places = x_scales_ptr + tokens + first * num_tokens
+    x_scales, gate_scales = gl.load(x_places), gl.load(gate_places)
+    up_scales = gate_scales
+    if GATED:
+        up_scales = gl.load(up_places)
+    for step in range(begin, begin + count):
+        stage = step % STAGES
+        x_factors, gate_factors, up_factors = x_scales, gate_scales, up_scales
+        if step + 1 < begin + count:  # long before they are needed
+            index = step + 1 - begin
+            x_scales = gl.load(x_places + index * num_tokens)
+            gate_scales = gl.load(gate_places + index)
+            if GATED:
+                up_scales = gl.load(up_places + index)
+        mbarrier.wait(arrived.index(stage), (step // STAGES) & 1)
+        x = rows.index(stage).permute((1, 0))
+        gate_part = warpgroup_mma(weights.index(stage * halves), x, nothing, use_acc=False, is_async=True)
+        if GATED:
+            up_part = warpgroup_mma(
+                weights.index(stage * halves + 1), x, nothing, use_acc=False, is_async=True
+            )
+            gate_part, up_part = warpgroup_mma_wait(0, deps=[gate_part, up_part])
+            up += up_part * _factors(up_factors, x_factors, SCALE_ROWS % BLOCK_N == 0)
+        else:
+            gate_part = warpgroup_mma_wait(0, deps=[gate_part])
+        mbarrier.arrive(free.index(stage))
+        gate += gate_part * _factors(gate_factors, x_factors, SCALE_ROWS % BLOCK_N == 0)
+    return gate, up
+
+
+@gluon.jit
+def _factors(weight_scales, x_scales, UNIFORM: gl.constexpr):
+    if UNIFORM:
+        factors = (weight_scales * x_scales)[None, :]
+    else:
+        factors = weight_scales[:, None] * x_scales[None, :]
+    return factors
+
+
+@gluon.jit
+def _scale_sums(
+    gate, up, x_scales_ptr, weight_scales_ptr, first_column, first_token, num_tokens, out_size,
+    GATED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """Sums of what has a scale per row."""
+    columns = gl.minimum(first_column + gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout)), out_size - 1)
+    tokens = gl.minimum(first_token + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout)), num_tokens - 1)
+    x_scales = gl.load(x_scales_ptr + tokens)[None, :]
+    gate *= gl.load(weight_scales_ptr + columns)[:, None] * x_scales
+    if GATED:
+        up *= gl.load(weight_scales_ptr + out_size + columns)[:, None] * x_scales
+    return gate, up
+
+
+@gluon.jit
 def _settle(
     gate, up, partial_ptr, tickets_ptr, program, second, tile, num_blocks, base, extra,
     GATED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, MERGE: gl.constexpr, layout: gl.constexpr,
@@ -258,7 +356,8 @@ def _copy_weights(
     """Ask for a unit's weights; the stage has arrived when they and the unit's rows of x have."""
     halves: gl.constexpr = 2 if GATED else 1
     barrier = arrived.index(stage)
-    mbarrier.expect(barrier, 2 * (halves * BLOCK_N + BLOCK_M) * BLOCK_K)
+    item_bytes: gl.constexpr = weights.dtype.primitive_bitwidth // 8
+    mbarrier.expect(barrier, item_bytes * (halves * BLOCK_N + BLOCK_M) * BLOCK_K)
     tma.async_copy_global_to_shared(weight_desc, [row, column], barrier, weights.index(stage * halves))
     if GATED:
         tma.async_copy_global_to_shared(

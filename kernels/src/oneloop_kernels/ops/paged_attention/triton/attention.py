@@ -10,6 +10,7 @@ import torch
 import triton
 
 from oneloop_kernels.launch import INTERPRETED, card_name, num_sms, pdl_options
+from oneloop_kernels.ops.float8 import FP8
 from oneloop_kernels.ops.paged_attention.triton import hopper
 from oneloop_kernels.ops.paged_attention.triton.configs import config_for
 from oneloop_kernels.ops.paged_attention.triton.decode import decode_kernel
@@ -49,6 +50,7 @@ class TritonAttention:
         max_blocks_per_row: int,
         dtype: torch.dtype,
         device: torch.device,
+        cache_dtype: torch.dtype | None = None,
         ordered: bool = False,
         config: AttentionConfig | None = None,
         sms: int | None = None,
@@ -81,7 +83,8 @@ class TritonAttention:
             and max_rows >= config.min_sharers
             and capacity > max(config.min_shared, self._unit)
         )
-        self._on_hopper = not INTERPRETED and hopper.fits(shape, dtype)
+        self._on_hopper = not INTERPRETED and hopper.fits(shape, dtype, cache_dtype or dtype)
+        self._is_narrow = cache_dtype is FP8
         self._max_rows = max_rows
         self._max_items = triton.cdiv(max_tokens, self._tokens) + min(max_rows, max_tokens)
         self._space = _Workspace.make(
@@ -117,7 +120,9 @@ class TritonAttention:
         shares = may_share and self._can_share and num_rows >= self.config.min_sharers
         if shares:
             self._plan_common(step, num_rows)
-        decode = self.config.decode_for(num_rows, streams=self._on_hopper and not shares)
+        decode = self.config.decode_for(
+            num_rows, streams=self._on_hopper and not shares, narrow=self._is_narrow
+        )
         self._plan_decode(step, decode, shares)
         if has_multi:
             self._plan_prefill(step)
@@ -177,7 +182,12 @@ class TritonAttention:
         """Launch tiles.py on one layer: the shared parts of single rows, or the rows with several queries."""
         space = self._space
         partial = shared and space.shared_acc is not None
-        if not partial and self.config.tiles.ring and self._runs_on_hopper(cache, sinks):
+        if (
+            not partial
+            and self.config.tiles.ring
+            and cache.dtype == qkv.dtype
+            and self._runs_on_hopper(cache, sinks)
+        ):
             hopper.launch_prefill(
                 qkv, cache, out, self.shape, step.block_tables, step.block_tables.stride(0),
                 space.items, space.num_items, self._scale,
@@ -216,7 +226,8 @@ class TritonAttention:
                 qkv, cache, out, self.shape, step.row_slot, step.seq_lens, step.block_tables,
                 step.block_tables.stride(0), space.programs, space.split, space.partial_acc, space.partial_norm,
                 space.tickets, self._scale,
-                programs=self._programs(config), stages=config.stream_stages, beside=beside, pdl=self._pdl,
+                programs=self._programs(config), programs_per_sm=config.programs_per_sm,
+                stages=config.stream_stages, beside=beside, pdl=self._pdl,
             )  # fmt: skip
             return
         limits = [config.max_registers, self.config.beside_registers if beside or shares else None]

@@ -61,18 +61,22 @@ class AttentionConfig:
     """Of decode.py in steps of at most so many rows, ascending; `decode` is for those with more."""
     streamed: tuple[tuple[int, DecodeConfig], ...] = ()
     """Likewise, ahead of both, of steps whose rows share nothing, where stream.py can run."""
+    narrow_streamed: tuple[tuple[int, DecodeConfig], ...] = ()
+    """Instead of `streamed`, of a cache of 8 bits."""
     beside_registers: int | None = None
     """Most registers per thread of decode.py where it runs beside tiles.py and has to fit there."""
 
-    def decode_for(self, num_rows: int, *, streams: bool = False) -> DecodeConfig:
-        """Of a step with at most so many rows. streams: stream.py may run."""
-        configs = (*(self.streamed if streams else ()), *self.few_rows)
+    def decode_for(self, num_rows: int, *, streams: bool = False, narrow: bool = False) -> DecodeConfig:
+        """Of a step with at most so many rows. streams: stream.py may run. narrow: on a cache of 8 bits."""
+        streamed = self.narrow_streamed if narrow else self.streamed
+        configs = (*(streamed if streams else ()), *self.few_rows)
         return next((config for most, config in configs if num_rows <= most), self.decode)
 
     @property
     def most_programs_per_sm(self) -> int:
         """Of decode.py, in any step."""
-        configs = (self.decode, *(config for _, config in (*self.streamed, *self.few_rows)))
+        tables = (*self.streamed, *self.narrow_streamed, *self.few_rows)
+        configs = (self.decode, *(config for _, config in tables))
         return max(config.programs_per_sm for config in configs)
 
 
@@ -100,6 +104,7 @@ _WIDE_BLOCK = TilesConfig(128, 64, 8, 3, 1, tma=True, ring=5)
 _BESIDE_DECODE = replace(_WIDE_BLOCK, max_registers=168)
 """Leaves registers and shared memory for one program of the decode kernel, which runs at the same time."""
 _WIDER_HEADS = TilesConfig(128, 64, 8, 2, 1, tma=True)
+_NARROW_STREAMED = ((64, streaming(3, 2)), (MANY_ROWS, streaming(2, 3)))
 _H200 = {
     64: AttentionConfig(DecodeConfig(64, 4, 4, 3), _WIDE_BLOCK, _WIDE_BLOCK),
     128: AttentionConfig(
@@ -108,6 +113,7 @@ _H200 = {
         _BESIDE_DECODE,
         beside_registers=168,
         streamed=((1, streaming(6, 1, min_tiles=3)), (MANY_ROWS, streaming(3, 2))),
+        narrow_streamed=_NARROW_STREAMED,
     ),
     256: AttentionConfig(DecodeConfig(32, 4, 3, 2), _WIDER_HEADS, _WIDER_HEADS),
 }

@@ -17,6 +17,7 @@ from oneloop_kernels.ops.paged_attention.triton.softmax import (
     HIDDEN,
     LOG2_E,
     absorb,
+    as_operand,
     key_offsets,
     table_entries,
 )
@@ -117,7 +118,9 @@ def _attend(
     dims = tl.arange(0, DIM)
     here = (group < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
     query = (row.to(tl.int64) * (HEADS + 2 * KV_HEADS) + head * GROUP) * HEAD_DIM
-    q = tl.load(qkv + query + group[:, None] * HEAD_DIM + dims[None, :], mask=here, other=0.0)
+    q = as_operand(
+        tl.load(qkv + query + group[:, None] * HEAD_DIM + dims[None, :], mask=here, other=0.0), cache
+    )
     keys = cache + head.to(tl.int64) * stride_head
     values = keys + KV_HEADS * stride_head
     acc = tl.zeros([ROWS, DIM], tl.float32)
@@ -132,9 +135,9 @@ def _attend(
         inside = valid[:, None] & (dims < HEAD_DIM)[None, :]
         k = tl.load(keys + offsets[:, None] + dims[None, :], mask=inside, other=0.0)
         v = tl.load(values + offsets[:, None] + dims[None, :], mask=inside, other=0.0)
-        products = tl.dot(q, tl.trans(k), input_precision="ieee")
+        products = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
         acc, maximum, sums = absorb(
-            products, valid[None, :], scale_log2, v, acc, maximum, sums, True, SOFT_CAP, True
+            products, valid[None, :], scale_log2, v.to(q.dtype), acc, maximum, sums, True, SOFT_CAP, True
         )
     return acc, maximum, tl.sum(sums, 1)
 

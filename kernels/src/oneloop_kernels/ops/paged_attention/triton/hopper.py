@@ -11,22 +11,31 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from oneloop_kernels.ops.float8 import FP8
+
 if TYPE_CHECKING:
     from oneloop_kernels.ops.paged_attention import AttentionShape
 
 _HEAD_DIM: Final = 128
 _HALF: Final = 64
+_BOX_BYTES: Final = 128
+"""Of a box's row."""
 _MERGE: Final = 8
 """Partial results that stream.py fetches at a time."""
+_REGISTERS: Final = 65_536
+"""Of a multiprocessor."""
+_STREAM_THREADS: Final = 8 * 32
+"""What a program of stream.py holds registers for: four warps, and the one that copies is given four too."""
 _QUERIES: Final = 8
 """Least rows of a matrix product's right operand; query heads of a key head are filled up to it."""
 
 
-def fits(shape: AttentionShape, dtype: torch.dtype) -> bool:
-    """Whether the kernels compute attention of this shape."""
+def fits(shape: AttentionShape, dtype: torch.dtype, cache_dtype: torch.dtype) -> bool:
+    """Whether the kernels compute attention of this shape; of a cache of 8 bits only stream.py does."""
     size = shape.block_size
     return (
         dtype in (torch.bfloat16, torch.float16)
+        and cache_dtype in (dtype, FP8)
         and shape.head_dim == _HEAD_DIM
         and shape.num_heads // shape.num_kv_heads in (1, 2, 4, 8)
         and shape.sliding_window is None
@@ -41,9 +50,14 @@ def lies_densely(cache: torch.Tensor) -> bool:
     return cache.transpose(1, 2).is_contiguous()
 
 
+def stream_registers(programs_per_sm: int) -> int:
+    """Of a thread of stream.py, so that as many programs fit a multiprocessor: a multiple of 8."""
+    return min(128, _REGISTERS // (programs_per_sm * _STREAM_THREADS) // 8 * 8)
+
+
 def launch_stream(
     qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, shape: AttentionShape, *arguments: object,
-    programs: int, stages: int, beside: bool, pdl: dict[str, bool],
+    programs: int, programs_per_sm: int, stages: int, beside: bool, pdl: dict[str, bool],
 ) -> None:  # fmt: skip
     """stream.py on one layer. arguments: what it takes after out."""
     from oneloop_kernels.ops.paged_attention.triton.stream import stream_kernel
@@ -53,7 +67,7 @@ def launch_stream(
         _tensor_map(queries, _QUERIES, _HALF), _cache_map(cache), out, *arguments,
         HEADS=shape.num_heads, KV_HEADS=shape.num_kv_heads, BLOCK_SIZE=shape.block_size,
         BOX=min(_HALF, shape.block_size), QUERIES=_QUERIES, STAGES=stages, MERGE=_MERGE, BESIDE=beside,
-        num_warps=4, maxnreg=128, **pdl,
+        num_warps=4, maxnreg=stream_registers(programs_per_sm), **pdl,
     )  # fmt: skip
 
 
@@ -105,7 +119,7 @@ def launch_blocks(
 
 def _cache_map(cache: torch.Tensor) -> object:
     box = min(_HALF, cache.shape[1])
-    return _tensor_map(cache.transpose(1, 2).view(-1, _HEAD_DIM), box, _HALF)
+    return _tensor_map(cache.transpose(1, 2).view(-1, _HEAD_DIM), box, _BOX_BYTES // cache.itemsize)
 
 
 def _tensor_map(tensor: torch.Tensor, *box: int) -> object:
@@ -119,5 +133,5 @@ def box_layout(dtype: torch.dtype, *box: int) -> Any:
     """How a box lies in shared memory."""
     from triton.experimental.gluon import language as gl
 
-    kind = gl.bfloat16 if dtype is torch.bfloat16 else gl.float16
-    return gl.NVMMASharedLayout.get_default_for(list(box), kind)
+    kinds = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, FP8: gl.float8e4nv}
+    return gl.NVMMASharedLayout.get_default_for(list(box), kinds[dtype])

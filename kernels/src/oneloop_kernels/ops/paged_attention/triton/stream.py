@@ -5,6 +5,9 @@ across the borders of rows and heads, so that memory stays busy while results ar
 four compute with the keys as the rows of the matrix products: scores [KEYS, QUERIES] = K · Qᵀ, results
 [HEAD_DIM, QUERIES] = Vᵀ · weights. In shared memory the left half of a matrix lies before the right one, rows of 128
 bytes each: the copy engine fills them box by box of HALF elements.
+
+From a cache of 8 bits (NARROW), whose rows are 128 bytes as they are, half as much is copied; who computes widens a
+tile to float16 into a place of its own, and frees the stage before the products. Queries and weights are float16 then.
 """
 
 from __future__ import annotations
@@ -21,12 +24,22 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from oneloop_kernels.ops.paged_attention.triton.planning import PROGRAM_FIELDS
-from oneloop_kernels.ops.paged_attention.triton.softmax import HIDDEN
+from oneloop_kernels.ops.paged_attention.triton.softmax import FLOAT16_MAX, HIDDEN
 
 KEYS = tl.constexpr(64)
 """Of a tile."""
 HALF = tl.constexpr(64)
 HEAD_DIM = tl.constexpr(128)
+
+
+@gluon.constexpr_function
+def _is_narrow(dtype):
+    return dtype.primitive_bitwidth == 8
+
+
+@gluon.constexpr_function
+def _wide_layout(rows):
+    return gl.NVMMASharedLayout.get_default_for([rows, 128], gl.float16)
 
 
 @gluon.constexpr_function
@@ -45,18 +58,29 @@ def stream_kernel(
     """One program of a fixed grid, four warps and one.
 
     q_desc: of qkv as rows of HEAD_DIM elements, boxes [QUERIES, HALF]; kv_desc: of the cache as such rows, in the order
-    block, head (keys' before values'), token; boxes [BOX, HALF], BOX = min(KEYS, BLOCK_SIZE). QUERIES: the query heads
-    of a key head, and what of the rows after them fills up a matrix product. out: as in the contract. row_slot,
-    seq_lens, block_tables, programs, split, partial_acc, partial_norm, tickets: as in decode.py.
+    block, head (keys' before values'), token; boxes of BOX = min(KEYS, BLOCK_SIZE) rows and 128 bytes. QUERIES: the
+    query heads of a key head, and what of the rows after them fills up a matrix product. out: as in the contract.
+    row_slot, seq_lens, block_tables, programs, split, partial_acc, partial_norm, tickets: as in decode.py.
 
     When the kernel begins, all is complete that came ahead of the kernel before it: the plan, the tables, and all keys
     and values but those of the step's own tokens. So the first tiles are asked for before it waits. BESIDE: also the
     queries and the step's own keys and values; then it waits only at its end (see decode.py).
     """
     BOXES: gl.constexpr = KEYS // BOX
-    boxes = gl.allocate_shared_memory(kv_desc.dtype, [STAGES * 4 * BOXES, BOX, HALF], kv_desc.layout)
+    NARROW: gl.constexpr = _is_narrow(kv_desc.dtype)
+    PARTS: gl.constexpr = 1 if NARROW else 2
+    boxes = gl.allocate_shared_memory(
+        kv_desc.dtype, [STAGES * 2 * PARTS * BOXES, BOX, HEAD_DIM // PARTS], kv_desc.layout
+    )
     queries = gl.allocate_shared_memory(q_desc.dtype, [2 * (STAGES + 1), QUERIES, HALF], q_desc.layout)
-    weights = gl.allocate_shared_memory(q_desc.dtype, [QUERIES, KEYS], q_desc.layout)
+    if NARROW:
+        weights = gl.allocate_shared_memory(gl.float16, [QUERIES, KEYS], q_desc.layout)
+        wide = gl.allocate_shared_memory(gl.float16, [2, KEYS, HEAD_DIM], _wide_layout(KEYS))
+        wide_queries = gl.allocate_shared_memory(gl.float16, [QUERIES, HEAD_DIM], _wide_layout(QUERIES))
+    else:
+        weights = gl.allocate_shared_memory(q_desc.dtype, [QUERIES, KEYS], q_desc.layout)
+        wide = boxes
+        wide_queries = queries
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     freed = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
@@ -78,8 +102,8 @@ def stream_kernel(
     gl.warp_specialize(
         [
             (_compute, (
-                boxes, queries, weights, arrived, freed, out_ptr, seq_lens, partial_acc, partial_norm, tickets,
-                scale_log2, row, tile, pairs, length, left, first, base, extra,
+                boxes, queries, weights, wide, wide_queries, arrived, freed, out_ptr, seq_lens, partial_acc,
+                partial_norm, tickets, scale_log2, row, tile, pairs, length, left, first, base, extra,
                 HEADS, KV_HEADS, QUERIES, STAGES, MERGE,
             )),
             (_copy, (
@@ -152,7 +176,8 @@ def _copy_tile(
     Boxes past the end of a row are asked for outside of the cache: they read as zeros.
     """
     BOXES: gl.constexpr = KEYS // BOX
-    KV_BYTES: gl.constexpr = 2 * KEYS * HEAD_DIM * 2
+    NARROW: gl.constexpr = _is_narrow(kv_desc.dtype)
+    KV_BYTES: gl.constexpr = 2 * KEYS * HEAD_DIM * (1 if NARROW else 2)
     Q_BYTES: gl.constexpr = QUERIES * HEAD_DIM * 2
     stage = count % STAGES
     barrier = arrived.index(stage)
@@ -168,11 +193,16 @@ def _copy_tile(
         keys = (blocks[box] * (2 * KV_HEADS) + head) * BLOCK_SIZE + position % BLOCK_SIZE
         values = gl.where(position < length, keys + KV_HEADS * BLOCK_SIZE, -BOX)
         keys = gl.where(position < length, keys, -BOX)
-        target = stage * (4 * BOXES) + box
-        tma.async_copy_global_to_shared(kv_desc, [keys, 0], barrier, boxes.index(target))
-        tma.async_copy_global_to_shared(kv_desc, [keys, HALF], barrier, boxes.index(target + BOXES))
-        tma.async_copy_global_to_shared(kv_desc, [values, 0], barrier, boxes.index(target + 2 * BOXES))
-        tma.async_copy_global_to_shared(kv_desc, [values, HALF], barrier, boxes.index(target + 3 * BOXES))
+        if NARROW:
+            target = stage * (2 * BOXES) + box
+            tma.async_copy_global_to_shared(kv_desc, [keys, 0], barrier, boxes.index(target))
+            tma.async_copy_global_to_shared(kv_desc, [values, 0], barrier, boxes.index(target + BOXES))
+        else:
+            target = stage * (4 * BOXES) + box
+            tma.async_copy_global_to_shared(kv_desc, [keys, 0], barrier, boxes.index(target))
+            tma.async_copy_global_to_shared(kv_desc, [keys, HALF], barrier, boxes.index(target + BOXES))
+            tma.async_copy_global_to_shared(kv_desc, [values, 0], barrier, boxes.index(target + 2 * BOXES))
+            tma.async_copy_global_to_shared(kv_desc, [values, HALF], barrier, boxes.index(target + 3 * BOXES))
 
 
 @gluon.jit
@@ -194,7 +224,7 @@ def _advance(row, tile, left, done, tiles, KV_HEADS: gl.constexpr):
 
 @gluon.jit
 def _compute(
-    boxes, queries, weights, arrived, freed, out_ptr, seq_lens, partial_acc, partial_norm, tickets,
+    boxes, queries, weights, wide, wide_queries, arrived, freed, out_ptr, seq_lens, partial_acc, partial_norm, tickets,
     scale_log2, row, tile, pairs, length, left, first, base, extra,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, QUERIES: gl.constexpr, STAGES: gl.constexpr, MERGE: gl.constexpr,
 ):  # fmt: skip
@@ -213,8 +243,8 @@ def _compute(
         begin = tile % tiles
         end = gl.minimum(tiles, begin + left)
         acc, maximum, total = _attend(
-            begin, end, count, length, heads.index(pair % (STAGES + 1)), matrices, weights, arrived, freed,
-            scale_log2, QUERIES, STAGES, layout,
+            begin, end, count, length, heads.index(pair % (STAGES + 1)), matrices, weights, wide, wide_queries,
+            arrived, freed, scale_log2, QUERIES, STAGES, layout,
         )  # fmt: skip
         whole = end - begin == tiles
         if not whole:
@@ -233,13 +263,14 @@ def _compute(
 
 @gluon.jit
 def _attend(
-    begin, end, count, length, queries, matrices, weights, arrived, freed, scale_log2,
+    begin, end, count, length, queries, matrices, weights, wide, wide_queries, arrived, freed, scale_log2,
     QUERIES: gl.constexpr, STAGES: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
     """The tiles begin … end − 1 of a pair, the first of which is the range's count-th.
 
     → the result [HEAD_DIM, QUERIES], not normalised; maxima (base 2) and sums [QUERIES].
     """
+    NARROW: gl.constexpr = _is_narrow(matrices.dtype)
     acc = gl.zeros([HEAD_DIM, QUERIES], gl.float32, layout)
     sums = gl.zeros([KEYS, QUERIES], gl.float32, layout)
     none = gl.zeros([KEYS, QUERIES], gl.float32, layout)
@@ -247,9 +278,20 @@ def _attend(
     inside = gl.arange(0, KEYS, gl.SliceLayout(1, layout))
     for index in range(begin, end):
         stage = count % STAGES
-        mbarrier.wait(arrived.index(stage), count // STAGES & 1)
-        keys, values = matrices.index(2 * stage), matrices.index(2 * stage + 1)
-        scores = warpgroup_mma(keys, queries.permute((1, 0)), none, is_async=True)
+        if NARROW:
+            keys, values = wide.index(0), wide.index(1)
+            if index == begin:
+                mbarrier.wait(arrived.index(stage), count // STAGES & 1)
+                _widen_queries(queries, wide_queries)
+                _widen(matrices.index(2 * stage), keys, KEYS)
+                fence_async_shared()
+                gl.thread_barrier()
+            scores = warpgroup_mma(keys, wide_queries.permute((1, 0)), none, is_async=True)
+            _widen(matrices.index(2 * stage + 1), values, length - index * KEYS)
+        else:
+            mbarrier.wait(arrived.index(stage), count // STAGES & 1)
+            keys, values = matrices.index(2 * stage), matrices.index(2 * stage + 1)
+            scores = warpgroup_mma(keys, queries.permute((1, 0)), none, is_async=True)
         scores = warpgroup_mma_wait(0, deps=[scores])
         seen = (inside < length - index * KEYS)[:, None]
         scores = gl.where(seen, scores, HIDDEN)
@@ -260,16 +302,42 @@ def _attend(
         sums = sums * shrink + powers
         acc = acc * shrink
         weights.permute((1, 0)).store(powers.to(weights.dtype))
-        if length - index * KEYS < KEYS:
-            _clear(values, length - index * KEYS)
+        if not NARROW:
+            if length - index * KEYS < KEYS:
+                _clear(values, length - index * KEYS)
         fence_async_shared()
-        gl.thread_barrier()  # every warp's weights are there
+        gl.thread_barrier()  # every warp's weights are there, and of 8 bits the values
         acc = warpgroup_mma(values.permute((1, 0)), weights.permute((1, 0)), acc, is_async=True)
+        if NARROW:
+            mbarrier.arrive(freed.index(stage), count=1)
+            if index + 1 < end:  # beside the product: the next keys, for these have been used
+                following = (count + 1) % STAGES
+                mbarrier.wait(arrived.index(following), (count + 1) // STAGES & 1)
+                _widen(matrices.index(2 * following), keys, KEYS)
+                fence_async_shared()
         acc = warpgroup_mma_wait(0, deps=[acc])
-        gl.thread_barrier()  # every warp has read the stage
-        mbarrier.arrive(freed.index(stage), count=1)
+        gl.thread_barrier()  # every warp has read the values, and widened its part of the next keys
+        if not NARROW:
+            mbarrier.arrive(freed.index(stage), count=1)
         count += 1
     return acc, maximum, gl.sum(sums, 0)
+
+
+@gluon.jit
+def _widen(narrow, wide, length):
+    """A matrix of 8 bits into one of float16, with zeros for the rows from `length` on (see _clear)."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])  # no bank twice, in either type
+    rows = gl.arange(0, KEYS, gl.SliceLayout(1, layout))
+    values = narrow.load(layout).to(gl.float16)
+    wide.store(gl.where((rows < length)[:, None], values, 0.0))
+
+
+@gluon.jit
+def _widen_queries(queries, wide):
+    """Queries into float16; what is beyond its numbers becomes the largest."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    values = queries.load(layout).to(gl.float32)
+    wide.store(gl.minimum(gl.maximum(values, -FLOAT16_MAX), FLOAT16_MAX).to(gl.float16))
 
 
 @gluon.jit

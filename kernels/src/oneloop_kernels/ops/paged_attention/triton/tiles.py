@@ -15,6 +15,7 @@ from oneloop_kernels.ops.paged_attention.triton.softmax import (
     HIDDEN,
     LOG2_E,
     absorb,
+    as_operand,
     key_offsets,
     table_entries,
 )
@@ -80,7 +81,7 @@ def _attend(
     live = token < tokens
     inside = live[:, None] & (dims < HEAD_DIM)[None, :]
     query = ((first_token + token) * (HEADS + 2 * KV_HEADS) + heads) * HEAD_DIM
-    q = tl.load(qkv + query[:, None] + dims[None, :], mask=inside, other=0.0)
+    q = as_operand(tl.load(qkv + query[:, None] + dims[None, :], mask=inside, other=0.0), cache)
     acc = tl.zeros([BLOCK_M, DIM], tl.float32)
     maximum = tl.full([BLOCK_M], HIDDEN, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -150,13 +151,13 @@ def _walk(
                 k = tl.load(keys + places)
                 v = tl.load(values + places)
         blocks = table_entries(table, start + BLOCK_N, length, BLOCK_SIZE, BLOCK_N)
-        products = tl.dot(q, tl.trans(k), input_precision="ieee")
+        products = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
         seen = True
         if MASKED:
             seen = positions[None, :] <= query_positions[:, None]
             if WINDOW > 0:
                 seen = seen & (positions[None, :] > query_positions[:, None] - WINDOW)
         acc, maximum, total = absorb(
-            products, seen, scale_log2, v, acc, maximum, total, MASKED, SOFT_CAP, False
+            products, seen, scale_log2, v.to(q.dtype), acc, maximum, total, MASKED, SOFT_CAP, False
         )
     return acc, maximum, total

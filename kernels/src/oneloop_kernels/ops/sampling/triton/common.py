@@ -11,7 +11,7 @@ from triton.language.extra.cuda import libdevice
 
 from oneloop_kernels import launch
 from oneloop_kernels.ops.sampling import device
-from oneloop_kernels.ops.sampling.reference import LARGEST_UNIFORM
+from oneloop_kernels.ops.sampling.noise import LARGEST_UNIFORM
 
 TEMPERATURE: Final = tl.constexpr(device.FLOAT_COLUMNS.index("temperature"))
 TOP_P: Final = tl.constexpr(device.FLOAT_COLUMNS.index("top_p"))

@@ -65,7 +65,7 @@ def _write_likeliest(
 
 
 @triton.jit(noinline=True)
-def _write_logprobs(
+def write_logprobs(
     row, token, num_top, groups_row, group_max_row, group_sum_row, num_groups, candidate_logit, candidate_token,
     logits, vocab_size, rank_ptr, logprob_token_ptr, logprob_ptr,
     LOGPROB_COLUMNS: tl.constexpr, TILE_GROUPS: tl.constexpr, PASS_GROUPS: tl.constexpr,
@@ -182,7 +182,7 @@ def finish_kernel(
     )
     num_top = tl.load(ints + NUM_LOGPROBS)
     if (logprobs != 0) & (num_top >= 0) & (not is_bad):
-        _write_logprobs(
+        write_logprobs(
             row, token, num_top, groups_row, raw_group_max_ptr + row * num_groups, raw_group_sum_ptr + row * num_groups,
             num_groups, candidate_logit, candidate_token, logits, vocab_size, rank_ptr, logprob_token_ptr, logprob_ptr,
             LOGPROB_COLUMNS, TILE_GROUPS, PASS_GROUPS, PADDED_GROUPS,

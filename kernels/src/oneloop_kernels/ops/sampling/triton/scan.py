@@ -52,7 +52,7 @@ def merge_exponentials(maxima, sums, best, inverse):
 
 
 @triton.jit
-def _scan_row(
+def scan_row(
     logits, first_group, num_tiles, vocab_size, inverse, whole_mass, wants_raw,
     group_max_row, group_sum_row, raw_group_max_row, raw_group_sum_row,
     TILE_GROUPS: tl.constexpr,
@@ -112,13 +112,13 @@ def scan_kernel(
             with_edits = masked_row(with_edits, masks_ptr, mask_row_ptr, row, kinds, vocab_size)
         # Smaller tiles: no registers for whole ones.
         HALF: tl.constexpr = (TILE_GROUPS + 1) // 2
-        _scan_row(
+        scan_row(
             with_edits, first_group, num_tiles * (TILE_GROUPS // HALF), vocab_size, inverse, whole_mass, wants_raw,
             group_max_ptr + at, group_sum_ptr + at, raw_group_max_ptr + at, raw_group_sum_ptr + at,
             HALF,
         )  # fmt: skip
     else:
-        _scan_row(
+        scan_row(
             logits, first_group, num_tiles, vocab_size, inverse, whole_mass, wants_raw,
             group_max_ptr + at, group_sum_ptr + at, raw_group_max_ptr + at, raw_group_sum_ptr + at,
             TILE_GROUPS,

@@ -14,6 +14,8 @@ pub(crate) struct Class {
     pub(super) sets: Vec<(bool, Vec<(char, char)>)>,
     /// `\p{…}` and `\P{…}`: (complement, name).
     pub(super) properties: Vec<(bool, String)>,
+    /// The character 0 is not in it, whatever stands above.
+    pub(super) without_nul: bool,
 }
 
 const DIGITS: &[(char, char)] = &[('0', '9')];
@@ -71,12 +73,38 @@ impl Class {
         true
     }
 
+    /// Properties are taken for empty.
     fn contains(&self, letter: char) -> bool {
         let within =
             |ranges: &[(char, char)]| ranges.iter().any(|&(a, b)| a <= letter && letter <= b);
         let found =
             within(&self.ranges) || self.sets.iter().any(|(not, ranges)| *not != within(ranges));
         found != self.negated
+    }
+}
+
+/// Takes the character 0 from every class without a quote or a backslash.
+///
+/// The engine writes a class with all control characters as all escapes of one letter, and so with `\"` and `\\`, in the class or
+/// not. One character less keeps it from that; united with others such classes come to no more.
+pub(super) fn spare_quotes(node: &mut Node) -> Result<(), GrammarError> {
+    match node {
+        Node::Class(class) => {
+            let is_known = class.properties.is_empty();
+            if is_known && class.contains('"') && class.contains('\\') {
+                return Ok(());
+            }
+            if *class == Class::of('\0') {
+                return Err(GrammarError::new(
+                    "the character 0 is not supported in patterns",
+                ));
+            }
+            class.without_nul = !is_known || class.contains('\0');
+            Ok(())
+        }
+        Node::Concat(nodes) | Node::Alt(nodes) => nodes.iter_mut().try_for_each(spare_quotes),
+        Node::Group(node) | Node::Repeat(node, ..) => spare_quotes(node),
+        Node::Start | Node::End => Ok(()),
     }
 }
 

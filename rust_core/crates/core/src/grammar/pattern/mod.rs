@@ -31,19 +31,19 @@ pub(crate) enum Node {
     End,
 }
 
-/// The expression, without anchors, of all texts in which `pattern` is found (`pattern` of JSON Schema).
+/// The expression, without anchors, of all texts in which `pattern` is found (`pattern` of JSON Schema), as they stand in
+/// JSON: some control characters are left out.
 pub(crate) fn search(pattern: &str) -> Result<String, GrammarError> {
-    full_text(pattern, false)
+    let node = parse::parse(pattern)?;
+    let mut node = anchor::without_anchors(node, false, false)?;
+    class::spare_quotes(&mut node)?;
+    Ok(write::write(&node))
 }
 
 /// The expression, without anchors, of all texts that `pattern` matches from end to end.
 pub(crate) fn full(pattern: &str) -> Result<String, GrammarError> {
-    full_text(pattern, true)
-}
-
-fn full_text(pattern: &str, anchored: bool) -> Result<String, GrammarError> {
     let node = parse::parse(pattern)?;
-    let node = anchor::without_anchors(node, anchored, anchored)?;
+    let node = anchor::without_anchors(node, true, true)?;
     Ok(write::write(&node))
 }
 

@@ -66,6 +66,9 @@ fn push_class(out: &mut String, class: &Class) {
     {
         return push_char(out, class.ranges[0].0);
     }
+    if class.without_nul {
+        out.push('[');
+    }
     out.push_str(if class.negated { "[^" } else { "[" });
     push_ranges(out, &class.ranges);
     for (not, ranges) in &class.sets {
@@ -77,6 +80,9 @@ fn push_class(out: &mut String, class: &Class) {
         let _ = write!(out, "\\{}{{{name}}}", if *not { 'P' } else { 'p' });
     }
     out.push(']');
+    if class.without_nul {
+        out.push_str("&&[^\\x{0}]]");
+    }
 }
 
 fn push_ranges(out: &mut String, ranges: &[(char, char)]) {

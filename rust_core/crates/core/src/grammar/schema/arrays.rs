@@ -5,10 +5,10 @@ use serde_json::{Map, Value};
 use super::Walk;
 use crate::grammar::error::GrammarError;
 
-impl<'a> Walk<'a> {
+impl Walk<'_> {
     pub(super) fn arrays(
         &mut self,
-        members: &'a Map<String, Value>,
+        members: &Map<String, Value>,
         made: &mut Map<String, Value>,
     ) -> Result<(), GrammarError> {
         self.count("minItems", members, made)?;

@@ -21,6 +21,25 @@ const FORMATS: [&str; 10] = [
     "uuid",
 ];
 
+/// Formats that a draft defines and that are not kept.
+const NOT_KEPT: [&str; 15] = [
+    "color",
+    "host-name",
+    "idn-email",
+    "idn-hostname",
+    "ip-address",
+    "iri",
+    "iri-reference",
+    "json-pointer",
+    "phone",
+    "regex",
+    "relative-json-pointer",
+    "style",
+    "uri-reference",
+    "uri-template",
+    "utc-millisec",
+];
+
 const DATE: &str = concat!(
     "(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])",
     "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)",
@@ -40,13 +59,21 @@ const LABEL: &str = concat!(
 const MAX_HOSTNAME: u64 = 253;
 
 impl Walk<'_> {
-    /// Formats are kept where the type says that it is about strings. Elsewhere, by draft 2020-12, they only remark.
+    /// Formats are kept where the type says that it is about strings. Elsewhere, by draft 2020-12, they only remark, and one
+    /// that no draft defines does so anywhere.
     pub(super) fn format(
         &mut self,
         value: &Value,
         members: &Map<String, Value>,
         made: &mut Map<String, Value>,
     ) -> Result<(), GrammarError> {
+        let Some(name) = value.as_str() else {
+            return self.at("format", |walk| walk.refuse("must be a string"));
+        };
+        let is_kept = FORMATS.contains(&name);
+        if !is_kept && !NOT_KEPT.contains(&name) {
+            return Ok(());
+        }
         let is_string = match members.get("type") {
             Some(Value::String(name)) => name == "string",
             Some(Value::Array(names)) => names.contains(&Value::from("string")),
@@ -58,8 +85,7 @@ impl Walk<'_> {
                 });
             }
         };
-        let name = value.as_str().unwrap_or_default();
-        if is_string && !FORMATS.contains(&name) {
+        if is_string && !is_kept {
             return self.at("format", |walk| {
                 walk.refuse(format!(
                     "is not supported; known are {}",

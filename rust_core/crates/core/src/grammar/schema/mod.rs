@@ -6,23 +6,30 @@
 
 mod alternatives;
 mod arrays;
+mod complement;
 mod constants;
+mod discriminated;
+mod disjoint;
 mod formats;
 mod keywords;
 mod merging;
 mod numbers;
 mod objects;
 mod references;
+mod rewriting;
 mod strings;
 #[cfg(test)]
 mod tests;
+mod unevaluated;
+mod values;
 
+use std::cell::Cell;
 use std::fmt;
 
 use serde_json::{Map, Value};
 
 use super::error::GrammarError;
-use super::limits::{MAX_ENUM_VALUES, MAX_SCHEMA_DEPTH, MAX_SUBSCHEMAS};
+use super::limits::{MAX_ENUM_VALUES, MAX_PROOFS, MAX_SCHEMA_DEPTH, MAX_SUBSCHEMAS};
 
 /// How a schema's JSON is spelled.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -119,6 +126,10 @@ pub(super) struct Walk<'a> {
     depth: usize,
     num_subschemas: usize,
     num_enum_values: usize,
+    /// Parts of schemas that were written in other words.
+    num_rewritten: usize,
+    /// What may still be spent on proofs.
+    proofs_left: Cell<u32>,
     references: references::References<'a>,
     numbers: numbers::Seen,
     /// Every character of a string is spelled in one way only: no escapes by number. Needed where keys are told apart by
@@ -137,6 +148,8 @@ impl<'a> Walk<'a> {
             depth: 0,
             num_subschemas: 0,
             num_enum_values: 0,
+            num_rewritten: 0,
+            proofs_left: Cell::new(MAX_PROOFS),
             references: references::References::new(document)?,
             numbers: numbers::Seen::default(),
             plain_escapes: false,
@@ -167,7 +180,7 @@ impl<'a> Walk<'a> {
     }
 
     /// A schema, anew.
-    fn schema(&mut self, schema: &'a Value) -> Result<Value, GrammarError> {
+    fn schema(&mut self, schema: &Value) -> Result<Value, GrammarError> {
         self.num_subschemas += 1;
         if self.num_subschemas > MAX_SUBSCHEMAS {
             return self.refuse(format!(
@@ -191,7 +204,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn schemas(&mut self, value: &'a Value) -> Result<Value, GrammarError> {
+    fn schemas(&mut self, value: &Value) -> Result<Value, GrammarError> {
         let Some(schemas) = value.as_array().filter(|schemas| !schemas.is_empty()) else {
             return self.refuse("must be a list of schemas, not an empty one");
         };

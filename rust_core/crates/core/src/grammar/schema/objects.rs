@@ -6,10 +6,10 @@ use super::Walk;
 use crate::grammar::error::GrammarError;
 use crate::grammar::limits::{MAX_COUNTED_PROPERTIES, MAX_PROPERTIES};
 
-impl<'a> Walk<'a> {
+impl Walk<'_> {
     pub(super) fn objects(
         &mut self,
-        members: &'a Map<String, Value>,
+        members: &Map<String, Value>,
         made: &mut Map<String, Value>,
     ) -> Result<(), GrammarError> {
         self.count("minProperties", members, made)?;
@@ -45,7 +45,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    fn properties(&mut self, value: &'a Value) -> Result<Value, GrammarError> {
+    fn properties(&mut self, value: &Value) -> Result<Value, GrammarError> {
         let Some(properties) = value.as_object() else {
             return self.refuse("must be an object");
         };
@@ -59,7 +59,7 @@ impl<'a> Walk<'a> {
         Ok(Value::Object(made))
     }
 
-    fn pattern_properties(&mut self, value: &'a Value) -> Result<Value, GrammarError> {
+    fn pattern_properties(&mut self, value: &Value) -> Result<Value, GrammarError> {
         let Some(properties) = value.as_object() else {
             return self.refuse("must be an object");
         };

@@ -118,6 +118,13 @@ impl<'a> References<'a> {
 impl<'a> Walk<'a> {
     /// The reference as the engine is to see it.
     pub(super) fn reference(&mut self, value: &Value) -> Result<Value, GrammarError> {
+        let (place, target) = self.resolved(value)?;
+        let name = self.references.name(place, target);
+        Ok(Value::String(format!("#/$defs/{name}")))
+    }
+
+    /// Where a reference leads, and what is there.
+    pub(super) fn resolved(&self, value: &Value) -> Result<(String, &'a Value), GrammarError> {
         let Some(reference) = value.as_str() else {
             return self.refuse("must be a string");
         };
@@ -128,7 +135,6 @@ impl<'a> Walk<'a> {
             );
         }
         if let Some(place) = &self.references.embedded {
-            let place = place.clone();
             return self.refuse(format!(
                 "references are not supported beside an id within the schema ({place})"
             ));
@@ -136,9 +142,7 @@ impl<'a> Walk<'a> {
         let Some(fragment) = percent_decoded(fragment) else {
             return self.refuse("is no valid reference");
         };
-        let (place, target) = self.target(&fragment)?;
-        let name = self.references.name(place, target);
-        Ok(Value::String(format!("#/$defs/{name}")))
+        self.target(&fragment)
     }
 
     fn target(&self, fragment: &str) -> Result<(String, &'a Value), GrammarError> {

@@ -7,10 +7,10 @@ use crate::grammar::error::GrammarError;
 use crate::grammar::limits::{MAX_COUNT, UNREACHABLE_COUNT};
 use crate::grammar::pattern;
 
-impl<'a> Walk<'a> {
+impl Walk<'_> {
     pub(super) fn strings(
         &mut self,
-        members: &'a Map<String, Value>,
+        members: &Map<String, Value>,
         made: &mut Map<String, Value>,
     ) -> Result<(), GrammarError> {
         self.count("minLength", members, made)?;

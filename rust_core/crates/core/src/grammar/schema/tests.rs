@@ -34,17 +34,17 @@ fn only_keywords_that_are_kept_are_left() {
 #[test]
 fn what_is_not_kept_is_refused_with_its_place() {
     let cases = [
-        (json!({"not": {}}), "#/not:"),
+        (json!({"not": {"multipleOf": 2}}), "#/not: multipleOf"),
         (
-            json!({"properties": {"a/b": {"if": true}}}),
-            "#/properties/a~1b/if:",
+            json!({"properties": {"a/b": {"if": {"pattern": "a"}, "then": false}}}),
+            "#/properties/a~1b/if: pattern",
         ),
         (
             json!({"items": {"uniqueItems": true}}),
             "#/items/uniqueItems:",
         ),
         (
-            json!({"anyOf": [true, {"contains": true}]}),
+            json!({"anyOf": [true, {"contains": {"type": "null"}}]}),
             "#/anyOf/1/contains:",
         ),
         (json!({"minlength": 3}), "minLength was meant"),
@@ -60,7 +60,7 @@ fn what_is_not_kept_is_refused_with_its_place() {
         (json!({"required": "a"}), "#/required:"),
         (json!({"properties": []}), "#/properties:"),
         (json!({"properties": {"a": 1}}), "#/properties/a:"),
-        (json!({"type": "string", "format": "zip-code"}), "#/format:"),
+        (json!({"type": "string", "format": "regex"}), "#/format:"),
         (json!({"format": "date"}), "#/format:"),
         (json!({"pattern": "(?=a)"}), "#/pattern:"),
         (
@@ -245,18 +245,83 @@ fn alternatives_are_looked_into() {
             "node": {"type": "object", "properties": {"child": {"oneOf": [{"$ref": "#/$defs/leaf"}, {"$ref": "#/$defs/node"}]}}},
         },
     });
+    let refs = json!([{"anyOf": [{"$ref": "#/$defs/0"}, {"$ref": "#/$defs/1"}]}]);
     let made = made(&schema);
-    let last = &made["$defs"]["one0"]["oneOf"];
-    assert_eq!(made["$ref"], json!("#/$defs/one0"));
-    assert_eq!(last[0], json!({"type": "integer"}));
+    assert_eq!(made["allOf"], refs);
+    assert_eq!(made["$defs"]["1"]["properties"]["child"]["allOf"], refs);
+    // Not seen to be disjoint, and not to be turned round: the engine gets what the references lead to.
+    let schema = json!({
+        "oneOf": [{"$ref": "#/$defs/even"}, {"$ref": "#/$defs/third"}],
+        "$defs": {"even": {"multipleOf": 2}, "third": {"multipleOf": 3}},
+    });
+    let made = super::normalized(&schema, &JsonStyle::default()).unwrap();
+    assert_eq!(made["allOf"], json!([{"$ref": "#/$defs/one0"}]));
     assert_eq!(
-        last[1]["properties"]["child"]["$ref"],
-        json!("#/$defs/one1")
+        made["$defs"]["one0"]["oneOf"],
+        json!([{"multipleOf": 2}, {"multipleOf": 3}])
     );
+}
+
+#[test]
+fn alternatives_that_overlap_exclude_each_other() {
+    let schema = json!({"oneOf": [{"required": ["a"]}, {"required": ["b"]}, {"type": "null"}]});
+    let without = |name: &str| json!({"type": "object", "properties": {name: false}, "additionalProperties": true});
+    let other = json!({"type": ["boolean", "number", "string", "array", "object"]});
     assert_eq!(
-        made["$defs"]["one1"]["oneOf"][1]["properties"]["child"],
-        last[1]["properties"]["child"]
+        made(&schema)["allOf"][0]["anyOf"],
+        json!([
+            {"allOf": [{"required": ["a"]}, without("b"), other]},
+            {"allOf": [{"required": ["b"]}, without("a"), other]},
+            {"allOf": [{"type": "null"}, without("a"), without("b")]},
+        ])
     );
+    // Patterns without a common text, bounds, constants, lengths of lists: proven apart.
+    let apart = [
+        (
+            json!({"type": "string", "pattern": "^a"}),
+            json!({"type": "string", "pattern": "^[b-z]"}),
+        ),
+        (
+            json!({"type": "number", "maximum": 1}),
+            json!({"type": "integer", "minimum": 2}),
+        ),
+        (
+            json!({"enum": [1, 2, {"a": 1}]}),
+            json!({"enum": [3, "1", {"a": 2}]}),
+        ),
+        (
+            json!({"type": "array", "maxItems": 1}),
+            json!({"type": "array", "minItems": 2}),
+        ),
+        (
+            json!({"type": "object", "required": ["k"], "properties": {"k": {"const": 1}}}),
+            json!({"type": "object", "properties": {"k": {"anyOf": [{"const": 2}, {"type": "null"}]}}}),
+        ),
+    ];
+    for (first, second) in apart {
+        let made = made(&json!({"oneOf": [first, second]}));
+        assert_eq!(made["allOf"][0]["anyOf"].as_array().unwrap().len(), 2);
+        assert!(
+            made["allOf"][0]["anyOf"][0].get("allOf").is_none(),
+            "{made}"
+        );
+    }
+}
+
+#[test]
+fn conditions_on_one_property_are_taken_together() {
+    let when = |kind: Value, name: &str| json!({"if": {"properties": {"kind": kind}}, "then": {"required": [name]}});
+    let parts = json!([
+        when(json!({"const": "a"}), "x"), {"minProperties": 1}, when(json!({"enum": ["b", "a"]}), "y"),
+    ]);
+    let made = made(&json!({"type": "object", "allOf": parts}));
+    let parts = made["allOf"].as_array().unwrap();
+    assert_eq!(parts.len(), 2);
+    // "a", "b", something else, no object, no such property.
+    let alternatives = parts[1]["anyOf"].as_array().unwrap();
+    assert_eq!(alternatives.len(), 5);
+    assert_eq!(alternatives[0]["allOf"].as_array().unwrap().len(), 3);
+    assert_eq!(alternatives[1]["allOf"].as_array().unwrap().len(), 2);
 }
 
 #[test]

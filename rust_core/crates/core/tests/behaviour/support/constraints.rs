@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use oneloop_core::{Constraint, ConstraintSource, SharedGrammar, SubmitRequest};
+use oneloop_core::{Constraint, ConstraintSource, Failure, SharedGrammar, SubmitRequest};
 
 use super::driver::VOCAB_SIZE;
 use super::rng::scramble;
@@ -51,14 +51,14 @@ impl Constraint for Walk {
         Ok(())
     }
 
-    fn advance(&mut self, token: u32) -> Result<(), String> {
+    fn advance(&mut self, token: u32) -> Result<(), Failure> {
         if !self.allows(token) {
-            return Err("there is a wall".into());
+            return Err(Failure::of_engine("there is a wall"));
         }
         self.place = scramble(self.place.wrapping_mul(31) ^ u64::from(token));
         self.num_steps += 1;
         if self.place % 89 == 2 {
-            return Err("the maze fell down".into());
+            return Err(Failure::of_request("the maze fell down"));
         }
         Ok(())
     }
@@ -118,7 +118,7 @@ fn walk(request: &SubmitRequest, outputs: &[i32]) -> Option<Result<Box<dyn Const
     let mut constraint = grammar.0.start();
     for &token in &outputs[begin..] {
         if let Err(problem) = constraint.advance(token as u32) {
-            return Some(Err(problem));
+            return Some(Err(problem.to_string()));
         }
     }
     Some(Ok(constraint))
@@ -144,6 +144,15 @@ pub(crate) fn next(request: &SubmitRequest, outputs: &[i32], banned: &[i32]) -> 
             *may = mask[token / 32] >> (token % 32) & 1 == 1;
         }
         binds = true;
+    } else if request.grammar.is_some() {
+        // An answer is to come: nothing ends the text before it, but what ends the thinking.
+        let ends = request.eos_token_ids.iter().filter(|_| !request.ignore_eos);
+        for &token in ends.chain(&request.stop_token_ids) {
+            if !request.grammar_after.contains(&token) {
+                may[token as usize] = false;
+                binds = true;
+            }
+        }
     }
     if let Some(allowed) = &request.allowed_token_ids {
         for (token, may) in may.iter_mut().enumerate() {

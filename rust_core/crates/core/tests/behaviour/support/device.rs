@@ -248,6 +248,8 @@ impl Device {
             ("history_token", "num_history"),
             ("score_token", "num_scores"),
             ("pool_end", "num_pools"),
+            ("pick_token_index", "num_picked"),
+            ("pick_token", "num_picks"),
         ];
         let counted = counted.map(|(field, count)| (field, slab.count(count)));
         for (field, count) in counted

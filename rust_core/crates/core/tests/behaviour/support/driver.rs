@@ -467,9 +467,10 @@ impl Bench {
             token,
             expected_token(request, &reported.tokens, truth, self.oracle.seeds[&id])
         );
+        let prefix = truth.prefix(reported.tokens.len());
         reported.tokens.push(token);
         truth.num_committed += 1;
-        check_logprobs(request, token, delta, deltas);
+        check_logprobs(request, (prefix, token), delta, deltas);
         let (finish, reason, text) = expected_end(request, &reported.tokens);
         self.coverage.num_over += u64::from(judge(request, &reported.tokens) == Verdict::Over);
         assert_eq!(

@@ -6,6 +6,7 @@ use super::constraints::{Next, Verdict, judge, next};
 use super::device::Truth;
 use super::driver::{VOCAB_SIZE, text_of};
 use super::outputs::fake_logprobs;
+use super::prompt_results::pick;
 use super::reference::{bias_columns, sample};
 
 /// The token that the simulated model gives behind these outputs.
@@ -115,7 +116,13 @@ pub(crate) fn expected_end(
 }
 
 /// The delta tells of its token what the device wrote.
-pub(crate) fn check_logprobs(request: &SubmitRequest, token: i32, delta: &Delta, deltas: &Deltas) {
+/// `prefix`: behind which the token was sampled.
+pub(crate) fn check_logprobs(
+    request: &SubmitRequest,
+    (prefix, token): (u64, i32),
+    delta: &Delta,
+    deltas: &Deltas,
+) {
     let Some(num_top) = request.logprobs else {
         assert!(deltas.logprobs(delta).is_none());
         return;
@@ -125,8 +132,20 @@ pub(crate) fn check_logprobs(request: &SubmitRequest, token: i32, delta: &Delta,
         panic!("one token, {} entries", entries.len())
     };
     assert_eq!(entry.rank, fake_logprobs(token, 0, VOCAB_SIZE).0);
-    assert_eq!(entry.token_ids.len() as u64, num_top + 1);
-    for (column, (&id, &value)) in entry.token_ids.iter().zip(entry.logprobs).enumerate() {
+    let num_columns = num_top as usize + 1;
+    let (ids, picked) = entry.token_ids.split_at(num_columns);
+    let (logprobs, values) = entry.logprobs.split_at(num_columns);
+    let wanted = &request.logprob_token_ids;
+    assert!(
+        picked
+            .iter()
+            .map(|&id| i64::from(id))
+            .eq(wanted.iter().copied())
+    );
+    for (&id, value) in wanted.iter().zip(values) {
+        assert_eq!(value.to_bits(), pick(prefix, id).to_bits());
+    }
+    for (column, (&id, &value)) in ids.iter().zip(logprobs).enumerate() {
         let (_, expected_id, expected_value) = fake_logprobs(token, column, VOCAB_SIZE);
         assert_eq!(
             (id, value.to_bits()),

@@ -1,8 +1,9 @@
-//! What the simulated device gives of prompts, and what the core must make of it.
+//! What the simulated device gives beside tokens, and what the core must make of it.
 
 use oneloop_core::{Delta, FinishReason, NUM_LOGPROB_COLUMNS, Pooling, SubmitRequest};
 
 use super::reference::{empty_prefix, extend_prefix};
+use super::rng::scramble;
 use super::slab::Slab;
 
 /// Numbers of a hidden state.
@@ -31,6 +32,11 @@ fn score(prefix: u64, token: i32, column: usize) -> (i32, i32, f32) {
     ((prefix % 9) as i32 + 1, id, -((mixed % 1024) as f32) - 1.0)
 }
 
+/// The log-probability that a token has behind a prefix.
+pub(crate) fn pick(prefix: u64, token: i64) -> f32 {
+    -(((prefix.rotate_left(29) ^ scramble(token as u64)) % 1024) as f32)
+}
+
 /// A number of a hidden state: small enough that sums are exact.
 fn hidden(prefix: u64, index: u32) -> f32 {
     ((prefix >> (8 * index)) % 256) as f32
@@ -50,6 +56,20 @@ pub(crate) fn write(slab: &mut Slab, prefix: impl Fn(i32) -> Option<u64>) {
             let place = at * NUM_LOGPROB_COLUMNS + column;
             slab.array_mut::<i32>("score_logprob_token")[place] = id;
             slab.array_mut::<f32>("score_logprob")[place] = value;
+        }
+    }
+    let count = slab.count("num_picked");
+    let indices = slab.ints("pick_token_index", count).to_vec();
+    let starts = slab
+        .ints("pick_start", count + usize::from(count > 0))
+        .to_vec();
+    let tokens = slab.ints("pick_token", slab.count("num_picks")).to_vec();
+    assert_eq!(starts.last().map_or(0, |&end| end as usize), tokens.len());
+    for (&index, range) in indices.iter().zip(starts.windows(2)) {
+        let range = range[0] as usize..range[1] as usize;
+        let values = &mut slab.array_mut::<f32>("pick_logprob")[range.clone()];
+        for (value, &token) in values.iter_mut().zip(&tokens[range]) {
+            *value = prefix(index).map_or(7.0, |prefix| pick(prefix, token.into()));
         }
     }
     let count = slab.count("num_pools");

@@ -1,0 +1,258 @@
+"""Packed linear maps: unpacked in the product, or written out for cuBLAS, beside the same maps in bfloat16.
+
+`python -m oneloop_bench.kernels.packed_linear [--only TEXT] [--kind KIND] [--rows 1,4,16,64,256]`: the four maps of a
+layer of Llama 3 8B at so many rows, then chains of layers without attention, each with weights of its own; norms are
+kernels of their own that count too. Kinds: "w4" (4 bits, groups of 128), "w4z" (with zeros), "q4_0", "q4_k", "q6_k",
+"q8_0" as GGUF's.
+
+--sweep: plans for each map and number of rows, and at the end lines of
+`oneloop_kernels.ops.packed_linear.plans.TUNED`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from oneloop.device.cpus import usable_cpus
+from oneloop_bench.kernels import linear as plain
+from oneloop_bench.kernels.timing import Effort, KernelBench, add_bench_arguments
+from oneloop_bench.report import run_bench
+from oneloop_kernels.compiling.workers import CompileWorkers
+from oneloop_kernels.launch import compiling_ahead, num_sms
+from oneloop_kernels.ops.linear import NUM_TICKETS, Norm
+from oneloop_kernels.ops.linear.gpu import linear as plain_linear
+from oneloop_kernels.ops.linear.plans import can_stream
+from oneloop_kernels.ops.packed_linear import TILE_COLUMNS, TILE_ROWS, PackedCall, PackedWeight
+from oneloop_kernels.ops.packed_linear.gpu import linear, written_out
+from oneloop_kernels.ops.packed_linear.launches import few_rows, prepared, stream
+from oneloop_kernels.ops.packed_linear.plans import StreamPlan, fitting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from oneloop_bench.kernels.linear import Map
+    from oneloop_kernels.ops.packed_linear import Bits, Shift
+
+MODEL: Final = "llama8b"
+SWEEP_EFFORT: Final = Effort(launches=32, seconds=0.02, replays=5)
+KINDS: Final[dict[str, tuple[Bits, Shift, int]]] = {
+    "w4": (4, "none", 1),
+    "w4z": (4, "zero", 1),
+    "q4_0": (4, "none", 4),
+    "q4_k": (4, "offset", 4),
+    "q6_k": (6, "none", 8),
+    "q8_0": (8, "none", 4),
+}
+"""Bits, shift, groups in 128 columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Random inputs of one map."""
+
+    map: Map
+    call: PackedCall
+
+    def streamed(self, plan: StreamPlan) -> object:
+        """By the plan, as far as shared memory has room for its stages."""
+        call = prepared(self.call)
+        return stream(fitting(plan, call.weight, call.x.shape[0], gated=call.gated), call).run()
+
+    def written_out(self) -> object:
+        """By cuBLAS."""
+        return written_out(prepared(self.call))
+
+
+def random_weight(one: Map, kind: str, dtype: torch.dtype, device: torch.device) -> PackedWeight:
+    """Any bits are numbers; scales are like those of real weights."""
+    bits, shift, groups = KINDS[kind]
+    halves = 2 if one.gated else 1
+    tiles = (halves * -(-one.out_size // halves // TILE_ROWS), -(-one.in_size // TILE_COLUMNS))
+
+    def integers(*last: int, dtype: torch.dtype) -> torch.Tensor:
+        ends = torch.iinfo(dtype)
+        return torch.randint(ends.min, ends.max, (*tiles, *last), dtype=dtype, device=device)
+
+    kinds = 1 if shift == "none" else 2
+    scales = torch.rand(*tiles, 32 * groups, kinds, 2, device=device).mul_(0.02 / (1 << (bits - 1)))
+    high = None
+    if bits > 4:
+        high = integers(1024, dtype=torch.int32 if bits == 8 else torch.int16)
+    params = scales.to(dtype).view(torch.int32).squeeze(-1)
+    words = integers(1024, dtype=torch.int32)
+    return PackedWeight(words, high, params, bits, shift, one.out_size, one.in_size, halves, dtype)
+
+
+def make_inputs(
+    one: Map, num_tokens: int, kind: str, device: torch.device, x: torch.Tensor | None = None
+) -> Inputs:
+    """x: shared by several maps of a chain: what they normalise, and add their results to."""
+    dtype = plain.dtype_on(device)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, dtype=dtype, device=device)
+
+    own = normal(num_tokens, one.in_size) if x is None else x
+    residual = normal(num_tokens, one.result_size) if x is None else x
+    call = PackedCall(
+        own,
+        random_weight(one, kind, dtype, device),
+        norm=Norm(normal(one.in_size), 1e-5) if one.norm else None,
+        gated=one.gated,
+        residual=residual if one.residual else None,
+        tickets=torch.zeros(NUM_TICKETS, dtype=torch.int32, device=device),
+    )
+    return Inputs(one, call)
+
+
+def num_bytes_of(one: Map, num_tokens: int, weight: PackedWeight) -> int:
+    """As Map.num_bytes."""
+    return weight.num_bytes + one.num_bytes(num_tokens) - 2 * one.out_size * one.in_size
+
+
+def candidates(one: Map, num_tokens: int, device: torch.device) -> Iterator[StreamPlan]:
+    """Plans worth a try: as many programs as find room, or so many to a tile, or so many tiles to one."""
+    for residents, column_tiles, most_rows in itertools.product((1, 2, 3), (1, 2), (64, 128)):
+        if (num_tokens > 32 and residents == 3) or (num_tokens <= 64 and most_rows > 64):
+            continue
+        plan = StreamPlan(column_tiles, 16, residents, most_rows=most_rows)
+        room = residents * num_sms(device)
+        tiles = plan.num_tiles(num_tokens, one.result_size)
+        whole = tiles * (room // tiles) if tiles <= room else -(-tiles // -(-tiles // room))
+        ways = (True, False) if plan.block_m(num_tokens) <= 16 else (False,)
+        for scales_sums in ways:
+            yield replace(plan, programs=whole, scales_sums=scales_sums)
+            if whole * 10 < room * 9:
+                yield replace(plan, programs=room, scales_sums=scales_sums)
+
+
+def compile_all(ways: Sequence[tuple[Inputs, Callable[[Inputs], object]]], device: torch.device) -> None:
+    """Several at a time. One that does not compile says so when it is launched."""
+    if device.type != "cuda":
+        return
+    workers = CompileWorkers.start(usable_cpus())
+    try:
+        with compiling_ahead(usable_cpus(), workers):
+            for inputs, way in ways:
+                try:
+                    way(inputs)
+                except Exception as error:  # whatever the compiler says: the others go on
+                    print(f"  {inputs.map.name}: {str(error)[:200]}")
+    finally:
+        if workers is not None:
+            workers.close()
+
+
+def sweep(bench: KernelBench, maps: Sequence[Map], rows: Sequence[int], kind: str) -> list[str]:
+    """The best plan for each map and number of rows, beside the weight written out."""
+    cases = [
+        (f"{MODEL} {one.name} {num_tokens:03d} rows {kind}", one, num_tokens)
+        for one, num_tokens in itertools.product(maps, rows)
+    ]
+    cases = [case for case in cases if bench.wanted(case[0])]
+    plans = {name: list(candidates(one, num_tokens, bench.device)) for name, one, num_tokens in cases}
+    samples = {name: make_inputs(one, num_tokens, kind, bench.device) for name, one, num_tokens in cases}
+    compile_all([(samples[name], way(plan)) for name in plans for plan in plans[name]], bench.device)
+    found: dict[Map, list[tuple[int, StreamPlan | None]]] = {}
+    for name, one, num_tokens in cases:
+        weight = samples[name].call.weight
+        num_bytes = num_bytes_of(one, num_tokens, weight)
+        sets = bench.sets(lambda: make_inputs(one, num_tokens, kind, bench.device), num_bytes=num_bytes)  # noqa: B023
+        known: dict[str, StreamPlan | None] = {short(plan): plan for plan in plans[name]} | {"out": None}
+        best = bench.best(name, {key: way(plan) for key, plan in known.items()}, sets, num_bytes=num_bytes)
+        if best is not None:
+            plan = known[best]
+            fitted = None if plan is None else fitting(plan, weight, num_tokens, gated=one.gated)
+            found.setdefault(one, []).append((num_tokens, fitted))
+    return [
+        f"    ({one.out_size}, {one.in_size}, {one.gated}): {tuple(choices)!r},"
+        for one, choices in found.items()
+    ]
+
+
+def way(plan: StreamPlan | None) -> Callable[[Inputs], object]:
+    """How a set is computed by the plan."""
+    if plan is None:
+        return lambda inputs: inputs.written_out()
+    return lambda inputs: inputs.streamed(plan)
+
+
+def short(plan: StreamPlan) -> str:
+    """A name for the table."""
+    sums = " sums" if plan.scales_sums else ""
+    return f"tiles {plan.column_tiles} rows {plan.most_rows} residents {plan.residents} programs {plan.programs}{sums}"
+
+
+def compare(bench: KernelBench, maps: Sequence[Map], rows: Sequence[int], kind: str) -> None:
+    """What the family takes, the other ways, and bfloat16."""
+    for one, num_tokens in itertools.product(maps, rows):
+        name = f"{MODEL} {one.name} {num_tokens:03d} rows"
+        sample = make_inputs(one, num_tokens, kind, bench.device)
+        num_bytes = num_bytes_of(one, num_tokens, sample.call.weight)
+        sets = bench.sets(lambda: make_inputs(one, num_tokens, kind, bench.device), num_bytes=num_bytes)  # noqa: B023
+        bench.measure(f"{name} {kind}", lambda inputs: linear(inputs.call), sets, num_bytes=num_bytes)
+        bench.measure(f"{name} {kind} out", lambda inputs: inputs.written_out(), sets, num_bytes=num_bytes)
+        if not can_stream(bench.device):
+            bench.measure(
+                f"{name} {kind} any card", lambda inputs: few_rows(prepared(inputs.call)).run(), sets
+            )
+        num_bytes = one.num_bytes(num_tokens)
+        others = bench.sets(lambda: plain.make_inputs(one, num_tokens, bench.device), num_bytes=num_bytes)  # noqa: B023
+        bench.measure(f"{name} bf16", lambda inputs: plain_linear(inputs.call()), others, num_bytes=num_bytes)
+
+
+def chains(bench: KernelBench, maps: Sequence[Map], rows: Sequence[int], kind: str) -> None:
+    """Whole layers in one graph: a decode step without attention and head is 32 of them."""
+    for num_tokens in rows:
+        name = f"{MODEL} layers {num_tokens:03d} rows {kind}"
+        if not bench.wanted(name):
+            continue
+        x = torch.randn(num_tokens, maps[0].in_size, dtype=plain.dtype_on(bench.device), device=bench.device)
+
+        def layer() -> list[Inputs]:
+            return [make_inputs(one, num_tokens, kind, bench.device, x) for one in maps]  # noqa: B023
+
+        num_bytes = sum(num_bytes_of(one.map, num_tokens, one.call.weight) for one in layer())
+        bench.measure(name, run_layer, bench.sets(layer, num_bytes=num_bytes), num_bytes=num_bytes)
+
+
+def run_layer(layer: Sequence[Inputs]) -> None:
+    """The four maps one after the other; o takes the queries as they are."""
+    x = layer[0].call.x
+    for inputs in layer:
+        x = linear(inputs.call._replace(x=x[:, : inputs.map.in_size]))
+
+
+def main() -> None:
+    """Run the bench."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_bench_arguments(parser)
+    parser.add_argument("--kind", choices=sorted(KINDS), default="w4")
+    parser.add_argument("--rows", default="1,4,16,64,256")
+    options = parser.parse_args()
+    bench = KernelBench("packed_linear", options)
+    rows = [int(number) for number in options.rows.split(",")]
+    bench.sweep_effort = SWEEP_EFFORT
+    maps: tuple[Map, ...] = plain.MODELS[MODEL][:4]
+    if bench.device.type != "cuda":
+        maps = tuple(plain.shrunken(one) for one in maps)
+        rows = rows[:2]
+    lines: list[str] = []
+    if bench.sweep and bench.device.type == "cuda":
+        lines = sweep(bench, maps, rows, options.kind)
+        print("\n".join(lines))
+    else:
+        chains(bench, maps, rows, options.kind)
+        compare(bench, maps, rows, options.kind)
+    bench.finish(tuned=lines)
+
+
+if __name__ == "__main__":
+    run_bench(main)

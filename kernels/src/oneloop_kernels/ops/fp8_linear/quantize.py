@@ -1,0 +1,49 @@
+"""Numbers → e4m3 with scales: the largest magnitude that shares a scale becomes the type's largest number."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from oneloop_kernels.ops.fp8_linear import BLOCK, FP8
+
+LARGEST: Final = 448.0
+"""Of e4m3."""
+_SMALLEST_SCALE: Final = 1e-12
+"""Of what is all zero."""
+
+
+def quantize_rows(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """values: [n, m] → e4m3 [n, m], float32 scales [n]."""
+    wide = values.float()
+    scales = _scales(wide.abs().amax(1))
+    return _quantized(wide, scales[:, None]), scales
+
+
+def quantize_blocks(values: torch.Tensor, block_rows: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """values: [n, m] → e4m3 [n, m], float32 scales [⌈n / block_rows⌉, ⌈m / BLOCK⌉]. What a block lacks counts as 0."""
+    rows, columns = values.shape
+    wide = F.pad(values.float(), (0, -columns % BLOCK, 0, -rows % block_rows))
+    tiles = wide.view(wide.shape[0] // block_rows, block_rows, wide.shape[1] // BLOCK, BLOCK)
+    scales = _scales(tiles.abs().amax((1, 3)))
+    quantized = _quantized(tiles, scales[:, None, :, None]).view(wide.shape)
+    return quantized[:rows, :columns].contiguous(), scales
+
+
+def dequantized(quantized: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """float32 [n, m] of e4m3 [n, m] with scales [n] or [n / block_rows, ⌈m / BLOCK⌉]."""
+    if scales.dim() == 1:
+        return quantized.float() * scales[:, None]
+    rows, columns = quantized.shape
+    factors = scales.repeat_interleave(rows // scales.shape[0], dim=0).repeat_interleave(BLOCK, dim=1)
+    return quantized.float() * factors[:, :columns]
+
+
+def _scales(largest: torch.Tensor) -> torch.Tensor:
+    return (largest / LARGEST).clamp(min=_SMALLEST_SCALE)
+
+
+def _quantized(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    return (values / scales).clamp(-LARGEST, LARGEST).to(FP8)

@@ -1,0 +1,158 @@
+"""How experts' kernels are cut: measured per card, experts and number of tokens (`configs/*.json`); else by a rule.
+
+`python -m oneloop_bench.kernels.moe` measures, and prints what belongs into the files.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Final, Literal
+
+from oneloop_kernels.launch import card_name, of_card
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+FILES: Final[Mapping[str, str]] = {"NVIDIA H200": "nvidia_h200.json"}
+"""Beginning of the card's name → file in `configs`."""
+
+MAX_ONE_BLOCK: Final = 32
+"""Tokens that one program of the routing kernel chooses experts for, and puts in order."""
+MAX_SPLIT: Final = 512
+"""Up to so many tokens a program has a slice of the hidden size, of more all of it."""
+_ROUTE_TOKENS: Final = ((MAX_SPLIT, 16), (2048, 32))
+"""(up to that many tokens, those of a program otherwise): the more there are, the fewer read the router."""
+_MOST_ROUTE_TOKENS: Final = 64
+MAX_COMBINED: Final = 32
+"""Tokens whose sums down's kernel may do."""
+_ROUTE_SPLITS: Final = 8
+_MOST_SPLITS: Final = 32
+_SLICE_BYTES: Final = 64 << 10
+"""Of the router, for a program that has one slice of it…"""
+_STAGE_BYTES: Final = 32 << 10
+"""…and in each stage of one that has several."""
+MAX_SCATTERED: Final = 4096
+"""Pairs that the routing kernel's last program puts in order itself; more are a kernel's of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProductPlan:
+    """Constants of a kernel for the experts' products.
+
+    kind: weights or tokens are the wide side of `triton.experts.experts_kernel`, or the weights of
+    `triton.stream.stream_experts_kernel`. prefetch: of the first, for down. programs: of the second, for each
+    multiprocessor.
+    """
+
+    kind: Literal["weights", "tokens", "stream"]
+    block_n: int
+    block_k: int
+    num_stages: int
+    num_warps: int = 4
+    prefetch: int = 0
+    programs: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class MoePlan:
+    """block_m: pairs of a tile. combined: the sum is done by down's kernel, where that is no stream, for few tokens."""
+
+    block_m: int
+    gate_up: ProductPlan
+    down: ProductPlan
+    combined: bool = False
+
+    def most_tiles(self, num_pairs: int, num_experts: int) -> int:
+        """Each expert with pairs has a tile that may not be full."""
+        return min(num_pairs, num_experts + num_pairs // self.block_m)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What plans are found by."""
+
+    num_experts: int
+    top_k: int
+    hidden: int
+    width: int
+
+
+ONE_PLAN_FROM: Final = 2048
+"""More tokens than this all have one plan: only the largest of such steps is run when kernels are compiled."""
+
+
+def plan_for(device: torch.device, dtype: torch.dtype, num_tokens: int, shape: Shape) -> MoePlan:
+    """The plan for that many tokens."""
+    return _plan_for(card_name(device), dtype.itemsize, min(num_tokens, ONE_PLAN_FROM + 1), shape)
+
+
+@cache
+def _plan_for(card: str, item_bytes: int, num_tokens: int, shape: Shape) -> MoePlan:
+    name = of_card(card, FILES)
+    if name is not None and item_bytes == 2:
+        for most, plan in read_plans(name).get(shape, ()):
+            if num_tokens <= most:
+                return plan
+    return plan_by_rule(item_bytes, num_tokens, shape)
+
+
+@cache
+def read_plans(name: str) -> Mapping[Shape, tuple[tuple[int, MoePlan], ...]]:
+    """Shape → (up to that many tokens, the plan), ascending."""
+    content = json.loads(files(__package__).joinpath("configs", name).read_text())
+    return {
+        Shape(**entry["shape"]): tuple((plan["tokens"], _plan_of(plan)) for plan in entry["plans"])
+        for entry in content
+    }
+
+
+def _plan_of(entry: Mapping[str, object]) -> MoePlan:
+    gate_up, down = entry["gate_up"], entry["down"]
+    assert isinstance(gate_up, dict)
+    assert isinstance(down, dict)
+    rest = {key: value for key, value in entry.items() if key not in ("tokens", "gate_up", "down")}
+    return MoePlan(gate_up=ProductPlan(**gate_up), down=ProductPlan(**down), **rest)  # type: ignore[arg-type]
+
+
+def route_plan(num_tokens: int, hidden: int, experts_pad: int, item_bytes: int) -> tuple[int, int, int]:
+    """Of the routing kernel: tokens of a block, slices of the hidden size, columns of a product."""
+    tokens = next((size for most, size in _ROUTE_TOKENS if num_tokens <= most), _MOST_ROUTE_TOKENS)
+    if num_tokens <= MAX_ONE_BLOCK:
+        tokens = max(8, 1 << (num_tokens - 1).bit_length())
+    slice_size = max(16, 1 << (-(-hidden // _ROUTE_SPLITS) - 1).bit_length())
+    columns = min(slice_size, max(16, _SLICE_BYTES // (item_bytes * experts_pad)))
+    splits = -(-hidden // columns)
+    if num_tokens <= MAX_SPLIT and splits <= _MOST_SPLITS:
+        return tokens, splits, columns
+    return tokens, 1, min(columns, max(16, _STAGE_BYTES // (item_bytes * experts_pad)))
+
+
+def plan_by_rule(item_bytes: int, num_tokens: int, shape: Shape) -> MoePlan:
+    """Tiles with room for twice the mean tokens of an expert, weights as the wide side, while those are few."""
+    mean = num_tokens * shape.top_k / shape.num_experts
+    if num_tokens > ONE_PLAN_FROM:
+        mean *= 4
+    if item_bytes == 4:
+        product = ProductPlan("weights", block_n=16, block_k=32, num_stages=3)
+        return MoePlan(block_m=16, gate_up=product, down=product)
+    if mean <= 32:
+        block_m = 16
+        while block_m < 64 and block_m < 2 * mean:
+            block_m *= 2
+        return MoePlan(
+            block_m=block_m,
+            gate_up=ProductPlan("weights", block_n=32, block_k=128, num_stages=4),
+            down=ProductPlan("weights", block_n=64, block_k=128, num_stages=4),
+        )
+    # A tile of 128 pairs is worth it where the last one of an expert, half empty, is one of several.
+    block_m = 64 if mean < 256 else 128
+    return MoePlan(
+        block_m=block_m,
+        gate_up=ProductPlan("tokens", block_n=128, block_k=64, num_stages=3, num_warps=8),
+        down=ProductPlan("tokens", block_n=256, block_k=64, num_stages=3, num_warps=8),
+    )

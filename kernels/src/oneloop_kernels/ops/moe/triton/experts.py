@@ -1,0 +1,187 @@
+"""The experts' products: every program has a tile of one expert's pairs times a block of its results.
+
+Whichever of the two is the wider side feeds the tensor cores' wide side: weights where experts have few tokens each,
+tokens where they have many. Pairs that share an expert share a tile, and so its weights.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from oneloop_kernels.ops.silu_mul.triton import silu_mul_tile
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_slots"])
+def experts_kernel(
+    x_ptr, weight_ptr, out_ptr, pairs_ptr, factors_ptr, tiles_ptr,
+    sum_ptr, shared_ptr, logits_ptr, slots_ptr, counters_ptr,
+    out_size, x_stride, num_tokens, num_slots, sum_stride, shared_stride, shared_in_stride,
+    IN_SIZE: tl.constexpr, GATED: tl.constexpr, TOP_K: tl.constexpr, EXPERTS_PAD: tl.constexpr,
+    ONE_TOKEN: tl.constexpr, TOKENS_WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, PREFETCH: tl.constexpr, COMBINED: tl.constexpr, NUM_EXPERTS: tl.constexpr,
+    HAS_GATE: tl.constexpr, HAS_SHARED: tl.constexpr, HAS_SLOTS: tl.constexpr, USE_PDL: tl.constexpr,
+):  # fmt: skip
+    """Of each pair: silu(gate · x) · (up · x) if GATED, else weight · x multiplied by the pair's factor.
+
+    weight: [experts, 2 · out_size if GATED else out_size, IN_SIZE]. GATED: x has a row per token, and out one per place
+    in `pairs`; else x has that order, and out a row per pair, token by token. pairs, tiles: see `routing`.
+    BLOCK_N: results of a program, a multiple of 8. Grid: [most tiles · ceil(out_size / BLOCK_N)].
+
+    COMBINED: 0, or a power of two that holds all tokens: who comes last of a block of columns adds them up into sum,
+    as `combine_kernel` does, for which counters (see MoeCall) has a ticket. Not GATED.
+
+    PREFETCH: bytes of each row of weights that are asked for before the kernel's turn has come: for the kernel behind
+    one that has itself waited for the routing.
+    """
+    halves: tl.constexpr = 2 if GATED else 1
+    num_blocks = tl.cdiv(out_size, BLOCK_N)
+    tile = tl.program_id(0) // num_blocks
+    block = tl.program_id(0) % num_blocks
+    if USE_PDL and PREFETCH == 0:
+        tl.extra.cuda.gdc_wait()
+    num_tiles = tl.load(tiles_ptr + EXPERTS_PAD, cache_modifier=".cg")
+    place = tiles_ptr + EXPERTS_PAD + 1 + 3 * tile  # at once, though it may be beyond the last
+    expert = tl.load(place, cache_modifier=".cg").to(tl.int64)
+    first = tl.load(place + 1, cache_modifier=".cg")
+    end = tl.load(place + 2, cache_modifier=".cg")
+    # Eight rows of the gate, then eight of up, and so on: a thread of the tensor cores has both of a result.
+    index = tl.arange(0, halves * BLOCK_N)
+    if GATED:
+        column = block * BLOCK_N + index // 16 * 8 + index % 8
+        row = tl.minimum(column, out_size - 1) + index // 8 % 2 * out_size
+    else:
+        row = tl.minimum(block * BLOCK_N + index, out_size - 1)
+    weight_rows = weight_ptr + (expert * (halves * out_size) + row) * IN_SIZE
+    if USE_PDL and PREFETCH > 0:
+        if tile < num_tiles:
+            _prefetch(weight_rows, PREFETCH, halves * BLOCK_N)
+        tl.extra.cuda.gdc_wait()
+    if USE_PDL:
+        tl.extra.cuda.gdc_launch_dependents()  # after the wait: who comes next may rely on the routing
+    if tile < num_tiles:
+        rows = first + tl.arange(0, BLOCK_M)
+        live = rows < end
+        pairs = tl.load(pairs_ptr + rows, mask=live, other=0, cache_modifier=".cg")
+        sources = rows
+        if GATED:
+            sources = rows * 0 if ONE_TOKEN else pairs // TOP_K
+        x_rows = x_ptr + sources.to(tl.int64) * x_stride
+        sums = _products(
+            x_rows, live, weight_rows, IN_SIZE, TOKENS_WIDE, BLOCK_M, halves * BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+        columns = block * BLOCK_N + tl.arange(0, BLOCK_N)
+        mask = live[:, None] & (columns < out_size)[None, :]
+        if GATED:
+            sums = sums.reshape(BLOCK_M, BLOCK_N // 8, 2, 8).permute(0, 1, 3, 2).reshape(BLOCK_M, BLOCK_N, 2)
+            gate, up = tl.split(sums)
+            out = silu_mul_tile(gate, up)
+            targets = rows
+        else:
+            factors = tl.load(factors_ptr + pairs, mask=live, other=0.0, cache_modifier=".cg")
+            out = sums * factors[:, None]
+            targets = pairs
+        places = out_ptr + targets.to(tl.int64)[:, None] * out_size + columns[None, :]
+        tl.store(places, out.to(out_ptr.dtype.element_ty), mask=mask)
+        if COMBINED > 0:
+            tl.debug_barrier()  # all of the results are written before the ticket is taken
+            ticket_ptr = counters_ptr + NUM_EXPERTS + 1 + block
+            if tl.atomic_add(ticket_ptr, 1, sem="acq_rel") == num_tiles - 1:
+                tl.store(ticket_ptr, 0)
+                _combine(
+                    out_ptr, shared_ptr, logits_ptr, slots_ptr, sum_ptr, tl.arange(0, COMBINED), columns,
+                    num_tokens, num_slots, out_size, sum_stride, shared_stride, shared_in_stride,
+                    NUM_EXPERTS, EXPERTS_PAD, TOP_K, HAS_GATE, HAS_SHARED, HAS_SLOTS,
+                )  # fmt: skip
+
+
+@triton.jit
+def _products(
+    x_rows, live, weight_rows,
+    IN_SIZE: tl.constexpr, TOKENS_WIDE: tl.constexpr, BLOCK_M: tl.constexpr, COLUMNS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """[BLOCK_M, COLUMNS] in float32. x_rows: [BLOCK_M] pointers, weight_rows: [COLUMNS]."""
+    EVEN: tl.constexpr = IN_SIZE % BLOCK_K == 0
+    k = tl.arange(0, BLOCK_K)
+    if TOKENS_WIDE:
+        sums = tl.zeros([BLOCK_M, COLUMNS], tl.float32)
+    else:
+        sums = tl.zeros([COLUMNS, BLOCK_M], tl.float32)
+    for start in range(0, IN_SIZE, BLOCK_K):
+        columns = start + k
+        within = columns < IN_SIZE
+        if EVEN:
+            weights = tl.load(weight_rows[:, None] + columns[None, :])
+        else:
+            weights = tl.load(weight_rows[:, None] + columns[None, :], mask=within[None, :], other=0.0)
+        x = tl.load(x_rows[:, None] + columns[None, :], mask=live[:, None] & within[None, :], other=0.0)
+        if TOKENS_WIDE:
+            sums = tl.dot(x, tl.trans(weights), sums, input_precision="ieee")
+        else:
+            sums = tl.dot(weights, tl.trans(x), sums, input_precision="ieee")
+    return sums if TOKENS_WIDE else tl.trans(sums)
+
+
+@triton.jit
+def _prefetch(rows, BYTES: tl.constexpr, NUM_ROWS: tl.constexpr):
+    """Ask for the next BYTES of each row [NUM_ROWS] to be brought into the L2 cache."""
+    tl.inline_asm_elementwise(
+        "{ cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
+        "=r,l,r",
+        [rows.to(tl.int64), tl.full([NUM_ROWS], BYTES, tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_slots"])
+def combine_kernel(
+    outputs_ptr, shared_ptr, logits_ptr, slots_ptr, x_ptr, num_tokens, num_slots, hidden, x_stride, shared_stride,
+    shared_in_stride,
+    NUM_EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr, TOP_K: tl.constexpr, HAS_GATE: tl.constexpr,
+    HAS_SHARED: tl.constexpr, HAS_SLOTS: tl.constexpr, BLOCK: tl.constexpr, USE_PDL: tl.constexpr,
+):  # fmt: skip
+    """x[t] += Σ of the TOP_K rows of token t, in their order (+ the shared expert's, times its factor).
+
+    Grid: [num_tokens, ceil(hidden / BLOCK)].
+    """
+    if USE_PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    _combine(
+        outputs_ptr, shared_ptr, logits_ptr, slots_ptr, x_ptr,
+        tl.program_id(0) + tl.arange(0, 1), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK),
+        num_tokens, num_slots, hidden, x_stride, shared_stride, shared_in_stride,
+        NUM_EXPERTS, EXPERTS_PAD, TOP_K, HAS_GATE, HAS_SHARED, HAS_SLOTS,
+    )  # fmt: skip
+
+
+@triton.jit
+def _combine(
+    outputs_ptr, shared_ptr, logits_ptr, slots_ptr, x_ptr, tokens, columns,
+    num_tokens, num_slots, hidden, x_stride, shared_stride, shared_in_stride,
+    NUM_EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr, TOP_K: tl.constexpr, HAS_GATE: tl.constexpr,
+    HAS_SHARED: tl.constexpr, HAS_SLOTS: tl.constexpr,
+):  # fmt: skip
+    """These tokens and columns of x. Past the first-level cache: others may have written the outputs while we ran."""
+    live = tokens < num_tokens
+    if HAS_SLOTS:
+        live &= tl.load(slots_ptr + tokens, mask=tokens < num_slots, other=-1) >= 0
+    mask = live[:, None] & (columns < hidden)[None, :]
+    places = x_ptr + tokens.to(tl.int64)[:, None] * x_stride + columns[None, :]
+    residual = tl.load(places, mask=mask, other=0.0).to(tl.float32)
+    rows = outputs_ptr + tokens.to(tl.int64)[:, None] * TOP_K * hidden + columns[None, :]
+    total = tl.zeros(residual.shape, tl.float32)
+    for index in tl.static_range(TOP_K):
+        total += tl.load(rows + index * hidden, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+    if HAS_SHARED:
+        shared_rows = shared_ptr + tokens.to(tl.int64)[:, None] * shared_stride
+        shared = tl.load(shared_rows + columns.to(tl.int64)[None, :] * shared_in_stride, mask=mask, other=0.0)
+        shared = shared.to(tl.float32)
+        if HAS_GATE:
+            gate = tl.load(logits_ptr + tokens * EXPERTS_PAD + NUM_EXPERTS, mask=live, other=0.0)
+            shared *= (1.0 / (1.0 + tl.exp(-gate)))[:, None]
+        total += shared
+    tl.store(places, residual + total, mask=mask)

@@ -1,0 +1,1 @@
+"""How a checkpoint stores its linear maps, from config.json alone. No torch."""

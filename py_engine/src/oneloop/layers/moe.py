@@ -1,0 +1,105 @@
+"""The sparse feed-forward block: experts chosen token by token, and one that every token has, where there is one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from oneloop.formats.expected import EXPERT_NAMES
+from oneloop.layers.limits import MLP_TOKENS_AT_ONCE
+from oneloop.layers.mlp import GatedMLP
+from oneloop_kernels.ops.moe import MOE, Experts, MoeCall, num_counters
+
+if TYPE_CHECKING:
+    from oneloop.formats.model_spec import MoeSpec
+    from oneloop.formats.quantization.gguf import GgufQuantization
+    from oneloop.formats.quantization.spec import QuantizationSpec
+    from oneloop.layers.norm import RMSNorm
+    from oneloop.quant.base import Target
+
+
+class SparseMLP:
+    """x + the sum of the experts that norm(x) is sent to, each times its weight; see ops.moe.
+
+    experts: the weights of all of them, stacked.
+    """
+
+    __slots__ = ("_compute", "_counters", "_in_parts", "_name", "_spec", "_statistics", "experts", "shared")
+
+    def __init__(
+        self,
+        name: str,
+        spec: MoeSpec,
+        hidden_size: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantization: QuantizationSpec | GgufQuantization | None = None,
+    ) -> None:
+        """name: checkpoint name prefix of the layer. quantization: of a shared expert; the others are plain numbers."""
+
+        def empty(*shape: int) -> torch.Tensor:
+            return torch.empty(*shape, dtype=dtype, device=device)
+
+        self._name = f"{name}.{EXPERT_NAMES[spec.layout].block}"
+        self._spec = spec
+        num_experts, width = spec.num_experts, spec.intermediate_size
+        self.experts = Experts(
+            router=empty(num_experts + spec.shared_gate, hidden_size),
+            gate_up=empty(num_experts, 2 * width, hidden_size),
+            down=empty(num_experts, hidden_size, width),
+            top_k=spec.top_k,
+            renormalised=spec.renormalised,
+        )
+        self.shared: GatedMLP | None = None
+        if spec.shared_intermediate_size:
+            self.shared = GatedMLP(
+                f"{self._name}.shared_expert",
+                hidden_size,
+                spec.shared_intermediate_size,
+                bias=False,
+                dtype=dtype,
+                device=device,
+                quantization=quantization,
+            )
+        self._statistics: torch.Tensor | None = None
+        self._counters = torch.zeros(num_counters(num_experts), dtype=torch.int32, device=device)
+        self._compute = MOE.resolve(device, dtype)
+        self._in_parts = device.type == "cpu"
+
+    def __call__(self, x: torch.Tensor, *, norm: RMSNorm, slots: torch.Tensor) -> None:
+        """x += experts(norm(x)), in place. x: [num_tokens, hidden_size] contiguous.
+
+        slots: [≤ num_tokens] int64: rows with a negative one, or none, are padding, which is sent to no expert.
+        """
+        step = MLP_TOKENS_AT_ONCE if self._in_parts else x.shape[0]
+        for first in range(0, x.shape[0], step):
+            self._add(x[first : first + step], norm, slots[first : first + step])
+
+    def _add(self, x: torch.Tensor, norm: RMSNorm, slots: torch.Tensor) -> None:
+        shared = None if self.shared is None else self.shared.output(x, norm=norm)
+        self._compute(MoeCall(x, self.experts, norm.norm, self._counters, slots, shared, self._statistics))
+
+    def count_tokens(self) -> torch.Tensor:
+        """[num_experts] int64 on the device: the tokens that each expert is sent from now on."""
+        counts = torch.zeros(self._spec.num_experts, dtype=torch.int64, device=self._counters.device)
+        self._statistics = counts
+        return counts
+
+    def weight_targets(self) -> dict[str, Target]:
+        """Checkpoint tensor name → where it goes."""
+        names, spec = EXPERT_NAMES[self._spec.layout], self._spec
+        targets: dict[str, Target] = {f"{self._name}.gate.weight": self.experts.router[: spec.num_experts]}
+        if spec.shared_gate:
+            targets[f"{self._name}.shared_expert_gate.weight"] = self.experts.router[spec.num_experts :]
+        halves = self.experts.gate_up.view(spec.num_experts, 2, spec.intermediate_size, -1)
+        for expert in range(spec.num_experts):
+            name = f"{self._name}.experts.{expert}"
+            gate, up = halves[expert]
+            targets[f"{name}.{names.gate}.weight"] = gate
+            targets[f"{name}.{names.up}.weight"] = up
+            targets[f"{name}.{names.down}.weight"] = self.experts.down[expert]
+        if self.shared is not None:
+            targets |= self.shared.weight_targets()
+        return targets

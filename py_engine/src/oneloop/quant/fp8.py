@@ -1,0 +1,96 @@
+"""Weights in 8-bit floats, which 8-bit activations are multiplied with."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from oneloop.formats.quantization.fp8 import BLOCK, rows_per_scale
+from oneloop.quant.base import Incoming
+from oneloop_kernels.ops.fp8_linear import FP8, FP8_LINEAR
+from oneloop_kernels.ops.fp8_linear.quantize import quantize_blocks, quantize_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from oneloop.formats.quantization.fp8 import Fp8Scheme
+    from oneloop.quant.base import Target
+    from oneloop_kernels.ops.linear import LinearCall
+
+
+class Fp8Weight:
+    """See StoredWeight. matrix: e4m3 [out, in]; scales: as ops.fp8_linear has them, one per row or per block."""
+
+    __slots__ = ("_compute", "_dtype", "_parts", "_rows", "_scheme", "is_plain", "matrix", "scales")
+
+    def __init__(
+        self,
+        scheme: Fp8Scheme,
+        in_size: int,
+        parts: Mapping[str, int],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """parts: checkpoint name prefix → output size. dtype: of the activations around the map."""
+        sizes = tuple(parts.values())
+        self._scheme, self._parts, self._dtype = scheme, dict(parts), dtype
+        self.is_plain = False
+        self.matrix = torch.empty(sum(sizes), in_size, dtype=FP8, device=device)
+        self._rows = rows_per_scale(scheme.block_rows, sizes) if scheme.scales == "block" else 1
+        shape = (sum(sizes) // self._rows, *((-(-in_size // BLOCK),) if scheme.scales == "block" else ()))
+        self.scales = torch.empty(shape, dtype=torch.float32, device=device)
+        self._compute = FP8_LINEAR.resolve(device, dtype)
+
+    def targets(self) -> dict[str, Target]:
+        """See StoredWeight."""
+        targets: dict[str, Target] = {}
+        start, in_size = 0, self.matrix.shape[1]
+        for name, size in self._parts.items():
+            rows = self.matrix[start : start + size]
+            scales = self.scales[start // self._rows : (start + size) // self._rows]
+            for part, stored in self._scheme.tensors(size, in_size).items():
+                shape, key = stored.shapes[0], f"{name}.{part}"
+                if part != "weight":
+                    take = partial(self._take_scales, scales)
+                    targets[key] = Incoming(shape, torch.float32, scales.device, take)
+                elif self._scheme.stored:
+                    targets[key] = rows
+                else:
+                    targets[key] = Incoming(
+                        shape, self._dtype, rows.device, partial(self._quantize, rows, scales)
+                    )
+            start += size
+        return targets
+
+    def multiply(self, call: LinearCall) -> torch.Tensor:
+        """See StoredWeight."""
+        return self._compute(call, self.scales)
+
+    def multiply_gate(self, call: LinearCall) -> torch.Tensor:
+        """As multiply, by silu(gate) · up; call.x is [gate | up]."""
+        return self._compute(call, self.scales, of_gate=True)
+
+    def leaves_gate(self, call: LinearCall) -> bool:
+        """Whether the gated call is done sooner without its gate, left to `multiply_gate` of the map that follows."""
+        return self._compute.leaves_gate(call, self.scales)
+
+    def _take_scales(self, scales: torch.Tensor, stored: torch.Tensor) -> None:
+        """A part's scales, as the checkpoint has them, to as many rows of its own as each stands for here."""
+        if self._scheme.scales != "block":
+            scales.copy_(stored.reshape(-1).expand_as(scales))
+            return
+        repeated = stored.repeat_interleave(self._scheme.block_rows // self._rows, dim=0)
+        scales.copy_(repeated[: scales.shape[0]])
+
+    def _quantize(self, rows: torch.Tensor, scales: torch.Tensor, plain: torch.Tensor) -> None:
+        """A part that came as plain numbers."""
+        if self._scheme.scales == "block":
+            quantized, found = quantize_blocks(plain, self._scheme.block_rows)
+            self._take_scales(scales, found)
+        else:
+            quantized, found = quantize_rows(plain)
+            scales.copy_(found)
+        rows.copy_(quantized)

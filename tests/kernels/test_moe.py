@@ -1,0 +1,323 @@
+"""Mixtures of experts: every implementation against the definition in float64, token by token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from oneloop_kernels.launch import INTERPRETED
+from oneloop_kernels.ops.linear import Norm
+from oneloop_kernels.ops.linear.plans import can_stream
+from oneloop_kernels.ops.moe import MOE, Experts, MoeCall, num_counters
+from oneloop_kernels.ops.moe.plans import (
+    FILES,
+    MoePlan,
+    ProductPlan,
+    Shape,
+    plan_by_rule,
+    plan_for,
+    read_plans,
+)
+from oneloop_kernels.ops.moe.reference import route
+from oneloop_kernels.ops.rms_norm.reference import rms_norm
+from oneloop_kernels.testing import assert_close
+
+triton = pytest.mark.skipif(
+    not torch.cuda.is_available() and not INTERPRETED, reason="needs a GPU, or Triton's interpreter"
+)
+WIDE_WEIGHTS = ProductPlan("weights", block_n=32, block_k=32, num_stages=2)
+WIDE_TOKENS = ProductPlan("tokens", block_n=64, block_k=32, num_stages=2)
+PLANS = {
+    "weights wide": MoePlan(block_m=16, gate_up=WIDE_WEIGHTS, down=replace(WIDE_WEIGHTS, block_n=64)),
+    "tokens wide": MoePlan(block_m=64, gate_up=WIDE_TOKENS, down=WIDE_TOKENS),
+    "combined": MoePlan(block_m=16, gate_up=WIDE_WEIGHTS, down=WIDE_WEIGHTS, combined=True),
+    "prefetch": MoePlan(
+        block_m=16, gate_up=WIDE_WEIGHTS, down=replace(WIDE_WEIGHTS, block_n=64, prefetch=64)
+    ),
+}
+STREAM = ProductPlan("stream", block_n=64, block_k=64, num_stages=4)
+STREAMS = {
+    "shallow": MoePlan(block_m=8, gate_up=STREAM, down=replace(STREAM, num_stages=2)),
+    "deeper than a tile": MoePlan(
+        block_m=16, gate_up=replace(STREAM, num_stages=7), down=replace(STREAM, num_stages=5)
+    ),
+    "two programs": MoePlan(
+        block_m=32, gate_up=replace(STREAM, programs=2), down=replace(STREAM, programs=2)
+    ),
+    "wide tiles": MoePlan(
+        block_m=32, gate_up=replace(STREAM, block_k=128), down=replace(STREAM, block_n=128, block_k=32)
+    ),
+}
+HIDDEN, WIDTH = 96, 40
+
+
+@pytest.fixture(params=["cpu", "reference", pytest.param("triton", marks=triton)])
+def implementation(request):
+    return request.param
+
+
+def make_call(
+    inputs, dtype, num_tokens, *,
+    num_experts=12, top_k=3, renormalised=True, shared=False, gate=False, hidden=HIDDEN, width=WIDTH,
+):  # fmt: skip
+    """Weights such that outputs are about as large as x."""
+    experts = Experts(
+        inputs.normal(num_experts + gate, hidden, dtype=dtype) * 0.3,
+        inputs.normal(num_experts, 2 * width, hidden, dtype=dtype) * hidden**-0.5,
+        inputs.normal(num_experts, hidden, width, dtype=dtype) * width**-0.5,
+        top_k,
+        renormalised,
+    )
+    return MoeCall(
+        inputs.normal(num_tokens, hidden, dtype=dtype),
+        experts,
+        Norm(inputs.normal(hidden, dtype=dtype), 1e-6),
+        torch.zeros(num_counters(num_experts), dtype=torch.int32, device=inputs.device),
+        shared=inputs.normal(num_tokens, hidden, dtype=dtype) if shared else None,
+        statistics=torch.zeros(num_experts, dtype=torch.int64, device=inputs.device),
+    )
+
+
+def expected_of(call):
+    """x and statistics behind the call, in float64, and for which tokens rounding cannot have chosen other experts.
+
+    The norm is rounded as the models round it, since experts hang on it; by the last bit it may still differ.
+    """
+    wide = call.x.cpu().double()
+    experts, out = call.experts, wide.clone()
+    sure = torch.ones(len(wide), dtype=torch.bool)
+    counts = torch.zeros(experts.num_experts, dtype=torch.int64)
+    weight, dtype = call.norm.weight.cpu(), call.x.dtype
+    router, gate_up, down = (part.cpu().double() for part in experts[:3])
+    shared = None if call.shared is None else call.shared.cpu().double()
+    slots = None if call.slots is None else call.slots.tolist()
+    for token, row in enumerate(wide):
+        if slots is not None and (token >= len(slots) or slots[token] < 0):
+            continue
+        normed = (row / (row.square().mean() + call.norm.eps).sqrt()).to(dtype)
+        hidden = (normed * weight).double()
+        logits = router @ hidden
+        scores = logits[: experts.num_experts].softmax(0)
+        chosen = sorted(range(experts.num_experts), key=lambda expert: (-scores[expert], expert))[
+            : experts.top_k
+        ]
+        if experts.top_k < experts.num_experts and logits.any():
+            gap = (
+                logits[chosen[-1]] - logits[: experts.num_experts].sort(descending=True).values[experts.top_k]
+            )
+            sure[token] = gap > max(torch.finfo(dtype).eps / 4, 1e-5) * logits.abs().max()
+        total = sum(scores[expert] for expert in chosen) if experts.renormalised else 1.0
+        for expert in chosen:
+            counts[expert] += 1
+            gate, up = (gate_up[expert] @ hidden).chunk(2)
+            inner = gate * gate.sigmoid() * up
+            out[token] += scores[expert] / total * (down[expert] @ inner)
+        if shared is not None:
+            factor = logits[experts.num_experts :].sigmoid() if experts.has_shared_gate else 1.0
+            out[token] += factor * shared[token]
+    return out, counts, sure
+
+
+def check(call, compute):
+    expected, counts, sure = expected_of(call)
+    compute(call)
+    assert call.statistics.sum() == counts.sum()
+    assert (call.statistics.cpu() - counts).abs().sum() <= 2 * (~sure).sum()
+    assert not call.counters.any()
+    assert sure.float().mean() >= 0.5
+    assert_close(call.x.cpu()[sure], expected[sure], call.x.dtype)
+
+
+def resolve(implementation, device, dtype):
+    if implementation == "cpu" and (device.type != "cpu" or dtype is not torch.float32):
+        pytest.skip("float32 on a CPU only")
+    return MOE.resolve(device, dtype, name=implementation)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, 32, 33, 50])
+def test_few_and_many_tokens(implementation, inputs, kernel_device, kernel_dtype, num_tokens):
+    check(make_call(inputs, kernel_dtype, num_tokens), resolve(implementation, kernel_device, kernel_dtype))
+
+
+@triton
+@pytest.mark.parametrize("num_tokens", [520, 2050])
+def test_routing_of_more_tokens(inputs, kernel_dtype, num_tokens):
+    """With all of the hidden size in a program: what comes behind it does not hang on that."""
+    from oneloop_kernels.ops.moe import gpu
+
+    call = make_call(inputs, kernel_dtype, num_tokens, hidden=32, width=16, num_experts=40, top_k=2)
+    routed = gpu.route(call, PLANS["tokens wide"])
+    expected = route(rms_norm(call.x, call.norm.weight, call.norm.eps), call.experts)
+    ids, weights = routed.ids.view(num_tokens, 2), routed.weights.view(num_tokens, 2)
+    sure = (expected.weights[:, 0] - expected.weights[:, 1]).abs() > 0.01
+    same = (ids == expected.ids).all(1)
+    assert same[sure].float().mean() > 0.98
+    torch.testing.assert_close(weights[same], expected.weights[same], atol=0.01, rtol=0.05)
+    by_expert = ids.flatten()[routed.pairs.long()]
+    assert torch.equal(by_expert, by_expert.sort().values)
+    assert torch.equal(routed.pairs.sort().values.cpu(), torch.arange(2 * num_tokens, dtype=torch.int32))
+    assert torch.equal(call.statistics, ids.flatten().bincount(minlength=40))
+    assert not call.counters.any()
+
+
+@pytest.mark.parametrize("num_tokens", [4, 40])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"renormalised": False},
+        {"shared": True},
+        {"shared": True, "gate": True, "renormalised": False},
+        {"top_k": 1},
+        {"num_experts": 4, "top_k": 4},
+        {"num_experts": 33, "top_k": 5, "shared": True, "gate": True},
+    ],
+    ids=str,
+)
+def test_variants(implementation, inputs, kernel_device, kernel_dtype, num_tokens, options):
+    call = make_call(inputs, kernel_dtype, num_tokens, **options)
+    check(call, resolve(implementation, kernel_device, kernel_dtype))
+
+
+@pytest.mark.parametrize(("num_live", "num_tokens"), [(5, 8), (0, 2), (35, 40)])
+@pytest.mark.parametrize("marked", [True, False], ids=["marked", "short"])
+def test_padding_is_left_alone(
+    implementation, inputs, kernel_device, kernel_dtype, num_live, num_tokens, marked
+):
+    """Rows of padding keep their values, whatever these are, and are sent nowhere."""
+    call = make_call(inputs, kernel_dtype, num_tokens, shared=True, gate=True)
+    slots = torch.arange(num_tokens, device=kernel_device)
+    call = call._replace(slots=slots.masked_fill(slots >= num_live, -1) if marked else slots[:num_live])
+    before = call.x.clone()
+    check(call, resolve(implementation, kernel_device, kernel_dtype))
+    assert torch.equal(call.x[num_live:], before[num_live:])
+
+
+@pytest.mark.parametrize("num_tokens", [3, 50])
+def test_of_equal_logits_the_lower_index_is_chosen(
+    implementation, inputs, kernel_device, kernel_dtype, num_tokens
+):
+    call = make_call(inputs, kernel_dtype, num_tokens, num_experts=8, top_k=3)
+    call.experts.router[:] = 0
+    check(call, resolve(implementation, kernel_device, kernel_dtype))
+    assert call.statistics.tolist() == [num_tokens] * 3 + [0] * 5
+
+
+@pytest.mark.parametrize("num_tokens", [20, 90])
+def test_all_tokens_on_one_expert(implementation, inputs, kernel_device, kernel_dtype, num_tokens):
+    """It has several tiles, and all others have no tokens."""
+    call = make_call(inputs, kernel_dtype, num_tokens, top_k=1)
+    call.norm.weight.abs_()
+    call.x.abs_()
+    call.experts.router.abs_().neg_()
+    call.experts.router[7].neg_()
+    check(call, resolve(implementation, kernel_device, kernel_dtype))
+    assert call.statistics[7] == num_tokens
+
+
+@triton
+@pytest.mark.parametrize("num_tokens", [3, 40])
+def test_what_is_no_number_stays_with_its_token(inputs, kernel_device, kernel_dtype, num_tokens):
+    call = make_call(inputs, kernel_dtype, num_tokens)
+    expected, _, sure = expected_of(call)
+    call.x[1] = float("nan")
+    MOE.resolve(kernel_device, kernel_dtype, name="triton")(call)
+    others = sure & (torch.arange(num_tokens) != 1)
+    assert_close(call.x.cpu()[others], expected[others], kernel_dtype)
+    assert call.x[1].isnan().all()
+    assert call.statistics.sum() == 3 * num_tokens
+
+
+@triton
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("num_tokens", [1, 9, 75])
+def test_plans(inputs, kernel_device, kernel_dtype, name, num_tokens):
+    from oneloop_kernels.ops.moe.gpu import run
+
+    if name == "prefetch" and kernel_dtype is torch.float32:
+        pytest.skip("tested in the shorter type")
+    call = make_call(inputs, kernel_dtype, num_tokens, shared=True, gate=True)
+    slots = torch.arange(num_tokens, device=kernel_device)
+    call = call._replace(slots=slots.masked_fill(slots >= max(1, num_tokens - 3), -1))
+    check(call, lambda call: run(call, PLANS[name]))
+
+
+@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("num_tokens", [1, 7, 30, 90])
+def test_weights_stream(inputs, kernel_device, kernel_dtype, name, num_tokens):
+    """On Hopper alone: with more programs than tiles, and fewer; all tokens in a box, and pairs in order."""
+    if kernel_device.type != "cuda" or not can_stream(kernel_device):
+        pytest.skip("needs a Hopper GPU")
+    from oneloop_kernels.ops.moe.gpu import run
+
+    options = {"num_experts": 40, "top_k": 4, "hidden": 320, "width": 192, "shared": True, "gate": True}
+    call = make_call(inputs, kernel_dtype, num_tokens, **options)
+    slots = torch.arange(num_tokens, device=kernel_device)
+    call = call._replace(slots=slots.masked_fill(slots >= max(1, num_tokens - 3), -1))
+    for _ in range(3):
+        check(
+            call._replace(statistics=torch.zeros_like(call.statistics)), lambda call: run(call, STREAMS[name])
+        )
+
+
+@triton
+def test_pairs_are_put_in_order_by_a_kernel_of_its_own(inputs, kernel_device, kernel_dtype, monkeypatch):
+    """Where there are too many for one program."""
+    from oneloop_kernels.ops.moe import gpu
+
+    monkeypatch.setattr(gpu, "MAX_SCATTERED", 100)
+    check(make_call(inputs, kernel_dtype, 50, shared=True, gate=True), gpu.moe)
+
+
+@triton
+@pytest.mark.parametrize("num_tokens", [6, 45])
+def test_a_token_alone_and_among_others(inputs, kernel_device, kernel_dtype, num_tokens):
+    """By the same plan, its result does not hang on who else is there, or where it stands."""
+    from oneloop_kernels.ops.moe.gpu import run
+
+    call = make_call(inputs, kernel_dtype, num_tokens)
+    turned = call._replace(x=call.x.flip(0).contiguous())
+    for one in (call, turned):
+        run(one, PLANS["weights wide"])
+    assert torch.equal(turned.x.flip(0), call.x)
+
+
+def test_counters_are_checked(inputs):
+    if not INTERPRETED and not torch.cuda.is_available():
+        pytest.skip("needs Triton")
+    from oneloop_kernels.ops.moe.gpu import moe
+
+    call = make_call(inputs, torch.float16, 2)
+    with pytest.raises(ValueError, match="counters"):
+        moe(call._replace(counters=call.counters[:4]))
+
+
+@pytest.mark.parametrize("file", FILES.values())
+def test_tuned_plans_are_well_formed(file):
+    """They ascend, and tiles are what the kernels take: powers of two, blocks that the inner sizes are multiples of."""
+    for shape, plans in read_plans(file).items():
+        tokens = [most for most, _ in plans]
+        assert tokens == sorted(set(tokens))
+        for _, plan in plans:
+            for product, inner in ((plan.gate_up, shape.hidden), (plan.down, shape.width)):
+                for size in (plan.block_m, product.block_n, product.block_k):
+                    assert size.bit_count() == 1
+                assert inner % product.block_k == 0
+
+
+def test_the_rule_and_the_table(monkeypatch):
+    """A tuned shape has its plans for the card alone; beyond the last, and for other types, the rule counts."""
+    from oneloop_kernels.ops.moe import plans
+
+    shape = Shape(num_experts=16, top_k=2, hidden=64, width=32)
+    tuned = ((8, PLANS["prefetch"]), (64, PLANS["tokens wide"]))
+    monkeypatch.setattr(plans, "read_plans", lambda _name: {shape: tuned})
+    monkeypatch.setattr(plans, "card_name", lambda _device: "NVIDIA H200 NVL")
+    plans._plan_for.cache_clear()
+    device = torch.device("cpu")
+    chosen = [plan_for(device, torch.bfloat16, count, shape) for count in (1, 8, 9, 64)]
+    assert chosen == [tuned[0][1], tuned[0][1], tuned[1][1], tuned[1][1]]
+    for dtype, count in ((torch.bfloat16, 65), (torch.float32, 8)):
+        assert plan_for(device, dtype, count, shape) == plan_by_rule(dtype.itemsize, count, shape)
+    plans._plan_for.cache_clear()
