@@ -11,6 +11,7 @@ import pytest
 from oneloop.config import EngineConfig
 from oneloop.errors import ConfigError
 from oneloop.executor.loading import ModelLoading
+from oneloop.formats.model_spec import ModelSpec
 from oneloop.start_times import StartTimes
 
 SETTINGS = ["deterministic", "deterministic_requests"]
@@ -25,9 +26,14 @@ def test_settings_that_do_not_go_together(setting: str, more: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_models_whose_kernels_have_no_fixed_order(setting: str, make_spec: Any) -> None:
+def test_models_whose_kernels_have_no_fixed_order(setting: str) -> None:
     loading = ModelLoading(EngineConfig.from_flat({"device": "cuda", setting: True}), StartTimes())
-    spec = make_spec()
+    spec = ModelSpec(
+        architecture="LlamaForCausalLM", hidden_size=64, intermediate_size=128, num_layers=1, num_heads=4,
+        num_kv_heads=2, head_dim=16, vocab_size=128, max_position=128, rms_norm_eps=1e-5, rope_theta=1e4,
+        rope_scaling=None, tie_word_embeddings=True, qkv_bias=False, output_bias=False, mlp_bias=False, qk_norm=False,
+        dtype="bfloat16",
+    )  # fmt: skip
     loading._check_order(spec)
     for changes in ({"moe": SimpleNamespace()}, {"quantization": SimpleNamespace()}):
         with pytest.raises(ConfigError) as caught:
