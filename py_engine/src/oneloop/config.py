@@ -221,11 +221,6 @@ class WorkerConfig(_Settings):
             return (True,)
         return (False, True) if self.deterministic_requests else (False,)
 
-    @property
-    def order_setting(self) -> str:
-        """Which setting asks for the fixed order, where one does."""
-        return "deterministic" if self.deterministic else "deterministic_requests"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig(_Settings):
@@ -358,13 +353,8 @@ def resolve(config: EngineConfig, device: DeviceKind) -> Resolved:
     defaults, scheduler = _DEFAULTS[device], config.scheduler
     if True in config.worker.orders and device == "cpu" and config.worker.executor != "null":
         raise ConfigError(
-            config.worker.order_setting,
+            "deterministic" if config.worker.deterministic else "deterministic_requests",
             "is for GPUs: on a CPU sums depend on how many rows there are; leave it, or take a GPU",
-        )
-    if True in config.worker.orders and config.cache.kv_cache_dtype != "auto":
-        raise ConfigError(
-            config.worker.order_setting,
-            "holds for KV caches of the model's own type so far; leave kv_cache_dtype",
         )
     max_num_seqs = scheduler.max_num_seqs or defaults.max_num_seqs
     step_tokens = scheduler.max_num_batched_tokens or max(defaults.step_tokens, max_num_seqs)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from oneloop.config import resolve_dtype
-from oneloop.errors import ConfigError
 from oneloop.executor.base import ModelFiles, ModelInfo
 
 if TYPE_CHECKING:
@@ -90,27 +89,8 @@ class ModelLoading:
             quantization=model.quantization,
             progress=progress or no_progress,
         )
-        self._check_order(source.spec)
         self._source = source
         return ModelFiles(source.path, source.generation, source.gguf)
-
-    def _check_order(self, spec: ModelSpec) -> None:
-        """ConfigError where steps may have the fixed order, and kernels of the model have none."""
-        worker = self._config.worker
-        if True not in worker.orders or worker.executor == "null":
-            return
-        kind = (
-            "experts"
-            if spec.moe is not None
-            else "quantised weights"
-            if spec.quantization is not None
-            else None
-        )
-        if kind is not None:
-            raise ConfigError(
-                worker.order_setting,
-                f"holds for dense models of 16 or 32 bits so far, and this one has {kind}; leave it",
-            )
 
     @property
     def spec(self) -> ModelSpec:
