@@ -7,9 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from oneloop_kernels.launch import INTERPRETED
 from oneloop_kernels.ops.linear import Norm
-from oneloop_kernels.ops.linear.plans import can_stream
 from oneloop_kernels.ops.moe import MOE, Experts, MoeCall, num_counters
 from oneloop_kernels.ops.moe.plans import (
     FILES,
@@ -24,9 +22,6 @@ from oneloop_kernels.ops.moe.reference import route
 from oneloop_kernels.ops.rms_norm.reference import rms_norm
 from oneloop_kernels.testing import assert_close
 
-triton = pytest.mark.skipif(
-    not torch.cuda.is_available() and not INTERPRETED, reason="needs a GPU, or Triton's interpreter"
-)
 WIDE_WEIGHTS = ProductPlan("weights", block_n=32, block_k=32, num_stages=2)
 WIDE_TOKENS = ProductPlan("tokens", block_n=64, block_k=32, num_stages=2)
 PLANS = {
@@ -37,25 +32,14 @@ PLANS = {
         block_m=16, gate_up=WIDE_WEIGHTS, down=replace(WIDE_WEIGHTS, block_n=64, prefetch=64)
     ),
 }
-STREAM = ProductPlan("stream", block_n=64, block_k=64, num_stages=4)
-STREAMS = {
-    "shallow": MoePlan(block_m=8, gate_up=STREAM, down=replace(STREAM, num_stages=2)),
-    "deeper than a tile": MoePlan(
-        block_m=16, gate_up=replace(STREAM, num_stages=7), down=replace(STREAM, num_stages=5)
-    ),
-    "two programs": MoePlan(
-        block_m=32, gate_up=replace(STREAM, programs=2), down=replace(STREAM, programs=2)
-    ),
-    "wide tiles": MoePlan(
-        block_m=32, gate_up=replace(STREAM, block_k=128), down=replace(STREAM, block_n=128, block_k=32)
-    ),
-}
 HIDDEN, WIDTH = 96, 40
 
 
-@pytest.fixture(params=["cpu", "reference", pytest.param("triton", marks=triton)])
-def implementation(request):
-    return request.param
+@pytest.fixture(params=["own", "reference", "triton"])
+def moe(request, kernel_device, kernel_dtype):
+    """Implementations; own: what the family takes by itself (on a CPU that is for float32)."""
+    name = None if request.param == "own" else request.param
+    return MOE.resolve(kernel_device, kernel_dtype, name=name)
 
 
 def make_call(
@@ -130,18 +114,11 @@ def check(call, compute):
     assert_close(call.x.cpu()[sure], expected[sure], call.x.dtype)
 
 
-def resolve(implementation, device, dtype):
-    if implementation == "cpu" and (device.type != "cpu" or dtype is not torch.float32):
-        pytest.skip("float32 on a CPU only")
-    return MOE.resolve(device, dtype, name=implementation)
-
-
 @pytest.mark.parametrize("num_tokens", [1, 5, 32, 33, 50])
-def test_few_and_many_tokens(implementation, inputs, kernel_device, kernel_dtype, num_tokens):
-    check(make_call(inputs, kernel_dtype, num_tokens), resolve(implementation, kernel_device, kernel_dtype))
+def test_few_and_many_tokens(moe, inputs, kernel_dtype, num_tokens):
+    check(make_call(inputs, kernel_dtype, num_tokens), moe)
 
 
-@triton
 @pytest.mark.parametrize("num_tokens", [520, 2050])
 def test_routing_of_more_tokens(inputs, kernel_dtype, num_tokens):
     """With all of the hidden size in a program: what comes behind it does not hang on that."""
@@ -175,48 +152,43 @@ def test_routing_of_more_tokens(inputs, kernel_dtype, num_tokens):
     ],
     ids=str,
 )
-def test_variants(implementation, inputs, kernel_device, kernel_dtype, num_tokens, options):
+def test_variants(moe, inputs, kernel_dtype, num_tokens, options):
     call = make_call(inputs, kernel_dtype, num_tokens, **options)
-    check(call, resolve(implementation, kernel_device, kernel_dtype))
+    check(call, moe)
 
 
 @pytest.mark.parametrize(("num_live", "num_tokens"), [(5, 8), (0, 2), (35, 40)])
 @pytest.mark.parametrize("marked", [True, False], ids=["marked", "short"])
-def test_padding_is_left_alone(
-    implementation, inputs, kernel_device, kernel_dtype, num_live, num_tokens, marked
-):
+def test_padding_is_left_alone(moe, inputs, kernel_dtype, num_live, num_tokens, marked):
     """Rows of padding keep their values, whatever these are, and are sent nowhere."""
     call = make_call(inputs, kernel_dtype, num_tokens, shared=True, gate=True)
-    slots = torch.arange(num_tokens, device=kernel_device)
+    slots = torch.arange(num_tokens, device=inputs.device)
     call = call._replace(slots=slots.masked_fill(slots >= num_live, -1) if marked else slots[:num_live])
     before = call.x.clone()
-    check(call, resolve(implementation, kernel_device, kernel_dtype))
+    check(call, moe)
     assert torch.equal(call.x[num_live:], before[num_live:])
 
 
 @pytest.mark.parametrize("num_tokens", [3, 50])
-def test_of_equal_logits_the_lower_index_is_chosen(
-    implementation, inputs, kernel_device, kernel_dtype, num_tokens
-):
+def test_of_equal_logits_the_lower_index_is_chosen(moe, inputs, kernel_dtype, num_tokens):
     call = make_call(inputs, kernel_dtype, num_tokens, num_experts=8, top_k=3)
     call.experts.router[:] = 0
-    check(call, resolve(implementation, kernel_device, kernel_dtype))
+    check(call, moe)
     assert call.statistics.tolist() == [num_tokens] * 3 + [0] * 5
 
 
 @pytest.mark.parametrize("num_tokens", [20, 90])
-def test_all_tokens_on_one_expert(implementation, inputs, kernel_device, kernel_dtype, num_tokens):
+def test_all_tokens_on_one_expert(moe, inputs, kernel_dtype, num_tokens):
     """It has several tiles, and all others have no tokens."""
     call = make_call(inputs, kernel_dtype, num_tokens, top_k=1)
     call.norm.weight.abs_()
     call.x.abs_()
     call.experts.router.abs_().neg_()
     call.experts.router[7].neg_()
-    check(call, resolve(implementation, kernel_device, kernel_dtype))
+    check(call, moe)
     assert call.statistics[7] == num_tokens
 
 
-@triton
 @pytest.mark.parametrize("num_tokens", [3, 40])
 def test_what_is_no_number_stays_with_its_token(inputs, kernel_device, kernel_dtype, num_tokens):
     call = make_call(inputs, kernel_dtype, num_tokens)
@@ -229,40 +201,18 @@ def test_what_is_no_number_stays_with_its_token(inputs, kernel_device, kernel_dt
     assert call.statistics.sum() == 3 * num_tokens
 
 
-@triton
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("num_tokens", [1, 9, 75])
-def test_plans(inputs, kernel_device, kernel_dtype, name, num_tokens):
+def test_plans(inputs, kernel_dtype, name, num_tokens):
     from oneloop_kernels.ops.moe.gpu import run
 
-    if name == "prefetch" and kernel_dtype is torch.float32:
-        pytest.skip("tested in the shorter type")
     call = make_call(inputs, kernel_dtype, num_tokens, shared=True, gate=True)
-    slots = torch.arange(num_tokens, device=kernel_device)
+    slots = torch.arange(num_tokens, device=inputs.device)
     call = call._replace(slots=slots.masked_fill(slots >= max(1, num_tokens - 3), -1))
     check(call, lambda call: run(call, PLANS[name]))
 
 
-@pytest.mark.parametrize("name", STREAMS)
-@pytest.mark.parametrize("num_tokens", [1, 7, 30, 90])
-def test_weights_stream(inputs, kernel_device, kernel_dtype, name, num_tokens):
-    """On Hopper alone: with more programs than tiles, and fewer; all tokens in a box, and pairs in order."""
-    if kernel_device.type != "cuda" or not can_stream(kernel_device):
-        pytest.skip("needs a Hopper GPU")
-    from oneloop_kernels.ops.moe.gpu import run
-
-    options = {"num_experts": 40, "top_k": 4, "hidden": 320, "width": 192, "shared": True, "gate": True}
-    call = make_call(inputs, kernel_dtype, num_tokens, **options)
-    slots = torch.arange(num_tokens, device=kernel_device)
-    call = call._replace(slots=slots.masked_fill(slots >= max(1, num_tokens - 3), -1))
-    for _ in range(3):
-        check(
-            call._replace(statistics=torch.zeros_like(call.statistics)), lambda call: run(call, STREAMS[name])
-        )
-
-
-@triton
-def test_pairs_are_put_in_order_by_a_kernel_of_its_own(inputs, kernel_device, kernel_dtype, monkeypatch):
+def test_pairs_are_put_in_order_by_a_kernel_of_its_own(inputs, kernel_dtype, monkeypatch):
     """Where there are too many for one program."""
     from oneloop_kernels.ops.moe import gpu
 
@@ -270,9 +220,8 @@ def test_pairs_are_put_in_order_by_a_kernel_of_its_own(inputs, kernel_device, ke
     check(make_call(inputs, kernel_dtype, 50, shared=True, gate=True), gpu.moe)
 
 
-@triton
 @pytest.mark.parametrize("num_tokens", [6, 45])
-def test_a_token_alone_and_among_others(inputs, kernel_device, kernel_dtype, num_tokens):
+def test_a_token_alone_and_among_others(inputs, kernel_dtype, num_tokens):
     """By the same plan, its result does not hang on who else is there, or where it stands."""
     from oneloop_kernels.ops.moe.gpu import run
 
@@ -284,8 +233,6 @@ def test_a_token_alone_and_among_others(inputs, kernel_device, kernel_dtype, num
 
 
 def test_counters_are_checked(inputs):
-    if not INTERPRETED and not torch.cuda.is_available():
-        pytest.skip("needs Triton")
     from oneloop_kernels.ops.moe.gpu import moe
 
     call = make_call(inputs, torch.float16, 2)

@@ -230,11 +230,7 @@ def launch_experts() -> None:
 
     odd, whole = (Shape(num_experts=4, top_k=2, hidden=size, width=size) for size in (72, 256))
     cases = {(odd, count, plan_by_rule(2, count, odd)) for count in (1, 24, 40, 600, 4096)}
-    stream = ProductPlan("stream", block_n=64, block_k=64, num_stages=4)
     ahead = ProductPlan("weights", block_n=64, block_k=64, num_stages=3, prefetch=64)
-    for programs in (1, 2):
-        product = replace(stream, programs=programs)
-        cases |= {(whole, count, MoePlan(16, product, product)) for count in (1, 8, 40)}
     cases |= {(whole, count, MoePlan(16, ahead, ahead, combined=True)) for count in (1, 8)}
     for shape, plans in read_plans(FILES[H200.name]).items():
         cases |= {(shape, most, plan) for most, plan in plans}

@@ -174,23 +174,11 @@ def candidates(block_m: int, *, gated: bool, many: bool, full: Shape) -> Iterato
             if 32 <= sums <= 256 and 64 <= columns <= 256 and shared <= MAX_SHARED_BYTES:
                 yield ProductPlan("tokens", block_n, 64, stages, warps)
         return
-    yield from streaming(block_m, gated=gated, full=full)
     for columns, block_k, programs in itertools.product((64, 128), (128,), (2, 3, 4)):
         stage_bytes = (columns + block_m) * block_k * 2
         stages = min(MAX_SHARED_BYTES // programs // stage_bytes, in_size // block_k + 1, 10)
         if stages >= 2 and in_size % block_k == 0:
             yield ProductPlan("weights", columns // halves, block_k, stages)
-
-
-def streaming(block_m: int, *, gated: bool, full: Shape) -> Iterator[ProductPlan]:
-    """One program with all of shared memory on a multiprocessor, or two or three that share it."""
-    halves = 2 if gated else 1
-    in_size = full.hidden if gated else full.width
-    for block_n, block_k, programs in itertools.product((64, 128), (64, 128), (1, 2, 3)):
-        stage_bytes = (halves * block_n + block_m) * block_k * 2
-        stages = min((MAX_SHARED_BYTES - (programs << 12)) // programs // stage_bytes, 16)
-        if stages >= 3 and in_size % block_k == 0 and block_n * block_m * halves <= 128 * 64:
-            yield ProductPlan("stream", block_n, block_k, stages, programs=programs)
 
 
 def sweep(bench: KernelBench, name: str, shape: Shape, num_tokens: int) -> MoePlan | None:
@@ -212,17 +200,17 @@ def sweep(bench: KernelBench, name: str, shape: Shape, num_tokens: int) -> MoePl
             if times:
                 report(name, f"{part} m{block_m}", times)
         if ranked["gate_up"] and ranked["down"]:
-            found += whole_plans(start, ranked["gate_up"][0], ranked["down"], num_tokens)
-    whole = {plan: time_whole(bench, sets, plan) for plan in found}
-    for plan in sorted(whole, key=lambda plan: whole[plan])[:6]:
+            found += whole_plans(start, ranked["gate_up"][0], ranked["down"][0], num_tokens)
+    wholes = {plan: time_whole(bench, sets, plan) for plan in found}
+    for plan in sorted(wholes, key=lambda plan: wholes[plan])[:6]:
         products = f"{short(plan.gate_up)} {short(plan.down)} ahead {plan.down.prefetch}"
         print(
-            f"  {name} whole m{plan.block_m}: {whole[plan]:.1f} {products} combined {plan.combined}",
+            f"  {name} whole m{plan.block_m}: {wholes[plan]:.1f} {products} combined {plan.combined}",
             flush=True,
         )
-    if not whole:
+    if not wholes:
         return None
-    best = min(whole, key=lambda plan: whole[plan])
+    best = min(wholes, key=lambda plan: wholes[plan])
     prepared = [prepare(one, best) for one in sets]
     counted = floors(shape, num_tokens, mean_active(sets))
     for part, launch in parts_of(best).items():
@@ -232,16 +220,15 @@ def sweep(bench: KernelBench, name: str, shape: Shape, num_tokens: int) -> MoePl
 
 
 def whole_plans(
-    start: MoePlan, gate_up: ProductPlan, down: Sequence[ProductPlan], num_tokens: int
+    start: MoePlan, gate_up: ProductPlan, down: ProductPlan, num_tokens: int
 ) -> Iterator[MoePlan]:
-    """What only the whole shows: the best of each kind for down; its weights asked for ahead; the sum in its kernel."""
-    for product in {plan.kind: plan for plan in reversed(down)}.values():
-        plan = with_products(start, {"gate_up": gate_up, "down": product})
-        yield plan
-        if product.kind == "weights" and num_tokens <= MAX_COMBINED:
-            for prefetch, combined in itertools.product((0, 256, 512, 1024, 1536), (False, True)):
-                ahead = replace(product, prefetch=prefetch)
-                yield replace(with_products(plan, {"down": ahead}), combined=combined)
+    """What only the whole shows: down's weights asked for ahead, and the sum in its kernel."""
+    plan = with_products(start, {"gate_up": gate_up, "down": down})
+    yield plan
+    if down.kind == "weights" and num_tokens <= MAX_COMBINED:
+        for prefetch, combined in itertools.product((0, 256, 512, 1024, 1536), (False, True)):
+            ahead = replace(down, prefetch=prefetch)
+            yield replace(with_products(plan, {"down": ahead}), combined=combined)
 
 
 def time_whole(bench: KernelBench, sets: Sequence[Inputs], plan: MoePlan) -> float:
@@ -296,8 +283,7 @@ def report(name: str, part: str, times: dict[ProductPlan, float]) -> None:
 
 def short(plan: ProductPlan) -> str:
     """A name for the table."""
-    more = f"p{plan.programs}" if plan.kind == "stream" else f"w{plan.num_warps}"
-    return f"{plan.kind[0].upper()}{plan.block_n}x{plan.block_k}/{plan.num_stages}{more}"
+    return f"{plan.kind[0].upper()}{plan.block_n}x{plan.block_k}/{plan.num_stages}w{plan.num_warps}"
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _MERGED_PER_THREAD = 128
 """Partial sums that a thread of the streaming kernel fetches at a time."""
 _WARPS_OF_TWO = 4
-SHARED_REGISTERS = 128
+_SHARED_REGISTERS = 128
 """With so many warps that multiply, and as many that do not, two programs of so many registers per thread share a
 multiprocessor. Those that multiply get what the others give back."""
 ROWS_OF_A_WARP = 16
@@ -148,7 +148,7 @@ def stream(plan: StreamPlan, call: LinearCall, scales: Scales | None = None) -> 
         "MERGE": max(1, min(8, _MERGED_PER_THREAD * plan.num_warps * 32 // part_size)),
         "WHOLE": plan.whole,
         "num_warps": plan.num_warps,
-        **({"maxnreg": SHARED_REGISTERS} if plan.num_warps == _WARPS_OF_TWO else {}),
+        **({"maxnreg": _SHARED_REGISTERS} if plan.num_warps == _WARPS_OF_TWO else {}),
         **pdl_options(call.x.device),
     }
     x, device = call.x, call.x.device

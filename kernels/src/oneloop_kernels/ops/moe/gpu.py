@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 import triton
 
-from oneloop_kernels.launch import num_sms, pdl_options
-from oneloop_kernels.ops.linear.launches import SHARED_REGISTERS, Launch, tensor_map
-from oneloop_kernels.ops.linear.plans import can_stream
+from oneloop_kernels.launch import pdl_options
+from oneloop_kernels.ops.linear.launches import Launch
 from oneloop_kernels.ops.moe import NUM_TICKETS, num_counters
 from oneloop_kernels.ops.moe.plans import (
     MAX_COMBINED,
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 _SQUARES_BLOCK: Final = 256
 _SCATTER_BLOCK: Final = 1024
 _COMBINE_BLOCK: Final = 1024
-_GATHER_BLOCK: Final = 1024
-_GATHER_ROWS: Final = 4
 _MIN_ROWS: Final = 16
 """Of a matrix product on tensor cores."""
 
@@ -143,95 +140,23 @@ def route(call: MoeCall, plan: MoePlan) -> Routed:
 
 
 def gate_up(call: MoeCall, plan: MoePlan, routed: Routed) -> Launch:
-    """silu(gate · h) · (up · h) of every pair, [P, width], by expert. Where pairs must be gathered for the kernel, that
-    is launched at once."""
-    weight, width = call.experts.gate_up, call.experts.width
-    if streams(plan.gate_up, weight, width):
-        x = routed.hidden
-        if x.shape[0] > plan.block_m:
-            x = gathered(call, routed)
-        return _streamed(call, plan, plan.gate_up, routed, x, weight, width)
-    return _products(call, plan, plan.gate_up, routed, routed.hidden, weight, width)
+    """silu(gate · h) · (up · h) of every pair, [P, width], by expert."""
+    return _products(
+        call, plan, plan.gate_up, routed, routed.hidden, call.experts.gate_up, call.experts.width
+    )
 
 
 def down(call: MoeCall, plan: MoePlan, routed: Routed, inner: torch.Tensor) -> Launch:
     """weight(t, e) · down_e(inner) of every pair, [P, hidden], token by token; where the plan `combines` also x."""
-    weight, hidden = call.experts.down, call.x.shape[1]
-    launch = _streamed if streams(plan.down, weight, hidden) else _products
-    return launch(call, plan, plan.down, routed, inner, weight, hidden)
+    return _products(call, plan, plan.down, routed, inner, call.experts.down, call.x.shape[1])
 
 
 def combines(call: MoeCall, plan: MoePlan) -> bool:
     """Whether the kernel of down leaves no sum to do."""
     num_tokens, hidden = call.x.shape
-    few = num_tokens <= MAX_COMBINED and triton.cdiv(hidden, plan.down.block_n) < NUM_TICKETS
-    return plan.combined and few and not streams(plan.down, call.experts.down, hidden)
-
-
-def streams(product: ProductPlan, weight: torch.Tensor, out_size: int) -> bool:
-    """Whether the copy engine can do what the plan says."""
-    fits = out_size % product.block_n == 0 and weight.shape[2] % 8 == 0 and weight.data_ptr() % 16 == 0
-    return product.kind == "stream" and weight.itemsize == 2 and fits and can_stream(weight.device)
-
-
-def gathered(call: MoeCall, routed: Routed) -> torch.Tensor:
-    """norm(x) of every pair's token, [P, hidden], by expert."""
-    from oneloop_kernels.ops.moe.triton.stream import gather_kernel
-
-    num_pairs, size = routed.pairs.shape[0], call.x.shape[1]
-    out = torch.empty(num_pairs, size, dtype=call.x.dtype, device=call.x.device)
-    block = min(_GATHER_BLOCK, triton.next_power_of_2(size))
-    gather_kernel[(triton.cdiv(num_pairs, _GATHER_ROWS), triton.cdiv(size, block))](
-        routed.hidden, routed.pairs, out, num_pairs,
-        SIZE=size, TOP_K=call.experts.top_k, BLOCK_R=_GATHER_ROWS, BLOCK=block, num_warps=4,
-        **pdl_options(out.device),
-    )  # fmt: skip
-    return out
-
-
-def _streamed(
-    call: MoeCall,
-    plan: MoePlan,
-    product: ProductPlan,
-    routed: Routed,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    out_size: int,
-) -> Launch:
-    from oneloop_kernels.ops.moe.triton.stream import stream_experts_kernel
-
-    gated = weight is call.experts.gate_up
-    num_tokens, num_pairs = call.x.shape[0], routed.pairs.shape[0]
-    out = torch.empty(num_pairs, out_size, dtype=x.dtype, device=x.device)
-    num_tiles = plan.most_tiles(num_pairs, call.experts.num_experts) * (out_size // product.block_n)
-    arguments = (
-        tensor_map(x, plan.block_m, product.block_k),
-        tensor_map(weight.flatten(0, 1), product.block_n, product.block_k),
-        out,
-        routed.pairs,
-        routed.weights,
-        routed.ids,
-        routed.ranks,
-        routed.tiles,
-        num_tokens,
-        out_size,
+    return (
+        plan.combined and num_tokens <= MAX_COMBINED and triton.cdiv(hidden, plan.down.block_n) < NUM_TICKETS
     )
-    constants: dict[str, object] = {
-        "IN_SIZE": weight.shape[2],
-        "GATED": gated,
-        "BY_TOKEN": gated and x is routed.hidden,
-        "TOP_K": call.experts.top_k,
-        "EXPERTS_PAD": routed.experts_pad,
-        "BLOCK_M": plan.block_m,
-        "BLOCK_N": product.block_n,
-        "BLOCK_K": product.block_k,
-        "STAGES": product.num_stages,
-        "num_warps": product.num_warps,
-        **({"maxnreg": SHARED_REGISTERS} if product.programs > 1 else {}),
-        **pdl_options(x.device),
-    }
-    grid = (min(num_tiles, num_sms(x.device) * product.programs),)
-    return Launch(stream_experts_kernel, grid, arguments, constants, out)
 
 
 def _products(

@@ -42,25 +42,19 @@ MAX_SCATTERED: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class ProductPlan:
-    """Constants of a kernel for the experts' products.
+    """Constants of `triton.experts.experts_kernel`. kind: which are the wide side. prefetch: for down."""
 
-    kind: weights or tokens are the wide side of `triton.experts.experts_kernel`, or the weights of
-    `triton.stream.stream_experts_kernel`. prefetch: of the first, for down. programs: of the second, for each
-    multiprocessor.
-    """
-
-    kind: Literal["weights", "tokens", "stream"]
+    kind: Literal["weights", "tokens"]
     block_n: int
     block_k: int
     num_stages: int
     num_warps: int = 4
     prefetch: int = 0
-    programs: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class MoePlan:
-    """block_m: pairs of a tile. combined: the sum is done by down's kernel, where that is no stream, for few tokens."""
+    """block_m: pairs of a tile. combined: down's kernel does the sum, of few tokens."""
 
     block_m: int
     gate_up: ProductPlan
