@@ -17,7 +17,9 @@ from oneloop.models.registry import build_model
 from oneloop_kernels.launch import INTERPRETED
 from oneloop_kernels.registry import TRITON, prefer
 
-EXPERTS = MoeSpec(num_experts=6, top_k=2, intermediate_size=32, renormalised=True, sparse_step=2, layout="qwen")
+EXPERTS = MoeSpec(
+    num_experts=6, top_k=2, intermediate_size=32, renormalised=True, sparse_step=2, layout="qwen"
+)
 if torch.cuda.is_available() and not INTERPRETED:
     pytestmark = pytest.mark.gpu
 

@@ -16,9 +16,9 @@ from oneloop.cli.arguments import engine_values
 from oneloop.cli.main import make_parser
 from oneloop.config import EngineConfig, size_in_bytes
 from oneloop.errors import ConfigError
+from oneloop.formats.model_spec import ModelSpec, MoeSpec
 from oneloop.formats.quantization.config import WHILE_LOADING
 from oneloop.formats.quantization.spec import QuantizationSpec
-from oneloop.formats.model_spec import ModelSpec, MoeSpec
 from oneloop.models.registry import build_model
 from oneloop.worker.memory.check import check_peak
 from oneloop.worker.memory.cpu import activation_bytes as cpu_activation_bytes

@@ -184,8 +184,8 @@ def way(plan: StreamPlan | None) -> Callable[[Inputs], object]:
 
 def short(plan: StreamPlan) -> str:
     """A name for the table."""
-    sums = " sums" if plan.scales_sums else ""
-    return f"tiles {plan.column_tiles} rows {plan.most_rows} residents {plan.residents} programs {plan.programs}{sums}"
+    tile = f"tiles {plan.column_tiles} rows {plan.most_rows}"
+    return f"{tile} residents {plan.residents} programs {plan.programs}{' sums' * plan.scales_sums}"
 
 
 def compare(bench: KernelBench, maps: Sequence[Map], rows: Sequence[int], kind: str) -> None:
