@@ -254,6 +254,9 @@ def test_what_is_packed_is_found_again(cpu_inputs, dtype, halves, kind):
 
     scales = spread(numbers.scales.to(dtype), kind.group_size)
     assert torch.equal(spread(found.scales, found.group_size), scales)
+    if kind.shift == "zero":
+        zeros = spread(numbers.shifts, kind.group_size)
+        assert torch.equal(spread(found.shifts, found.group_size), zeros)
     values = numbers.values.float()
     if kind.shift == "zero":
         wanted = (values - spread(numbers.shifts, kind.group_size)) * scales

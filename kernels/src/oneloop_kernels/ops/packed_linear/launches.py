@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _MERGED_PER_THREAD = 128
 """Partial sums that a thread fetches at a time."""
 _UNPACK_WARPS = 4
+_LONGEST_LINE = 256
+"""Elements that a copy's box has in a row; longer rows come in several boxes, which lie one after the other."""
 _STREAM_WARPS = 4
 """That multiply: a tensor core instruction of 64 rows."""
 
@@ -50,11 +52,12 @@ def stream(plan: StreamPlan, call: PackedCall) -> Launch:
     part_size = TILE_ROWS * block_m * (2 if call.gated else 1)
     out = _result(call)
     words = _map_of_tiles(weight.words, 4, 4 * plan.column_tiles)
+    lines = max(1, weight.params.shape[2] * weight.params.shape[3] // _LONGEST_LINE)
     arguments = (
         tensor_map(x, block_m, TILE_COLUMNS),
         words,
         words if weight.high is None else _map_of_tiles(weight.high, 4, 4 * plan.column_tiles),
-        _map_of_tiles(weight.params, 1, plan.column_tiles),
+        _map_of_tiles(weight.params, lines, lines * plan.column_tiles),
         x if call.bias is None else call.bias,
         out,
         torch.empty(2 * programs * part_size if cut else 1, dtype=torch.float32, device=device),

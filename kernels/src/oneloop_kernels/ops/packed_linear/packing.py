@@ -135,36 +135,25 @@ def unpack(weight: PackedWeight) -> Numbers:
     elif weight.bits == 6:
         assert weight.high is not None
         values |= _unbits(weight.high, 2, _PAIRS) << 4
-    kinds = [_unparams(weight, index) for index in range(weight.params.shape[3])]
+    shifts = None
+    if weight.shift != "none":
+        shifts = _unparams(weight, 1).float()
+        if weight.shift == "zero":
+            shifts -= stored_base(weight.bits, weight.dtype)
     return Numbers(
         _untile(values, weight)[:, : weight.columns],
-        kinds[0],
+        _unparams(weight, 0),
         weight.bits,
         TILE_COLUMNS // weight.groups,
         weight.shift,
-        kinds[1] if len(kinds) > 1 else None,
+        shifts,
         weight.order,
     )
 
 
 def dequantize(weight: PackedWeight) -> torch.Tensor:
     """[rows, columns] of the weight's dtype, each rounded once; columns as they are stored (`order` not undone)."""
-    numbers = unpack(weight)
-    columns = numbers.values.shape[1]
-    centre = float(1 << (weight.bits - 1))
-
-    def spread(per_group: torch.Tensor) -> torch.Tensor:
-        return per_group.float().repeat_interleave(numbers.group_size, 1)[:, :columns]
-
-    values, scales = numbers.values.float(), spread(numbers.scales)
-    if weight.shift == "none":
-        return ((values - centre) * scales).to(weight.dtype)
-    assert numbers.shifts is not None
-    shifts = spread(numbers.shifts)
-    if weight.shift == "offset":
-        return ((values - centre) * scales + shifts).to(weight.dtype)
-    base = stored_base(weight.bits, weight.dtype)
-    return ((values + base - shifts) * scales).to(weight.dtype)
+    return plain(unpack(weight)._replace(order=None)).to(weight.dtype)
 
 
 def stored_base(bits: int, dtype: torch.dtype) -> float:

@@ -63,9 +63,9 @@ def stream_kernel(
 
     x_desc: boxes [BLOCK_M, 128]. words_desc, high_desc (not used of 4 bits): of the tensors seen as
     [row tiles, 4 · column tiles, 256], boxes [1, 4 · COLUMN_TILES, 256]. params_desc: seen as
-    [row tiles, column tiles, 32 · GROUPS · kinds], boxes [1, COLUMN_TILES, …]. out_size: columns of the result;
-    up_tile: the row tile where up begins. ON_SUMS: scaled as sums; 4 bits, GROUPS = 1. Four warps. The rest as in
-    `linear.triton.stream`.
+    [row tiles, lines, …] with 256 numbers to a line at most (a longer one is copied in parts, each box of all its
+    lines), boxes [1, the lines of COLUMN_TILES tiles, …]. out_size: columns of the result; up_tile: the row tile where
+    up begins. ON_SUMS: scaled as sums; 4 bits, GROUPS = 1. Four warps. The rest as in `linear.triton.stream`.
     """
     halves: gl.constexpr = 2 if GATED else 1
     num_blocks = gl.cdiv(in_size, TILE_COLUMNS * COLUMN_TILES)
@@ -84,9 +84,9 @@ def stream_kernel(
         high = gl.allocate_shared_memory(
             high_desc.dtype, [STAGES * halves, 1, 4 * COLUMN_TILES, 256], high_desc.layout
         )
-    kinds: gl.constexpr = 1 if SHIFT == "none" else 2
+    params_box: gl.constexpr = params_desc.block_type.shape
     params = gl.allocate_shared_memory(
-        gl.int32, [STAGES * halves, 1, COLUMN_TILES, 32 * GROUPS * kinds], params_desc.layout
+        gl.int32, [STAGES * halves, 1, params_box[1], params_box[2]], params_desc.layout
     )
     rows = gl.allocate_shared_memory(
         x_desc.dtype, [STAGES * COLUMN_TILES, BLOCK_M, TILE_COLUMNS], x_desc.layout
@@ -180,7 +180,9 @@ def _copy_weights(
         tma.async_copy_global_to_shared(words_desc, [row, 4 * column_tile, 0], barrier, words.index(place))
         if BITS > 4:
             tma.async_copy_global_to_shared(high_desc, [row, 4 * column_tile, 0], barrier, high.index(place))
-        tma.async_copy_global_to_shared(params_desc, [row, column_tile, 0], barrier, params.index(place))
+        tma.async_copy_global_to_shared(
+            params_desc, [row, params.shape[2] * block, 0], barrier, params.index(place)
+        )
 
 
 @gluon.jit
