@@ -64,6 +64,13 @@ def launch_models() -> None:
         )
         runner.warm_up()
         start.launch_everything(runner)
+    for head_dim in (64, 128):  # keys and values in 8 bits: by the kernels of any card, and by that of Hopper
+        spec = replace(start.SPEC, dtype="bfloat16", **LLAMA | {"head_dim": head_dim})
+        runner = start.make_runner(
+            VOCAB_SIZE, MAX_NUM_SEQS, STEP_TOKENS, spec=spec, block_size=16, kv_cache_dtype="fp8"
+        )
+        runner.warm_up()
+        start.launch_everything(runner)
 
 
 def launch_linear_maps() -> None:

@@ -45,11 +45,12 @@ def make_runner(
     spec: ModelSpec = SPEC,
     block_size: int = BLOCK_SIZE,
     orders: tuple[bool, ...] = (False,),
+    kv_cache_dtype: str = "auto",
 ) -> gpu_runner.GpuModelRunner:
     spec = replace(spec, vocab_size=vocab_size)
     settings = {
         "num_gpu_blocks_override": NUM_BLOCKS, "block_size": block_size, "max_model_len": MAX_MODEL_LEN,
-        "device": "cpu",
+        "device": "cpu", "kv_cache_dtype": kv_cache_dtype,
         "max_num_seqs": max_num_seqs, "max_num_batched_tokens": step_tokens,
     }  # fmt: skip
     memory = DeviceMemory(total=1 << 36, free=1 << 36)

@@ -20,17 +20,14 @@ def as_float8(values):
     """As float8.to_float8. values: of any float type."""
     wide = tl.clamp(values.to(tl.float32), -_MAX, _MAX, tl.PropagateNan.ALL)
     if _INTERPRETED:  # Triton's interpreter knows neither NaN nor rounding that carries into the exponent
-        return _by_hand(wide).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+        size = tl.abs(wide)
+        whole = size.to(tl.uint32, bitcast=True)
+        normal = ((whole + 0x7FFFF + ((whole >> 20) & 1)) >> 20) - (
+            120 << 3
+        )  # the exponents' biases: 127 − 7
+        small = (size + _ROUNDER).to(tl.uint32, bitcast=True) & 0xF
+        code = tl.where(size < _LEAST_NORMAL, small, normal)
+        sign = wide.to(tl.uint32, bitcast=True) >> 31 << 7
+        narrow = tl.where(wide == wide, code, 0x7F) | sign
+        return narrow.to(tl.uint8).to(tl.float8e4nv, bitcast=True)
     return wide.to(tl.float8e4nv)
-
-
-@triton.jit
-def _by_hand(wide):
-    """The 8 bits as an integer. wide: float32, at most _MAX."""
-    bits = wide.to(tl.uint32, bitcast=True)
-    size = tl.abs(wide)
-    whole = size.to(tl.uint32, bitcast=True)
-    normal = ((whole + 0x7FFFF + ((whole >> 20) & 1)) >> 20) - (120 << 3)  # biases of the exponents: 127 − 7
-    small = (size + _ROUNDER).to(tl.uint32, bitcast=True) & 0xF
-    code = tl.where(size < _LEAST_NORMAL, small, normal)
-    return tl.where(wide == wide, code, 0x7F) | (bits >> 31 << 7)
