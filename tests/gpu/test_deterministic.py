@@ -24,9 +24,11 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 VOCAB = 250
 """Tokens of prompts."""
 LONGEST_PROMPT = 900
-MAX_TOKENS = 24
-NUM_BLOCKS = 700
-"""Of 16 tokens: a dozen of the longest requests, so that some are preempted."""
+MAX_TOKENS = 120
+SHORT_PROMPT = 30
+CROWD = 100
+NUM_BLOCKS = 160
+"""Of 16 tokens: two of the longest requests, and a third of what a crowd of the short ones grows to."""
 NUM_SEQS = 64
 SETTINGS = {
     "device": "cuda", "dtype": "bfloat16", "load_format": "dummy", "max_num_seqs": NUM_SEQS, "block_size": 16,
@@ -62,14 +64,16 @@ def model(request, tiny_model: Path, tmp_path: Path) -> str:
 
 
 def random_requests(rng: random.Random, count: int, *, deterministic: bool = False) -> list[Asked]:
-    """Two of three prompts begin with one of a few long prefixes."""
+    """Two of five prompts begin with one of a few long prefixes; many of the others are short, with long answers."""
     prefixes = [ids(rng, rng.randint(20, LONGEST_PROMPT - 100)) for _ in range(6)]
     asked = []
     for number in range(count):
-        prefix = rng.choice(prefixes) if number % 3 else []
+        prefix = rng.choice(prefixes) if number % 5 < 2 else []
         most = LONGEST_PROMPT - len(prefix)
-        prompt = prefix + ids(rng, min(most, rng.choice((rng.randint(1, 20), rng.randint(1, 300), most))))
-        asked.append(Asked(prompt, random_params(rng, deterministic)))
+        prompt = prefix + ids(
+            rng, min(most, rng.choice((rng.randint(1, 20), rng.randint(1, 20), rng.randint(1, 300), most)))
+        )
+        asked.append(Asked(prompt, random_params(rng, deterministic, is_long=len(prompt) < SHORT_PROMPT)))
     return asked
 
 
@@ -77,7 +81,8 @@ def ids(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(3, VOCAB) for _ in range(count)]
 
 
-def random_params(rng: random.Random, deterministic: bool) -> SamplingParams:
+def random_params(rng: random.Random, deterministic: bool, *, is_long: bool = False) -> SamplingParams:
+    """is_long: the answer is, so that contexts outgrow the pool."""
     fields: dict[str, Any] = {"temperature": 0.0}
     if rng.random() < 0.5:
         fields = {"temperature": rng.choice((0.7, 1.0)), "seed": rng.getrandbits(31)}
@@ -93,7 +98,7 @@ def random_params(rng: random.Random, deterministic: bool) -> SamplingParams:
     if rng.random() < 0.03:
         fields |= {"prompt_logprobs": rng.randint(0, 3)}
     n = 2 if rng.random() < 0.1 else 1
-    max_tokens = rng.randint(1, MAX_TOKENS)
+    max_tokens = rng.randint(MAX_TOKENS // 2, MAX_TOKENS) if is_long else rng.randint(1, 16)
     return SamplingParams(n=n, max_tokens=max_tokens, ignore_eos=True, deterministic=deterministic, **fields)
 
 
@@ -124,21 +129,27 @@ async def alone(engine: AsyncEngine, asked: Asked) -> tuple[Any, ...]:
 
 
 async def together(engine: AsyncEngine, requests: list[Asked], rng: random.Random) -> list[tuple[Any, ...]]:
-    """In random order, in waves: sometimes a few at once, sometimes many more than may run."""
+    """In random order, in waves: sometimes a few at once, sometimes many more than may run.
+
+    First many with short prompts and long answers: they are let in together, and outgrow the pool.
+    """
     answers: dict[int, tuple[Any, ...]] = {}
     places = list(range(len(requests)))
     rng.shuffle(places)
+    crowd = [place for place in places if len(requests[place].prompt) < SHORT_PROMPT][:CROWD]
 
     async def one(place: int) -> None:
         answers[place] = await answer(engine, requests[place])
 
-    while places:
-        wave, places = places[: (size := rng.choice((3, 30, 200)))], places[size:]
+    wave, places = crowd, [place for place in places if place not in set(crowd)]
+    while wave:
         async with asyncio.TaskGroup() as group:
             for place in wave:
                 group.create_task(one(place))
-                if rng.random() < 0.1:
+                if wave is not crowd and rng.random() < 0.1:
                     await asyncio.sleep(rng.uniform(0, 0.002))
+        size = rng.choice((3, 30, 200))
+        wave, places = places[:size], places[size:]
     return [answers[place] for place in range(len(requests))]
 
 

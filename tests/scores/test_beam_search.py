@@ -205,7 +205,7 @@ async def test_over_http(server, twin):
         "prompt": prompt, "n": 3, "max_tokens": 10, "ignore_eos": True, "use_beam_search": True,
         "length_penalty": 0.5, "early_stopping": "never",
     }  # fmt: skip
-    texts, _ = expected(twin, prompt, params)
+    texts, _ = await asyncio.to_thread(expected, twin, prompt, params)
     decoded = [server.engine.tokenizer.decode([token for token in text if token < 258]) for text in texts]
     status, reply = await server.post("/v1/completions", **body)
     assert status == 200, reply

@@ -1,4 +1,4 @@
-"""The GPU's runner with a mixture of experts: its texts, and the tokens that experts get, are those of the CPU's runner.
+"""The GPU's runner with a mixture of experts: its texts and the tokens that experts get are those of the CPU's.
 
 As test_gpu_runner.py, whose sides it drives: in the interpreter, or on a GPU.
 """

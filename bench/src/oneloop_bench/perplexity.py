@@ -2,8 +2,9 @@
 
     python -m oneloop_bench.perplexity MODEL … [--text FILE …] [--tokenizer FILE] [--window 512] [--json FILE]
 
-The text (by default this repository's docs/*.md but architecture.md, which quantisers are calibrated on) is cut into
-windows; the first token of each is not scored. Every model is compared with the first.
+MODEL@fp8 is MODEL with --quantization fp8. The text (by default this repository's docs/*.md but architecture.md, which
+quantisers are calibrated on) is cut into windows; the first token of each is not scored. Every model is compared with
+the first.
 """
 
 from __future__ import annotations
@@ -50,9 +51,10 @@ def score(llm: LLM, windows: Sequence[Sequence[int]]) -> tuple[float, int]:
 
 
 def measure(model: str, text: str, options: argparse.Namespace) -> dict[str, Any]:
-    """One model's row."""
+    """One model's row. model: with @ and a --quantization behind it, perhaps."""
+    name, _, quantization = model.partition("@")
     settings = {"dtype": options.dtype, "max_model_len": options.window + 1, "use_tqdm": False}
-    with LLM(model, tokenizer=options.tokenizer, **settings) as llm:
+    with LLM(name, tokenizer=options.tokenizer, quantization=quantization or None, **settings) as llm:
         windows = windows_of(llm.get_tokenizer().encode(text), options.window, options.tokens)
         if not windows:
             raise BenchError(f"the text has no window of {options.window} tokens")

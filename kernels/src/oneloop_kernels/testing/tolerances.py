@@ -9,7 +9,7 @@ import torch
 
 Kind = Literal[
     "elementwise", "rotation", "attention", "linear", "linear of a norm", "gated linear", "gated linear of a norm",
-    "gated linear of 8 bits", "layer",
+    "linear of 8 bits", "gated linear of 8 bits", "layer",
 ]  # fmt: skip
 
 ROUNDOFF: Final[dict[torch.dtype, float]] = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
@@ -61,9 +61,11 @@ TOLERANCES: Final[dict[Kind, Tolerance]] = {
     "gated linear": Tolerance(own=6.0, summed=1.0, float32=5e-6, by_row=False),
     # Both are off as a linear map of a norm is, each multiplied by the other: tests give that scale (`gated_scale`).
     "gated linear of a norm": Tolerance(own=6.0, summed=5.0, float32=5e-6, by_row=False),
-    # Tensor cores add products of 8-bit floats with 13 bits behind the largest: sums are off by as much as the result's
-    # rounding, each multiplied by the other: tests give that scale (`gated_scale`).
-    "gated linear of 8 bits": Tolerance(own=6.0, summed=1.0, float32=5e-6, by_row=False),
+    # Tensor cores add products of 8-bit floats with 13 bits behind the largest, over thousands of columns. Seen, of
+    # millions of elements: 2.6; as much in a shorter type than theirs: tests name bfloat16.
+    "linear of 8 bits": Tolerance(own=2.1, summed=4.0, float32=5e-6, by_row=False),
+    # Both are, each multiplied by the other: tests give that scale (`gated_scale`).
+    "gated linear of 8 bits": Tolerance(own=6.0, summed=4.0, float32=5e-6, by_row=False),
     # A decoder layer: norms, three matrix products one after the other and attention, each rounded. transformers' own
     # lie up to 9.5 from float32.
     "layer": Tolerance(own=10.0, summed=10.0, float32=2e-5, by_row=False),

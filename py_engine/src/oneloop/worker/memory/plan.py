@@ -51,7 +51,7 @@ def _refuse_order(spec: ModelSpec, config: EngineConfig) -> None:
         if holds:
             raise ConfigError(
                 "deterministic" if config.worker.deterministic else "deterministic_requests",
-                f"is not to be had where {reason}: those sums depend on how many rows there are; leave one of them away",
+                f"is not to be had where {reason}: their sums depend on the number of rows; leave one of them away",
             )
 
 

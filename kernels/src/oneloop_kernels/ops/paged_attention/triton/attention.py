@@ -101,7 +101,7 @@ class TritonAttention:
         cap = shape.soft_cap
         self._scale = shape.scale * _LOG2_E if cap is None else 2.0 * _LOG2_E * shape.scale / cap
         self._ordered = None
-        if ordered and self._on_hopper:
+        if ordered and self._on_hopper and not self._is_narrow:
             self._ordered = OrderedAttention(
                 shape,
                 scale_log2=self._scale,
