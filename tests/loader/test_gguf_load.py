@@ -14,9 +14,11 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from oneloop.errors import ModelError
 from oneloop.formats.ggml_types import DEQUANTIZABLE
 from oneloop.formats.gguf import read_gguf
+from oneloop.loader.dummy import fill_dummy_weights
 from oneloop.loader.gguf import load_gguf_weights
 from oneloop.loader.gguf_tensors import check_gguf, gguf_name
-from oneloop.loader.resolve import resolve_model
+from oneloop.loader.resolve import gguf_in_plain_numbers, resolve_model
+from oneloop.models.registry import build_model
 from oneloop.quant.gguf import GgufWeight
 from oneloop.worker.memory.sizes import weight_bytes
 from oneloop_kernels.registry import prefer
@@ -147,6 +149,34 @@ def test_types_stay_as_they_are_where_there_are_kernels(
     kept = sum(one.kept.num_bytes for one in (*maps, ours.head.stored) if isinstance(one, GgufWeight))
     targets = [target for target in ours.weight_targets().values() if isinstance(target, torch.Tensor)]
     assert weight_bytes(spec, 2, on_gpu=True) == kept + sum(target.nbytes for target in targets)
+
+
+def test_dummy_weights_of_types_that_stay(kit: Any, tmp_path: Path) -> None:
+    """Numbers, whatever the types: no bits that mean none."""
+    mix = {"attn_q": "Q4_1", "attn_k": "Q5_0", "attn_v": "Q8_0", "ffn_up": "Q5_1"}
+    path = write_model(tmp_path / "m.gguf", kit.tiny_model("llama"), "llama", "Q4_0", mix)
+    with prefer("triton"):
+        spec = resolve_model(str(path), load_format="dummy").spec
+        model = build_model(spec, torch.float16, kit.cpu)
+        fill_dummy_weights(model.weight_targets(), seed=1)
+        logits = kit.our_logits(model)
+    assert logits.isfinite().all()
+    assert logits.std() > 0
+
+
+def test_the_fixed_order_takes_them_in_plain_numbers(kit: Any, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", kit.tiny_model("llama"), "llama", "Q4_0")
+    source = resolve_model(str(path))
+    assert source.spec.quantization is not None
+    plain = gguf_in_plain_numbers(source)
+    assert plain.spec.quantization is None
+    assert gguf_in_plain_numbers(plain) is plain
+    assert (
+        resolve_model(
+            str(write_model(tmp_path / "f.gguf", kit.tiny_model("llama"), "llama"))
+        ).spec.quantization
+        is None
+    )
 
 
 @pytest.mark.parametrize("kind", [kind for kind in dequantizable() if kind not in PLAIN])

@@ -79,7 +79,7 @@ class ModelLoading:
     def locate(self, progress: LoadProgress | None) -> ModelFiles:
         """As base.Executor.locate."""
         from oneloop.loader.progress import no_progress
-        from oneloop.loader.resolve import resolve_model
+        from oneloop.loader.resolve import gguf_in_plain_numbers, resolve_model
 
         model = self._config.model
         source = resolve_model(
@@ -89,6 +89,8 @@ class ModelLoading:
             quantization=model.quantization,
             progress=progress or no_progress,
         )
+        if True in self._config.worker.orders:
+            source = gguf_in_plain_numbers(source)
         self._source = source
         return ModelFiles(source.path, source.generation, source.gguf)
 

@@ -53,9 +53,10 @@ def gguf_name(name: str) -> str:
 
 
 def weight_types(file: GgufFile, spec: ModelSpec) -> dict[str, str]:
-    """Module (Hugging Face's name) → GGUF's name of the type of its weight, for all linear maps of a checked file."""
+    """Module (Hugging Face's name) → GGUF's name of the type of its weight, for the linear maps that the file has."""
     modules = (name for one in linear_maps(spec) for name in one.names)
-    return {name: file.tensors[gguf_name(f"{name}.weight")].type.name for name in modules}
+    found = ((name, file.tensors.get(gguf_name(f"{name}.weight"))) for name in modules)
+    return {name: tensor.type.name for name, tensor in found if tensor is not None}
 
 
 def check_gguf(file: GgufFile, expected: Mapping[str, Shape]) -> None:

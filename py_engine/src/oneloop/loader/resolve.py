@@ -17,7 +17,7 @@ from oneloop.formats.hf_config import hf_model_spec
 from oneloop.formats.json_file import read_json_object
 from oneloop.formats.json_values import JsonValues
 from oneloop.formats.quantization.config import chosen_quantization
-from oneloop.formats.quantization.gguf import GgufQuantization
+from oneloop.formats.quantization.gguf import FORMS, GgufQuantization
 from oneloop.loader.checkpoint import read_checkpoint
 from oneloop.loader.embedded import GENERATION, fetch_embedded
 from oneloop.loader.gguf_tensors import check_gguf, weight_types
@@ -148,6 +148,13 @@ def _optional_size(config: JsonValues, key: str, at_most: int) -> int | None:
     return config.integer(key, 1, at_most) if key in config else None
 
 
+def gguf_in_plain_numbers(source: ModelSource) -> ModelSource:
+    """A GGUF file's weights dequantised on a GPU too, as the fixed order needs them; other sources as they are."""
+    if not isinstance(source.spec.quantization, GgufQuantization):
+        return source
+    return replace(source, spec=replace(source.spec, quantization=None))
+
+
 def _file_source(path: Path, load_format: LoadFormat, quantization: QuantizationName | None) -> ModelSource:
     if path.suffix in (".bin", ".pt", ".pth", ".ckpt"):
         raise ModelError(str(path), "pickled weights are never loaded; convert the model to safetensors")
@@ -158,8 +165,10 @@ def _file_source(path: Path, load_format: LoadFormat, quantization: Quantization
     _check_format(load_format, "gguf", path)
     if load_format != "dummy":
         check_gguf(file, expected_tensors(spec))
-        if spec.quantization is None:
-            spec = replace(spec, quantization=GgufQuantization(weight_types(file, spec)))
+    if spec.quantization is None:
+        types = weight_types(file, spec)
+        if not FORMS.keys().isdisjoint(types.values()):
+            spec = replace(spec, quantization=GgufQuantization(types))
     return ModelSource(kind="gguf", path=path, spec=spec, generation=GenerationDefaults(), gguf=file)
 
 

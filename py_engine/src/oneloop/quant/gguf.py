@@ -11,7 +11,7 @@ from oneloop.formats.ggml_types import GGML_TYPES
 from oneloop.formats.quantization.gguf import FORMS
 from oneloop.quant.base import Incoming
 from oneloop.quant.packed import Packed
-from oneloop_kernels.ops.packed_linear.gguf import numbers_of
+from oneloop_kernels.ops.packed_linear.gguf import numbers_of, sample_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,8 +58,9 @@ class GgufWeight:
             if kind in FORMS:
                 shape = (size, self._in_size // blocks[kind].block_size * blocks[kind].block_bytes)
                 dtype = torch.uint8
-            take = partial(self._take, index, kind)
-            targets[f"{name}.weight"] = Incoming(shape, dtype, self.matrix.device, take)
+            take, device = partial(self._take, index, kind), self.matrix.device
+            sample = partial(sample_blocks, kind, *shape, device) if kind in FORMS else None
+            targets[f"{name}.weight"] = Incoming(shape, dtype, device, take, sample)
         return targets
 
     def multiply(self, call: LinearCall) -> torch.Tensor:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _K = 256
 """Weights of a block of the types with K."""
+_SMALL_HALF = 0x0400
+"""2^-14 in float16."""
 
 
 class _Type(NamedTuple):
@@ -29,6 +31,8 @@ class _Type(NamedTuple):
     read: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]
     """uint8 [blocks, block_bytes] → q uint8 [blocks, block_size]; d, m float32 [blocks, groups]. Without m the weight
     is d · (q − middle)."""
+    halves: tuple[int, ...] = (0,)
+    """Where in a block its 16-bit scales are."""
     raised: int = 0
     """What is added to q so that its range lies about the middle of `bits` bits."""
 
@@ -44,6 +48,16 @@ def numbers_of(kind: str, blocks: torch.Tensor) -> Numbers:
         return Numbers(values, scales, found.bits, found.group_size)
     middle = (1 << (found.bits - 1)) - found.raised
     return Numbers(values, scales, found.bits, found.group_size, "offset", (m + middle * d).view(rows, -1))
+
+
+def sample_blocks(kind: str, rows: int, row_bytes: int, device: torch.device) -> torch.Tensor:
+    """uint8 [rows, row_bytes]: the same mixed bits every time, with small scales where any bits might be no number."""
+    places = torch.arange(rows * row_bytes, dtype=torch.int64, device=device)
+    blocks = ((places * 2654435761 >> 13) & 255).to(torch.uint8).view(-1, _TYPES[kind].block_bytes)
+    scale = torch.tensor([_SMALL_HALF & 255, _SMALL_HALF >> 8], dtype=torch.uint8, device=device)
+    for place in _TYPES[kind].halves:
+        blocks[:, place : place + 2] = scale
+    return blocks.view(rows, row_bytes)
 
 
 def _half(blocks: torch.Tensor, start: int) -> torch.Tensor:
@@ -115,13 +129,13 @@ def _q6_k(b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
 
 _TYPES: Final = {
     "Q4_0": _Type(32, 18, 4, 32, _q4_0),
-    "Q4_1": _Type(32, 20, 4, 32, _q4_1),
+    "Q4_1": _Type(32, 20, 4, 32, _q4_1, (0, 2)),
     "Q5_0": _Type(32, 22, 6, 32, _q5_0, raised=16),
-    "Q5_1": _Type(32, 24, 6, 32, _q5_1, raised=16),
+    "Q5_1": _Type(32, 24, 6, 32, _q5_1, (0, 2), raised=16),
     "Q8_0": _Type(32, 34, 8, 32, _q8_0),
-    "Q4_K": _Type(_K, 144, 4, 32, _q4_k),
-    "Q5_K": _Type(_K, 176, 6, 32, _q5_k, raised=16),
-    "Q6_K": _Type(_K, 210, 6, 16, _q6_k),
+    "Q4_K": _Type(_K, 144, 4, 32, _q4_k, (0, 2)),
+    "Q5_K": _Type(_K, 176, 6, 32, _q5_k, (0, 2), raised=16),
+    "Q6_K": _Type(_K, 210, 6, 16, _q6_k, (208,)),
 }
 
 PACKABLE: Final = frozenset(_TYPES)
