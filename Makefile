@@ -68,7 +68,10 @@ types: install ## mypy --strict, and the stub against the built core
 test-rust: ## Unit and property tests of the core (fast profile)
 	cargo test --locked
 test-python: install model client-environments ## Python tests on the CPU
-	$(PY) -m pytest
+	$(PY) -m pytest --ignore=tests/kernels
+	@# What Triton's interpreter runs takes one thread, hence two halves beside each other.
+	OMP_NUM_THREADS=1 $(PY) -m pytest tests/kernels --share 1/2 & first=$$!; \
+	OMP_NUM_THREADS=1 $(PY) -m pytest tests/kernels --share 2/2; second=$$?; wait $$first && exit $$second
 test-clients: install model client-environments ## Only the tests of clients: openai, anthropic, LangChain, LiteLLM, AI SDK
 	$(PY) -m pytest tests/clients
 client-environments: install ## Environments of the clients that the tests run (needs node and npm; 410 MB, once)

@@ -276,4 +276,4 @@ def test_many_steps_of_admissions_keep_the_lists_short(worker, sample, make_samp
 
 
 def test_flags_have_the_bits_of_the_contract():
-    assert [flag.value for flag in StepFlag] == [1, 2, 4, 8, 16]
+    assert [flag.value for flag in StepFlag] == [1, 2, 4, 8, 16, 32]
