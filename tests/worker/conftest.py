@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -309,3 +313,16 @@ def buffer_factory() -> Callable[[int], memoryview]:
 def make_spec() -> Callable[..., ModelSpec]:
     """Factory: changes → the tiny spec with them."""
     return lambda **changes: replace(SPEC, **changes)
+
+
+@pytest.fixture(scope="module")
+def sides() -> Iterator[ModuleType]:
+    """test_gpu_runner.py, for files beside it that drive its sides (the tests' folders are no packages)."""
+    path = Path(__file__).with_name("test_gpu_runner.py")
+    spec = importlib.util.spec_from_file_location("gpu_runner_sides", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]

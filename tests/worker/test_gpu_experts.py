@@ -5,10 +5,6 @@ As test_gpu_runner.py, whose sides it drives: in the interpreter, or on a GPU.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -22,17 +18,6 @@ EXPERTS = MoeSpec(
 )
 if torch.cuda.is_available() and not INTERPRETED:
     pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(scope="module")
-def sides():
-    """The file beside this one (the tests' folders are no packages)."""
-    path = Path(__file__).with_name("test_gpu_runner.py")
-    spec = importlib.util.spec_from_file_location("gpu_runner_sides", path)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
 
 
 def test_a_dense_and_a_sparse_layer(sides, make_spec, core_factory, buffer_factory):

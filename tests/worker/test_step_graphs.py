@@ -1,11 +1,11 @@
 """When launches are captured, and what becomes of captures that fail. On a device: tests/gpu/test_out_of_memory.py."""
 
+import gc
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from oneloop.worker.gpu import graphs as module
 from oneloop.worker.gpu.graphs import MAX_ATTEMPTS, RETRY_AFTER, StepGraphs
 
 
@@ -217,15 +217,15 @@ def test_a_graph_that_the_driver_has_no_memory_for_leaves_the_pool_as_it_was(gra
 
 def test_nothing_is_collected_while_a_graph_is_recorded(graphs, device, monkeypatch):
     seen = []
-    launch(graphs, lambda: seen.append(module.gc.isenabled()), 2)
+    launch(graphs, lambda: seen.append(gc.isenabled()), 2)
     assert seen == [True, False]
-    assert module.gc.isenabled()
+    assert gc.isenabled()
 
 
 def test_who_collects_nothing_does_not_after_a_graph_either(graphs, body):
-    module.gc.disable()
+    gc.disable()
     try:
         launch(graphs, body, 2)
-        assert not module.gc.isenabled()
+        assert not gc.isenabled()
     finally:
-        module.gc.enable()
+        gc.enable()

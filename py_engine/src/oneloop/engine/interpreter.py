@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Final
 
 _COLLECT_AFTER: Final = (2_000, 5, 100)
 """Thresholds of the collector's generations."""
@@ -21,18 +17,6 @@ def collect_rarely() -> None:
     What is imported and loaded stays, so that looking through it for garbage finds none: a tenth of torch's import.
     """
     gc.set_threshold(*_COLLECT_AFTER)
-
-
-@contextmanager
-def no_collections() -> Iterator[None]:
-    """Within, the collector does not run: for building much at once that is no garbage."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def settle_interpreter() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-from oneloop.engine.interpreter import no_collections
+from oneloop.collector import no_collections
 from oneloop.errors import GenerationError
 
 if TYPE_CHECKING:

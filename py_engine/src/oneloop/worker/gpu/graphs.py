@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import logging
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import torch
 
+from oneloop.collector import no_collections
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Callable, Hashable
 
     from torch.cuda import _POOL_HANDLE
 
@@ -94,7 +95,8 @@ class StepGraphs:
     def _record(self, body: Callable[[], None], pool: _POOL_HANDLE | None) -> torch.cuda.CUDAGraph:
         """pool: None makes one."""
         graph = torch.cuda.CUDAGraph()
-        with _no_collection():
+        # Freeing a tensor's memory, or another graph, would spoil the capture.
+        with no_collections():
             try:
                 # Not torch.cuda.graph(): that would wait for the device and empty the allocator's cache.
                 graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -118,15 +120,3 @@ class StepGraphs:
     def _touch_memory(self) -> None:
         """One node, since torch warns of a graph without any."""
         torch.zeros(1, device=self._stream.device if self._stream is not None else None)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """No garbage collection within: freeing a tensor's memory, or another graph, would spoil the capture."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
