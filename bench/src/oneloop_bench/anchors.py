@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,7 @@ _BEGIN = time.perf_counter()
 import torch  # noqa: E402  (its import is part of what is measured)
 
 from oneloop import LLM, SamplingParams, __version__  # noqa: E402
+from oneloop_bench.variants import SETTINGS_VARIABLE  # noqa: E402
 
 _IMPORT_S = time.perf_counter() - _BEGIN
 
@@ -19,11 +22,12 @@ if TYPE_CHECKING:
 
 
 class OneloopEngine:
-    """Dummy weights in bfloat16, everything else at its default."""
+    """Dummy weights in bfloat16, everything else at its default, or as the environment's variable says."""
 
     def __init__(self, model_dir: str, max_model_len: int, mem_fraction: float, **settings: Any) -> None:
         """mem_fraction: part of the card's memory that the engine may take. settings: more of LLM's."""
         begin = time.perf_counter()
+        settings = json.loads(os.environ.get(SETTINGS_VARIABLE, "{}")) | settings
         self._llm = LLM(
             model_dir,
             load_format="dummy",
@@ -64,10 +68,3 @@ class OneloopEngine:
             "config": asdict(self._llm.config.resolved),
             "preemptions": stats.num_preemptions,
         }
-
-
-class OneloopFp8Engine(OneloopEngine):
-    """Weights quantised to 8 bits while they are loaded."""
-
-    def __init__(self, model_dir: str, max_model_len: int, mem_fraction: float) -> None:
-        super().__init__(model_dir, max_model_len, mem_fraction, quantization="fp8")

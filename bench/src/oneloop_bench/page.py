@@ -33,6 +33,13 @@ class Section:
     name: str
     markdown: Callable[[Mapping[str, Any]], str]
     merge: Callable[[dict[str, Any], Mapping[str, Any]], None]
+    source: str = ""
+    """The file with its results, where that is another section's."""
+
+    @property
+    def file(self) -> str:
+        """Of the results, without its ending."""
+        return self.source or self.name
 
     def put_into(self, page: str, results: Mapping[str, Any]) -> str:
         """The page with this table made anew. ValueError where the marks are missing."""
@@ -59,13 +66,23 @@ def replace_model(known: dict[str, Any], newer: Mapping[str, Any]) -> None:
 def merge_parts(known: dict[str, Any], newer: Mapping[str, Any]) -> None:
     """Of h200: what the newer run did not measure stays."""
     for model, workloads in newer["offline"].items():
-        known.setdefault("offline", {}).setdefault(model, {}).update(workloads)
-    for kind in ("online", "start"):
-        known.setdefault(kind, {}).update(newer[kind])
+        of_model = known.setdefault("offline", {}).setdefault(model, {})
+        if measured := of_model.get("measured", {}) | workloads.get("measured", {}):
+            workloads = {**workloads, "measured": measured}  # by workload
+        of_model.update(workloads)
+    for kind in ("online", "start", "determinism", "agreement"):
+        known.setdefault(kind, {}).update(newer.get(kind, {}))
+
+
+def merge_modes(known: dict[str, Any], newer: Mapping[str, Any]) -> None:
+    """Of oneloop_bench.determinism: the newer run in the place of its model's of the same kind."""
+    kind = "agreement" if any("mode" in row for row in newer["results"]) else "determinism"
+    known.setdefault(kind, {})[newer["model"]] = dict(newer)
 
 
 SECTIONS: Final = (
     Section("h200", table.markdown, merge_parts),
+    Section("determinism", table.determinism, merge_modes, source="h200"),
     Section("kernels", sections.kernels, replace_all),
     Section("host_gap", sections.host_gap, replace_model),
     Section("event_loop", sections.event_loop, replace_model),
@@ -92,10 +109,10 @@ def take(files: Sequence[Path], results: Path = RESULTS, readme: Path = README) 
             raise BenchError(f"{file}: {name} is no section of the page")
         if newer.get("smoke"):
             raise BenchError(f"{file}: a smoke run, whose figures mean nothing")
-        known = read(results, name)
+        known = read(results, section.file)
         section.merge(known, newer)
         results.mkdir(parents=True, exist_ok=True)
-        (results / f"{name}.json").write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+        (results / f"{section.file}.json").write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
         for label, why in newer.get("failed", {}).items():
             print(f"{file}: {label} failed: {why}")
     readme.write_text(made_anew(readme.read_text(encoding="utf-8"), results), encoding="utf-8")
@@ -104,7 +121,7 @@ def take(files: Sequence[Path], results: Path = RESULTS, readme: Path = README) 
 def made_anew(page: str, results: Path = RESULTS) -> str:
     """The page with all its tables as the folder's files say."""
     for section in SECTIONS:
-        page = section.put_into(page, read(results, section.name))
+        page = section.put_into(page, read(results, section.file))
     return page
 
 

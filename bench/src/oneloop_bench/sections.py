@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
+from oneloop_bench.table import NOT_MEASURED
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     Results = Mapping[str, Any]
 
-NOT_MEASURED: Final = "Not measured yet."
 GAP_US: Final = 10.0
 """Idle between decode steps, at most (issue B)."""
 MIB: Final = 1 << 20
