@@ -4,9 +4,10 @@ import json
 from dataclasses import replace
 from functools import partial
 
+import pytest
 import torch
 
-from oneloop_bench.kernels import cases, table
+from oneloop_bench.kernels import cases, linear, packed_linear, table
 from oneloop_bench.kernels.timing import Timing
 
 CEILINGS = {"read": 4e12, "copy": 2e12, "bf16": 8e14}
@@ -63,6 +64,42 @@ def test_all_that_the_issue_asks_for_is_there():
     assert found["decode attention", "llama8b 32x1k"].num_bytes == 2 * 128 * (16 * 32 * 1024 + 2 * 32 * 32)
 
 
+def test_what_mixtures_few_bits_and_the_fixed_order_take_is_there_too():
+    found = {(one.family, one.name): one for one in cases.all_cases(torch.device("cpu"), small=False)}
+    for name in ("qkv", "o", "gate_up", "down"):
+        one = found["GEMM of 8 bits", f"llama8b {name} 2048 rows"]
+        assert (list(one.ways), one.compute) == (["oneloop", "by block", "bf16"], "fp8")
+        assert list(found["GEMM of 4 bits", f"llama8b {name} 16 rows"].ways) == ["oneloop", "written out"]
+        assert list(found["GEMM in the fixed order", f"llama8b {name} 1 rows"].ways) == ["oneloop", "default"]
+    for name in ("FP8 KV", "fixed order"):
+        assert ("decode attention", f"llama8b {name} 256x1k") in found
+        assert ("prefill attention", f"llama8b {name} 1x8k") in found
+    experts = found["experts", "qwen30ba3b 128 tokens"]
+    # All 128 experts: three matrices of 2,048 x 768 each; the router; 128 tokens read and written.
+    assert experts.num_bytes == pytest.approx(2 * (3 * 128 * 2048 * 768 + (128 + 256) * 2048), rel=0.001)
+    for part in ("route", "gate_up", "down"):
+        assert ("experts", f"qwen30ba3b {part} 32 tokens") in found
+    assert ("quantised as in GGUF", "llama8b down q4_k 16 rows") in found
+    assert {"scores of tokens", "block copies", "embedding + angles"} <= {family for family, _ in found}
+    # As much as in bf16, but for keys and values, of which half as much is read.
+    wide, narrow = (found["decode attention", f"llama8b {name}32x1k"].num_bytes for name in ("", "FP8 KV "))
+    assert wide - narrow == 128 * 16 * 32 * 1024
+
+
+@pytest.mark.parametrize("kind", packed_linear.KINDS)
+@pytest.mark.parametrize("one", linear.MODELS["llama8b"][:4], ids=lambda one: one.name)
+def test_bytes_of_packed_weights_are_those_that_they_have(one, kind):
+    small = linear.shrunken(one)
+    weight = packed_linear.random_weight(small, kind, torch.float16, torch.device("cpu"))
+    assert packed_linear.weight_bytes(small, kind) == weight.num_bytes
+
+
+def test_a_case_of_8_bits_is_held_against_products_of_8_bits():
+    one = cases.KernelCase("f", "c", list, {"oneloop": list}, 1, "read", 4e6, compute="fp8")
+    row = table.row_of(one, "oneloop", Timing(2.0, 0.0), CEILINGS | {"fp8": 4e12})
+    assert (row["share"], row["ceiling"]) == (0.5, "fp8")
+
+
 def test_the_table_runs_without_a_gpu(tmp_path, capsys):
     file = tmp_path / "kernels.json"
     table.main(["--smoke", "--only", "residual", "--json", str(file)])
@@ -71,6 +108,22 @@ def test_the_table_runs_without_a_gpu(tmp_path, capsys):
     assert result["smoke"]
     assert result["failed"] == {}
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == result
+
+
+def test_cases_of_few_bits_and_of_experts_run():
+    only = "8 bits llama8b o|4 bits llama8b o|GGUF llama8b down|fixed order llama8b o|experts qwen30ba3b down|scores"
+    one = table.Table(table.read_options(["--smoke", "--budget", "200", "--only", only]))
+    one.measure(None)
+    assert one.failed == {}
+    ways = [(row["family"], row["way"]) for row in one.rows]
+    assert ways == [
+        *[("scores of tokens", "oneloop")] * 2,
+        ("experts", "oneloop"),
+        *[("GEMM of 8 bits", way) for way in ("oneloop", "by block", "bf16")],
+        *[("GEMM of 4 bits", way) for way in ("oneloop", "written out")],
+        ("quantised as in GGUF", "oneloop"),
+        *[("GEMM in the fixed order", way) for way in ("oneloop", "default")],
+    ]
 
 
 def test_what_fails_or_passes_the_budget_is_said(monkeypatch):

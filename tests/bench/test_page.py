@@ -93,6 +93,31 @@ def test_linear_maps_stand_beside_cublas():
     assert "Without a figure: GEMM qwen06b o 1 rows cuBLAS: no memory." in text
 
 
+def test_maps_of_few_bits_have_tables_of_their_own():
+    few, many = "llama8b down 1 rows", "llama8b down 256 rows"
+    text = sections.kernels(
+        kernels(
+            [
+                row("GEMM of 8 bits", few, 12.0, 0.9),
+                row("GEMM of 8 bits", few, 13.0, 0.8, way="by block"),
+                row("GEMM of 8 bits", few, 24.0, 0.45, way="bf16"),
+                row("GEMM of 4 bits", many, 30.0, 0.6),
+                row("GEMM of 4 bits", many, 60.0, 0.3, way="written out"),
+                row("GEMM in the fixed order", few, 24.0, 0.7),
+                row("GEMM in the fixed order", few, 20.0, 0.84, way="default"),
+                row("experts", "qwen30ba3b gate_up 32 tokens", 150.0, 0.95),
+                row("experts", "qwen30ba3b gate_up 128 tokens", 200.0, 0.75),
+            ]
+        )
+    )
+    for line in ("90% / 80% / 45%", "60% / 30%", "70% / 84%"):
+        assert f"| llama8b down | {line} |" in text
+    assert (
+        "| experts, qwen30ba3b gate_up | 32 tokens / 128 tokens | 150 / 200 | 95% / 75% of read | – | – |"
+        in text
+    )
+
+
 def test_gaps_loop_and_memory():
     models = {"models": {"m": gap("m", 2.2), "n": gap("n", 12.0)}}
     text = sections.host_gap(models)

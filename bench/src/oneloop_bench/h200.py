@@ -183,7 +183,9 @@ class Run:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
             if not out.exists():
-                raise RuntimeError(f"{shlex.join(command[:2])} … ended with status {process.returncode} and no result")
+                raise RuntimeError(
+                    f"{shlex.join(command[:2])} … ended with status {process.returncode} and no result"
+                )
             found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
             return found
 

@@ -15,8 +15,28 @@ if TYPE_CHECKING:
 GAP_US: Final = 10.0
 """Idle between decode steps, at most (issue B)."""
 MIB: Final = 1 << 20
-_GEMM: Final = "GEMM"
 _OURS: Final = "oneloop"
+_MAPS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "GEMM": (
+        "Linear maps, share of the nearer ceiling, ours / cuBLAS (–: the plan is cuBLAS)",
+        (_OURS, "cuBLAS"),
+    ),
+    "GEMM of 8 bits": (
+        "Linear maps of 8 bits with the quantisation of their input, share of the nearer ceiling of 8-bit weights: "
+        "scales by row / by block / the same map in bf16",
+        (_OURS, "by block", "bf16"),
+    ),
+    "GEMM of 4 bits": (
+        "Linear maps of 4 bits in groups of 128, share of the nearer ceiling of 4-bit weights: ours / always written "
+        "out for cuBLAS",
+        (_OURS, "written out"),
+    ),
+    "GEMM in the fixed order": (
+        "Linear maps in the deterministic mode, share of the nearer ceiling: in the fixed order / by default",
+        (_OURS, "default"),
+    ),
+}
+"""Families that have a table of their own, by maps and rows: its heading, and whose shares stand in a cell."""
 _SIZE: Final = re.compile(r" (\d.*|\S+)$")
 """Of a case's name, what those of one line differ in: from its first number on, or else its last word."""
 
@@ -35,7 +55,8 @@ def kernels(results: Results) -> str:
     )
     card = results["machine"].get("gpu", "no GPU")
     parts = [f"{card}, {results['utc']} UTC. Measured ceilings: {rates}."]
-    parts += [_families(results["rows"]), _gemms(results["rows"])]
+    parts.append(_families(results["rows"]))
+    parts += [_maps(results["rows"], family) for family in _MAPS]
     if results["failed"]:
         listed = "; ".join(f"{name}: {why}" for name, why in results["failed"].items())
         parts.append(f"Without a figure: {listed}.")
@@ -46,7 +67,7 @@ def _families(rows: Sequence[Results]) -> str:
     """A line per family, beginning of the case's name and way; the ends of the names side by side."""
     lines: dict[tuple[str, str, str], list[Results]] = {}
     for row in rows:
-        if row["family"] != _GEMM:
+        if row["family"] not in _MAPS:
             lines.setdefault((row["family"], _SIZE.sub("", row["case"]), row["way"]), []).append(row)
     head = ("kernel", "cases", "µs", "share of the ceiling", "to reach", "reached")
     return rows_of(head, [_family(key, found) for key, found in lines.items()]) if lines else ""
@@ -90,25 +111,29 @@ def _reached(row: Results) -> str:
     return f"{row['us'] / target['us'] - 1:+.0%}"
 
 
-def _gemms(rows: Sequence[Results]) -> str:
-    """Maps by rows of x: our share of the nearer ceiling, and that of cuBLAS with kernels beside it."""
+def _maps(rows: Sequence[Results], family: str) -> str:
+    """Maps by rows of x."""
+    heading, ways = _MAPS[family]
     cells: dict[str, dict[int, dict[str, float | None]]] = {}
     for row in rows:
-        if row["family"] == _GEMM:
+        if row["family"] == family:
             model, name, number, _ = row["case"].split(" ")
-            ways = cells.setdefault(f"{model} {name}", {}).setdefault(int(number), {})
-            ways[row["way"]] = row["share"]
+            found = cells.setdefault(f"{model} {name}", {}).setdefault(int(number), {})
+            found[row["way"]] = row["share"]
     sizes = sorted({size for by_size in cells.values() for size in by_size})
     if not sizes:
         return ""
-    return "Linear maps, share of the nearer ceiling, ours / cuBLAS (–: the plan is cuBLAS):\n\n" + rows_of(
+    return f"{heading}:\n\n" + rows_of(
         ("map, by rows", *map(str, sizes)),
-        [[name, *(_pair(by_size.get(size, {})) for size in sizes)] for name, by_size in cells.items()],
+        [
+            [name, *(_shares(by_size.get(size, {}), ways) for size in sizes)]
+            for name, by_size in cells.items()
+        ],
     )
 
 
-def _pair(ways: Mapping[str, float | None]) -> str:
-    shares = [ways.get(_OURS), ways.get("cuBLAS")]
+def _shares(found: Mapping[str, float | None], ways: Sequence[str]) -> str:
+    shares = [found.get(way) for way in ways]
     return " / ".join("–" if share is None else f"{share:.0%}" for share in shares)
 
 

@@ -86,6 +86,8 @@ class Case:
     """First tokens that all rows have in common."""
     may_share: bool = False
     """As the engine says of steps whose rows have much in common."""
+    cache_dtype: torch.dtype | None = None
+    """Of keys and values; None: as the queries."""
 
     def __post_init__(self) -> None:
         self.lengths = [scheduled + computed for scheduled, computed in self.rows]
@@ -100,7 +102,8 @@ class Case:
         """Keys and values once, queries and results."""
         heads, kv_heads, dim = self.heads
         tokens = sum(length - self.shared for length in self.lengths) + self.shared
-        return 2 * dim * (2 * kv_heads * tokens + 2 * heads * self.num_tokens)
+        kept = 2 if self.cache_dtype is None else self.cache_dtype.itemsize
+        return dim * (kept * 2 * kv_heads * tokens + 2 * 2 * heads * self.num_tokens)
 
     @property
     def num_flops(self) -> int:
@@ -147,10 +150,15 @@ class Case:
             storage = torch.randn(
                 self.num_blocks, 2 * kv_heads, self.block_size, dim, dtype=dtype, device=device
             )
-            kv = storage.transpose(1, 2)
+            kv = self._kept(storage).transpose(1, 2)
         else:
-            kv = torch.randn(self.num_blocks, self.block_size, 2 * kv_heads, dim, dtype=dtype, device=device)
+            kv = self._kept(
+                torch.randn(self.num_blocks, self.block_size, 2 * kv_heads, dim, dtype=dtype, device=device)
+            )
         return qkv, kv, torch.empty(self.num_tokens, heads * dim, dtype=dtype, device=device)
+
+    def _kept(self, storage: torch.Tensor) -> torch.Tensor:
+        return storage if self.cache_dtype is None else storage.to(self.cache_dtype)
 
     def queries(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Queries, keys and values of the step's tokens alone."""
@@ -165,7 +173,7 @@ class Case:
             self.shape(), max_rows=len(self.rows) if small else MAX_ROWS,
             max_tokens=self.num_tokens if small else MAX_TOKENS,
             max_blocks_per_row=self.width if small else max(self.width, MAX_CONTEXT // self.block_size),
-            dtype=dtype, device=device, config=config,
+            dtype=dtype, device=device, config=config, cache_dtype=self.cache_dtype,
         )  # fmt: skip
 
     def plan(

@@ -89,6 +89,11 @@ def make_inputs(shape: Shape, num_tokens: int, device: torch.device) -> Inputs:
     return Inputs(MoeCall(x, experts, norm, counters, slots), int((ids.flatten().bincount() > 0).sum()))
 
 
+def expected_active(shape: Shape, num_tokens: int) -> float:
+    """Experts that random tokens ask for, on average: each token for top_k of them, any with the same chance."""
+    return shape.num_experts * (1 - (1 - shape.top_k / shape.num_experts) ** num_tokens)
+
+
 def prepare(inputs: Inputs, plan: MoePlan) -> Prepared:
     """Run what stands before each part."""
     routed = route(inputs.call, plan)

@@ -35,10 +35,11 @@ class Heads:
     head_dim: int
     norms: bool
 
-    def num_bytes(self, num_tokens: int) -> int:
+    def num_bytes(self, num_tokens: int, kv_dtype: torch.dtype = DTYPE) -> int:
         """Fewest bytes of one layer: qkv read, queries, keys and values written, angles and slots read."""
-        elements = 2 * self.num_heads + 4 * self.num_kv_heads
-        return num_tokens * (elements * self.head_dim * DTYPE.itemsize + self.head_dim * 4 + 8)
+        wide = (2 * self.num_heads + 2 * self.num_kv_heads) * DTYPE.itemsize
+        kept = 2 * self.num_kv_heads * kv_dtype.itemsize
+        return num_tokens * ((wide + kept) * self.head_dim + self.head_dim * 4 + 8)
 
 
 MODELS: Final = (
@@ -61,14 +62,16 @@ class Layer:
     slots: torch.Tensor
 
 
-def make_layer(heads: Heads, num_tokens: int, device: torch.device, *, by_head: bool) -> Layer:
+def make_layer(
+    heads: Heads, num_tokens: int, device: torch.device, *, by_head: bool, kv_dtype: torch.dtype = DTYPE
+) -> Layer:
     """Random inputs; the tokens' slots lie in random blocks, a block's positions in order, as in a prefill."""
     total = heads.num_heads + 2 * heads.num_kv_heads
     num_blocks = -(-num_tokens // BLOCK_SIZE) + 1
     shape = [num_blocks, BLOCK_SIZE, 2 * heads.num_kv_heads, heads.head_dim]
     if by_head:
         shape[1], shape[2] = shape[2], shape[1]
-    cache = torch.randn(shape, device=device).to(DTYPE)
+    cache = torch.randn(shape, device=device).to(kv_dtype)
     blocks = torch.randperm(num_blocks, device=device)
     slots = (blocks[:, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE, device=device)).flatten()[:num_tokens]
     frequencies = 1.0 / 5e5 ** (torch.arange(0, heads.head_dim, 2, device=device) / heads.head_dim)

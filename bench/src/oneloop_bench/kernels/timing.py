@@ -77,6 +77,19 @@ def _copy_rate() -> float:
     return 2 * source.nbytes / statistics.median(event_times(lambda: target.copy_(source), 20))
 
 
+def fp8_rate() -> float:
+    """FLOP per second of a large product of 8-bit numbers, by cuBLAS with one scale for each side."""
+    left, right = (torch.randn(8192, 8192, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
+    one = torch.ones((), device="cuda")
+
+    def multiply() -> torch.Tensor:
+        return torch._scaled_mm(
+            left, right.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+        )
+
+    return 2 * 8192**3 / statistics.median(event_times(multiply, 20))
+
+
 def _product_rate() -> float:
     left, right = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     product = torch.empty_like(left)
