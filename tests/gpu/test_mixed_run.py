@@ -16,6 +16,7 @@ import torch
 
 from oneloop import AsyncEngine, SamplingParams
 from oneloop.loader.embedded import embedded_path
+from oneloop.start_times import StartTimes
 
 if TYPE_CHECKING:
     from oneloop.engine.outputs import FinishReason
@@ -169,6 +170,7 @@ def check_books(engine: AsyncEngine) -> None:
 
 async def run(model: str, scale: Scale, judge, **settings) -> None:
     rng = random.Random(11)
+    times = StartTimes()
     engine = AsyncEngine.from_settings(
         model,
         max_num_seqs=scale.max_num_seqs,
@@ -179,15 +181,20 @@ async def run(model: str, scale: Scale, judge, **settings) -> None:
     )
     async with engine:
         prompts = make_prompts(scale, engine.model_info.vocab_size, rng)
-        golden = await alone(engine, prompts, scale.max_tokens)
-        await asyncio.to_thread(judge.check, prompts, golden, what="alone")
+        with times.part("alone"):
+            golden = await alone(engine, prompts, scale.max_tokens)
+        with times.part("judging those"):
+            await asyncio.to_thread(judge.check, prompts, golden, what="alone")
         auditor = asyncio.create_task(audit(engine))
-        answers = await mixed(engine, prompts, scale, rng)
+        with times.part("mixed"):
+            answers = await mixed(engine, prompts, scale, rng)
         assert not auditor.done(), auditor.exception()
         auditor.cancel()
         await settled(engine)
         check_books(engine)
-    await asyncio.to_thread(check_answers, prompts, golden, answers, judge)
+    with times.part("judging the others"):
+        await asyncio.to_thread(check_answers, prompts, golden, answers, judge)
+    print(f"seconds: {times}")
 
 
 async def settled(engine: AsyncEngine) -> None:
