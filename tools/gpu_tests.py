@@ -2,8 +2,10 @@
 
     python tools/gpu_tests.py [--out FOLDER] [--workers N] [--budget SECONDS] [--only NAMES] [-- pytest arguments]
 
-Every part writes its log and its JUnit XML to the folder (default: gpu-tests in a temporary one). What measures time,
-the card's memory, or how long the event loop is held, runs alone at the end. On standard output: a line per part, then
+Every part writes its log and its JUnit XML to the folder (default: gpu-tests in a temporary one). Parts that take long
+begin first. Tests that compile the same kernels stand in one part, one after another: a whole engine has some hundred
+kernels, and parts that begin at once would each compile them, on all CPUs. What measures time or how long the event
+loop is held runs alone at the end. On standard output: a line per part, then
 every failed test with its reason. The status is 0 when all parts passed. Shortly before the budget is spent, parts that
 run are interrupted and say what they have; those that have not begun count as failed. What follows `--` goes to every
 pytest, for example
@@ -34,16 +36,23 @@ NOTHING_COLLECTED: Final = 5
 INTERRUPT_S: Final = 12.0
 """How long an interrupted pytest may take to tell what it has; at the end of the budget."""
 REASON_CHARACTERS: Final = 400
+MAX_WORKERS: Final = 16
+"""By default: each takes a context's memory of the card, and a few GB of the host's."""
 THREAD_COUNTS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 """What torch and numpy ask how many threads to compute with on the CPU; by themselves as many as there are CPUs."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Tests that one process runs: a share of what pytest collects from `paths`. alone: no other one runs beside it."""
+    """Tests that one process runs: a share of what pytest collects from `paths`, files or tests of files.
+
+    seconds: about what a share takes with nothing compiled before and a part on every other CPU (16 cores, an H200).
+    alone: no other part runs beside it.
+    """
 
     name: str
     paths: tuple[str, ...]
+    seconds: float = 0.0
     share: int = 1
     shares: int = 1
     alone: bool = False
@@ -53,9 +62,9 @@ class Part:
         return self.name if self.shares == 1 else f"{self.name}_{self.share}"
 
 
-def parts_of(name: str, *paths: str, shares: int = 1) -> list[Part]:
+def parts_of(name: str, *paths: str, seconds: float = 0.0, shares: int = 1) -> list[Part]:
     """The same paths in so many processes."""
-    return [Part(name, paths, share, shares) for share in range(1, shares + 1)]
+    return [Part(name, paths, seconds, share, shares) for share in range(1, shares + 1)]
 
 
 def alone(name: str, *paths: str) -> Part:
@@ -63,46 +72,60 @@ def alone(name: str, *paths: str) -> Part:
     return Part(name, paths, alone=True)
 
 
-TOGETHER: Final = [  # the longest first
-    *parts_of("smollm2_parity", "tests/gpu/test_smollm2_parity.py", shares=3),
-    *parts_of("mixed_run", "tests/gpu/test_mixed_run.py", shares=5),
+_MIXED: Final = "tests/gpu/test_mixed_run.py"
+_LOAD: Final = "tests/loader/test_gpu_load.py"
+TOGETHER: Final = [
+    # Whole engines. Two halves of the parity tests: those in bfloat16, those in float32.
+    *parts_of("smollm2_parity", "tests/gpu/test_smollm2_parity.py", seconds=110, shares=2),
+    *parts_of("mixed_run", f"{_MIXED}::test_tiny_on_the_gpu", seconds=120),
     *parts_of(
-        "linear", "tests/kernels/test_linear.py", "tests/kernels/test_linear_on_hopper.py",
-        "tests/kernels/test_heads.py", shares=4,
+        "mixed_run_short_types", f"{_MIXED}::test_tiny_in_half_precision", f"{_MIXED}::test_smollm2_on_the_gpu",
+        seconds=115,
     ),
+    *parts_of("deterministic", "tests/gpu/test_deterministic.py", seconds=75),
+    *parts_of("fp8_quality", "tests/gpu/test_fp8_quality.py", seconds=50),
+    *parts_of("out_of_memory", "tests/gpu/test_out_of_memory.py", seconds=30),
+    # Kernels.
     *parts_of(
         "attention", "tests/kernels/test_paged_attention_triton.py", "tests/kernels/test_paged_attention_ahead.py",
-        shares=4,
+        seconds=65, shares=8,
     ),
-    *parts_of("deterministic", "tests/gpu/test_deterministic.py", "tests/kernels/test_fixed_order.py", shares=2),
     *parts_of(
-        "fp8_linear", "tests/kernels/test_fp8_linear.py", "tests/kernels/test_fp8_linear_on_hopper.py", shares=3
+        "linear", "tests/kernels/test_linear.py", "tests/kernels/test_linear_on_hopper.py",
+        "tests/kernels/test_heads.py", seconds=60, shares=4,
+    ),
+    *parts_of(
+        "fp8_linear", "tests/kernels/test_fp8_linear.py", "tests/kernels/test_fp8_linear_on_hopper.py",
+        seconds=60, shares=3,
+    ),
+    *parts_of(
+        "sampling", "tests/kernels/test_sampling_device.py", "tests/kernels/test_sampling.py",
+        "tests/kernels/test_scores.py", seconds=55, shares=3,
     ),
     *parts_of(
         "packed_linear", "tests/kernels/test_packed_linear.py", "tests/kernels/test_packed_linear_on_hopper.py",
-        shares=2,
+        seconds=54, shares=2,
     ),
-    *parts_of("moe", "tests/kernels/test_moe.py", shares=4),
-    *parts_of("chain", "tests/gpu/test_layer_chain.py", shares=3),
-    *parts_of("fp8_quality", "tests/gpu/test_fp8_quality.py"),
-    *parts_of("out_of_memory", "tests/gpu/test_out_of_memory.py"),
-    *parts_of("worker", "tests/worker", shares=2),
-    *parts_of(
-        "sampling", "tests/kernels/test_sampling_device.py", "tests/kernels/test_sampling.py",
-        "tests/kernels/test_scores.py",
-    ),
-    *parts_of("models", "tests/models", shares=2),
-    *parts_of("rope", "tests/kernels/test_rope.py"),
+    *parts_of("chain", "tests/gpu/test_layer_chain.py", seconds=50, shares=3),
+    *parts_of("worker", "tests/worker", seconds=50, shares=2),
+    *parts_of("moe", "tests/kernels/test_moe.py", seconds=42, shares=4),
     *parts_of(
         "small_kernels", "tests/kernels/test_embedding.py", "tests/kernels/test_kv_cache.py",
         "tests/kernels/test_kv_fp8.py",
         "tests/kernels/test_layers.py", "tests/kernels/test_rms_norm.py", "tests/kernels/test_silu_mul.py",
-        "tests/kernels/test_step_inputs.py",
+        "tests/kernels/test_step_inputs.py", seconds=42, shares=2,
+    ),
+    *parts_of("fixed_order", "tests/kernels/test_fixed_order.py", seconds=45),
+    *parts_of("models", "tests/models", seconds=40, shares=2),
+    *parts_of("rope", "tests/kernels/test_rope.py", seconds=40),
+    *parts_of(
+        "loader", f"{_LOAD}::test_safetensors", f"{_LOAD}::test_gguf", f"{_LOAD}::test_a_load_leaves_no_memory_behind",
+        f"{_LOAD}::test_quantising_needs_memory_for_a_few_tensors", seconds=30,
     ),
 ]  # fmt: skip
 ALONE: Final = [
     alone("event_loop", "tests/gpu/test_no_waiting.py", "tests/gpu/test_idle_captures.py"),
-    alone("card", "tests/device", "tests/loader"),
+    alone("card", "tests/device", f"{_LOAD}::test_dummy_weights_are_fast_and_the_same_every_time"),
 ]
 
 
@@ -194,7 +217,7 @@ def read_report(part: Part, report: Path, seconds: float) -> Outcome:
 
 
 def run_all(run: Run, parts: Sequence[Part], workers: int) -> list[Outcome]:
-    """Print each part's line as it ends. The parts that run side by side share the CPUs."""
+    """Print each part's line as it ends. The longest begin first; those that run side by side share the CPUs."""
     outcomes = []
     threads = max(1, usable_cpus() // workers)
 
@@ -204,7 +227,7 @@ def run_all(run: Run, parts: Sequence[Part], workers: int) -> list[Outcome]:
         outcomes.append(outcome)
 
     with ThreadPoolExecutor(workers) as pool:
-        list(pool.map(one, parts))
+        list(pool.map(one, sorted(parts, key=lambda part: -part.seconds)))
     return outcomes
 
 
@@ -213,7 +236,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, help="folder for logs and reports")
-    parser.add_argument("--workers", type=int, default=max(1, min(10, usable_cpus() * 2 // 3)))
+    parser.add_argument("--workers", type=int, default=min(MAX_WORKERS, usable_cpus()))
     parser.add_argument("--budget", type=float, default=3600.0, help="seconds")
     parser.add_argument("--only", default="", help="names of parts, separated by commas")
     parser.add_argument("pytest", nargs="*", help="arguments for every pytest")

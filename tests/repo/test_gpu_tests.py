@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -24,12 +26,40 @@ def tool():
 
 
 def test_every_file_with_gpu_tests_belongs_to_a_part(tool):
-    paths = [ROOT / path for part in (*tool.TOGETHER, *tool.ALONE) for path in part.paths]
+    paths = [ROOT / path.split("::")[0] for part in (*tool.TOGETHER, *tool.ALONE) for path in part.paths]
     assert all(path.exists() for path in paths)
     files = [path for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__)]
     marked = [path for path in files if any(mark in path.read_text() for mark in MARKS)]
     assert len(marked) > 15
     assert [path for path in marked if not any(path.is_relative_to(part) for part in paths)] == []
+
+
+def test_of_files_that_several_parts_share_no_test_is_left_out(tool):
+    """Files of which a part names tests: each test that a GPU runs is named once."""
+    named: dict[str, list[str]] = {}
+    for path in (path for part in (*tool.TOGETHER, *tool.ALONE) for path in part.paths):
+        file, _, test = path.partition("::")
+        named.setdefault(file, []).append(test)
+    split = {file: tests for file, tests in named.items() if any(tests)}
+    assert len(split) >= 2
+    for file, tests in split.items():
+        collected = subprocess.run(
+            [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "gpu", "-p", "no:cacheprovider", file],
+            cwd=ROOT, capture_output=True, text=True, timeout=100,
+        )  # fmt: skip
+        found = re.findall(r"^\S+::(\w+)", collected.stdout, re.MULTILINE)
+        assert sorted(tests) == sorted(set(found))
+
+
+def test_whoever_takes_longest_begins_first(tool, tmp_path, monkeypatch):
+    pytest_itself = tmp_path / "python"
+    pytest_itself.write_text(f'#!/bin/sh\nshift 2\necho "$@" >>{tmp_path}/order\n')
+    pytest_itself.chmod(0o755)
+    monkeypatch.setattr(tool.sys, "executable", str(pytest_itself))
+    parts = [tool.Part("short", ("a",), 5), tool.Part("long", ("b",), 50), tool.Part("middle", ("c",), 20)]
+    tool.run_all(tool.Run(tmp_path, time.monotonic() + 120, []), parts, 1)
+    assert [line.split()[-1] for line in (tmp_path / "order").read_text().splitlines()] == ["b", "c", "a"]
+    assert all(part.seconds for part in tool.TOGETHER)
 
 
 def test_shares_make_up_the_whole(tool):

@@ -212,6 +212,8 @@ LISTS = {"temperature": 1.0, "logit_bias": [(3, 4.0), (9, -100.0)], "stop_token_
 KINDS = (GREEDY, RANDOM, TRUNCATED, PENALIZED, LISTS)
 # The interpreter takes about half a second per step.
 EACH, LONGEST = (12, 40) if ON_GPU else (1, 8)
+STARVED = {"max_tokens": 24, "num_blocks": 9} if ON_GPU else {"max_tokens": 10, "num_blocks": 7}
+"""Five sequences grow beyond the pool."""
 
 
 def some_of_each(seed=0, longest=LONGEST):
@@ -236,11 +238,12 @@ def test_graphs_and_overlap_change_nothing(run, enforce_eager, lookahead):
 
 
 def test_chunks_and_preemption(run):
+    common = {"max_tokens": STARVED["max_tokens"], "ignore_eos": True}
     requests = [
-        (list(range(start, start + 14)), {"max_tokens": 24, "ignore_eos": True, "seed": start, **options})
+        (list(range(start, start + 14)), {"seed": start, **common, **options})
         for start, options in enumerate((GREEDY, GREEDY, PENALIZED, GREEDY, RANDOM))
     ]
-    cpu, gpu = run(requests, num_blocks=9, max_num_batched_tokens=11, max_num_seqs=8)
+    cpu, gpu = run(requests, num_blocks=STARVED["num_blocks"], max_num_batched_tokens=11, max_num_seqs=8)
     assert gpu.stats.num_preemptions > 0
     assert gpu.texts == cpu.texts
 
