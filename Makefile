@@ -54,8 +54,26 @@ chat: install $(if $(MODEL),,model) ## Talk to a model in the terminal
 
 # ---- checks: what CI runs is `make test` ----
 
+# Tests that compute and wait for nothing, most of them in Triton's interpreter: each takes one thread, so as many pieces
+# run beside each other as there are CPUs. The longest first.
+COMPUTING := tests/kernels tests/worker tests/e2e/test_greedy_parity.py
+PIECES := parity runner worker kernels-1 kernels-2 kernels-3 kernels-4
+compute-parity: TESTS := tests/e2e/test_greedy_parity.py
+compute-runner: TESTS := tests/worker/test_gpu_runner.py
+compute-worker: TESTS := tests/worker --ignore=tests/worker/test_gpu_runner.py
+compute-kernels-1: TESTS := tests/kernels --share 1/4
+compute-kernels-2: TESTS := tests/kernels --share 2/4
+compute-kernels-3: TESTS := tests/kernels --share 3/4
+compute-kernels-4: TESTS := tests/kernels --share 4/4
+.PHONY: $(addprefix compute-,$(PIECES))
+$(addprefix compute-,$(PIECES)):
+	OMP_NUM_THREADS=1 $(PY) -m pytest $(TESTS)
+
 .PHONY: test lint types test-rust test-python test-clients test-slow test-gpu client-environments fuzz format lock
-test: lint types test-rust test-python ## Everything CI runs: lints, types, cargo tests, Python tests
+test: ## Everything CI runs: cargo tests (beside the installation, which they do not need), lints, types, Python tests
+	@tools/check_setup.sh "$(PYTHON)"
+	@$(MAKE) --no-print-directory -j2 -Oline install test-rust
+	@$(MAKE) --no-print-directory lint types test-python
 lint: install ## ruff, clippy, rustfmt, import contracts
 	$(BIN)/ruff check $(PYTHON_PATHS)
 	$(BIN)/ruff format --check $(PYTHON_PATHS)
@@ -68,10 +86,8 @@ types: install ## mypy --strict, and the stub against the built core
 test-rust: ## Unit and property tests of the core (fast profile)
 	cargo test --locked
 test-python: install model client-environments ## Python tests on the CPU
-	$(PY) -m pytest --ignore=tests/kernels
-	@# What Triton's interpreter runs takes one thread, hence two halves beside each other.
-	OMP_NUM_THREADS=1 $(PY) -m pytest tests/kernels --share 1/2 & first=$$!; \
-	OMP_NUM_THREADS=1 $(PY) -m pytest tests/kernels --share 2/2; second=$$?; wait $$first && exit $$second
+	$(PY) -m pytest $(addprefix --ignore=,$(COMPUTING))
+	@$(MAKE) --no-print-directory -k -j$$(nproc) -Otarget $(addprefix compute-,$(PIECES))
 test-clients: install model client-environments ## Only the tests of clients: openai, anthropic, LangChain, LiteLLM, AI SDK
 	$(PY) -m pytest tests/clients
 client-environments: install ## Environments of the clients that the tests run (needs node and npm; 410 MB, once)
