@@ -51,7 +51,7 @@ STOP_S = 40.0
 LAST_BEGIN_S = 10.0
 """An offline driver begins no workload with less time than this."""
 DETERMINISM = {
-    "determinism": ("--batch", "1,32,256", "--context", "1024", "--steps", "40", "--prefill"),
+    "determinism": ("--batch", "1,32,256", "--context", "1024", "--steps", "30", "--prefill"),
     "agreement": ("--agreement", "48", "--batch", "8,48", "--tokens", "32", "--context", "512"),
 }
 """Options of oneloop_bench.determinism."""
