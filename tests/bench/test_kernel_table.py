@@ -135,11 +135,22 @@ def test_what_fails_or_passes_the_budget_is_said(monkeypatch):
         ways = {"oneloop": lambda: refuse, "cuBLAS": lambda: partial(sorted)}
         yield cases.KernelCase("GEMM", "m o 1 rows", lambda: [2, 1], ways, 4, "read")
 
+    def without_inputs(_device, *, small):
+        def make():
+            raise MemoryError("too large")
+
+        yield cases.KernelCase("GEMM", "m o 1 rows", make, {"oneloop": lambda: sorted}, 4, "read")
+
     monkeypatch.setattr(cases, "all_cases", all_cases)
     one = table.Table(table.read_options(["--smoke"]))
     one.measure(None)
     assert [row["way"] for row in one.rows] == ["cuBLAS"]
     assert one.failed == {"GEMM m o 1 rows oneloop": "RuntimeError('does not fit')"}
+    monkeypatch.setattr(cases, "all_cases", without_inputs)
+    one = table.Table(table.read_options(["--smoke"]))
+    one.measure(None)
+    assert one.failed == {"GEMM m o 1 rows oneloop": "MemoryError('too large')"}
+    monkeypatch.setattr(cases, "all_cases", all_cases)
     late = table.Table(table.read_options(["--smoke", "--budget", "0"]))
     late.measure(None)
     assert late.rows == []

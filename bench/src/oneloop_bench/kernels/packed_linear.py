@@ -111,12 +111,8 @@ def make_inputs(
 
 
 def weight_bytes(one: Map, kind: str) -> int:
-    """Of such a weight: whole tiles of words, and of scales (and shifts) in 16 bits."""
-    bits, shift, groups = KINDS[kind]
-    halves = 2 if one.gated else 1
-    tiles = halves * -(-one.out_size // halves // TILE_ROWS) * -(-one.in_size // TILE_COLUMNS)
-    high = 0 if bits == 4 else 4096 if bits == 8 else 2048
-    return tiles * (4096 + high + 32 * groups * (1 if shift == "none" else 2) * 4)
+    """Of such a weight."""
+    return random_weight(one, kind, torch.bfloat16, torch.device("meta")).num_bytes
 
 
 def num_bytes_of(one: Map, num_tokens: int, num_weight_bytes: int) -> int:
