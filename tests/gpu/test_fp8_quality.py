@@ -25,8 +25,7 @@ NATS_BOUND = 0.3
 
 def scores(**settings) -> list[float]:
     """Log-probabilities of the text's tokens but the first."""
-    sizes = {"max_model_len": 2048, "num_gpu_blocks_override": 160}  # other tests may run beside this one
-    with LLM("smollm2", device=DEVICE, dtype=DTYPE, use_tqdm=False, **sizes, **settings) as llm:
+    with LLM("smollm2", device=DEVICE, dtype=DTYPE, max_model_len=2048, use_tqdm=False, **settings) as llm:
         tokens = llm.get_tokenizer().encode(TEXT.read_text())[:NUM_TOKENS]
         (output,) = llm.generate([{"prompt_token_ids": tokens}], SCORED, use_tqdm=False)
     return [entry[token].logprob for token, entry in zip(tokens[1:], output.prompt_logprobs[1:], strict=True)]

@@ -110,14 +110,9 @@ def make_inputs(
     return Inputs(one, call)
 
 
-def weight_bytes(one: Map, kind: str) -> int:
-    """Of such a weight."""
-    return random_weight(one, kind, torch.bfloat16, torch.device("meta")).num_bytes
-
-
-def num_bytes_of(one: Map, num_tokens: int, num_weight_bytes: int) -> int:
+def num_bytes_of(one: Map, num_tokens: int, weight: PackedWeight) -> int:
     """As Map.num_bytes."""
-    return num_weight_bytes + one.num_bytes(num_tokens) - 2 * one.out_size * one.in_size
+    return weight.num_bytes + one.num_bytes(num_tokens) - 2 * one.out_size * one.in_size
 
 
 def candidates(one: Map, num_tokens: int, device: torch.device) -> Iterator[StreamPlan]:
@@ -166,7 +161,7 @@ def sweep(bench: KernelBench, maps: Sequence[Map], rows: Sequence[int], kind: st
     found: dict[Map, list[tuple[int, StreamPlan | None]]] = {}
     for name, one, num_tokens in cases:
         weight = samples[name].call.weight
-        num_bytes = num_bytes_of(one, num_tokens, weight.num_bytes)
+        num_bytes = num_bytes_of(one, num_tokens, weight)
         sets = bench.sets(lambda: make_inputs(one, num_tokens, kind, bench.device), num_bytes=num_bytes)  # noqa: B023
         known: dict[str, StreamPlan | None] = {short(plan): plan for plan in plans[name]} | {"out": None}
         best = bench.best(name, {key: way(plan) for key, plan in known.items()}, sets, num_bytes=num_bytes)
@@ -198,7 +193,7 @@ def compare(bench: KernelBench, maps: Sequence[Map], rows: Sequence[int], kind: 
     for one, num_tokens in itertools.product(maps, rows):
         name = f"{MODEL} {one.name} {num_tokens:03d} rows"
         sample = make_inputs(one, num_tokens, kind, bench.device)
-        num_bytes = num_bytes_of(one, num_tokens, sample.call.weight.num_bytes)
+        num_bytes = num_bytes_of(one, num_tokens, sample.call.weight)
         sets = bench.sets(lambda: make_inputs(one, num_tokens, kind, bench.device), num_bytes=num_bytes)  # noqa: B023
         bench.measure(f"{name} {kind}", lambda inputs: linear(inputs.call), sets, num_bytes=num_bytes)
         bench.measure(f"{name} {kind} out", lambda inputs: inputs.written_out(), sets, num_bytes=num_bytes)
@@ -222,7 +217,7 @@ def chains(bench: KernelBench, maps: Sequence[Map], rows: Sequence[int], kind: s
         def layer() -> list[Inputs]:
             return [make_inputs(one, num_tokens, kind, bench.device, x) for one in maps]  # noqa: B023
 
-        num_bytes = sum(num_bytes_of(one.map, num_tokens, one.call.weight.num_bytes) for one in layer())
+        num_bytes = sum(num_bytes_of(one.map, num_tokens, one.call.weight) for one in layer())
         bench.measure(name, run_layer, bench.sets(layer, num_bytes=num_bytes), num_bytes=num_bytes)
 
 

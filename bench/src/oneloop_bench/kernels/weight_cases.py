@@ -5,16 +5,20 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+import torch
+
 from oneloop_bench.kernels import fp8_linear, linear, packed_linear
 from oneloop_bench.kernels.kernel_case import OURS, KernelCase
 from oneloop_kernels.ops.linear.gpu import linear as by_plan
 from oneloop_kernels.ops.packed_linear.gpu import linear as unpacked
+from oneloop_kernels.ops.packed_linear.gpu import written_out
+from oneloop_kernels.ops.packed_linear.launches import prepared
 from oneloop_kernels.order import fixed_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    import torch
+    from oneloop_kernels.ops.packed_linear import PackedWeight
 
 MODEL: Final = "llama8b"
 FP8_ROWS: Final = (1, 32, 128, 256, 2048)
@@ -49,6 +53,11 @@ def _name(one: linear.Map, num_tokens: int) -> str:
     return f"{MODEL} {one.name} {num_tokens} rows"
 
 
+def _stand_in(one: linear.Map, kind: str) -> PackedWeight:
+    """A weight that has its sizes and no memory."""
+    return packed_linear.random_weight(one, kind, torch.bfloat16, torch.device("meta"))
+
+
 def _in_8_bits(one: linear.Map, num_tokens: int, device: torch.device) -> KernelCase:
     """With the quantisation of the input, by row and by block; and in bf16."""
     ways = {OURS: "by row", "by block": "by block", BF16: BF16}
@@ -77,9 +86,9 @@ def _in_4_bits(one: linear.Map, num_tokens: int, device: torch.device) -> Kernel
         make,
         {
             OURS: lambda: lambda inputs: unpacked(inputs.call),
-            "written out": lambda: lambda inputs: inputs.written_out(),
+            "written out": lambda: lambda inputs: written_out(prepared(inputs.call)),
         },
-        packed_linear.num_bytes_of(one, num_tokens, packed_linear.weight_bytes(one, "w4")),
+        packed_linear.num_bytes_of(one, num_tokens, _stand_in(one, "w4")),
         "read",
         2.0 * num_tokens * one.in_size * one.out_size,
     )
@@ -92,7 +101,7 @@ def _of_gguf(one: linear.Map, num_tokens: int, kind: str, device: torch.device) 
         f"{MODEL} {one.name} {kind} {num_tokens} rows",
         partial(packed_linear.make_inputs, one, num_tokens, kind, device),
         {OURS: lambda: lambda inputs: unpacked(inputs.call)},
-        packed_linear.num_bytes_of(one, num_tokens, packed_linear.weight_bytes(one, kind)),
+        packed_linear.num_bytes_of(one, num_tokens, _stand_in(one, kind)),
         "read",
         2.0 * num_tokens * one.in_size * one.out_size,
     )
