@@ -46,8 +46,8 @@ THREAD_COUNTS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THRE
 class Part:
     """Tests that one process runs: a share of what pytest collects from `paths`, files or tests of files.
 
-    seconds: about what a share takes with nothing compiled before and a part on every other CPU (16 cores, an H200).
-    alone: no other part runs beside it.
+    without: tests of these files that another part runs. seconds: about what a share takes with nothing compiled before
+    and a part on every other CPU (16 cores, an H200). alone: no other part runs beside it.
     """
 
     name: str
@@ -55,6 +55,7 @@ class Part:
     seconds: float = 0.0
     share: int = 1
     shares: int = 1
+    without: tuple[str, ...] = ()
     alone: bool = False
 
     @property
@@ -62,9 +63,11 @@ class Part:
         return self.name if self.shares == 1 else f"{self.name}_{self.share}"
 
 
-def parts_of(name: str, *paths: str, seconds: float = 0.0, shares: int = 1) -> list[Part]:
+def parts_of(
+    name: str, *paths: str, seconds: float = 0.0, shares: int = 1, without: tuple[str, ...] = ()
+) -> list[Part]:
     """The same paths in so many processes."""
-    return [Part(name, paths, seconds, share, shares) for share in range(1, shares + 1)]
+    return [Part(name, paths, seconds, share, shares, without) for share in range(1, shares + 1)]
 
 
 def alone(name: str, *paths: str) -> Part:
@@ -73,15 +76,13 @@ def alone(name: str, *paths: str) -> Part:
 
 
 _MIXED: Final = "tests/gpu/test_mixed_run.py"
-_LOAD: Final = "tests/loader/test_gpu_load.py"
+_MIXED_IN_FLOAT32: Final = f"{_MIXED}::test_tiny_on_the_gpu"
+_TIMED_LOAD: Final = "tests/loader/test_gpu_load.py::test_dummy_weights_are_fast_and_the_same_every_time"
 TOGETHER: Final = [
     # Whole engines. Two halves of the parity tests: those in bfloat16, those in float32.
     *parts_of("smollm2_parity", "tests/gpu/test_smollm2_parity.py", seconds=110, shares=2),
-    *parts_of("mixed_run", f"{_MIXED}::test_tiny_on_the_gpu", seconds=120),
-    *parts_of(
-        "mixed_run_short_types", f"{_MIXED}::test_tiny_in_half_precision", f"{_MIXED}::test_smollm2_on_the_gpu",
-        seconds=115,
-    ),
+    *parts_of("mixed_run", _MIXED_IN_FLOAT32, seconds=120),
+    *parts_of("mixed_run_short_types", _MIXED, without=(_MIXED_IN_FLOAT32,), seconds=115),
     *parts_of("deterministic", "tests/gpu/test_deterministic.py", seconds=75),
     *parts_of("fp8_quality", "tests/gpu/test_fp8_quality.py", seconds=50),
     *parts_of("out_of_memory", "tests/gpu/test_out_of_memory.py", seconds=30),
@@ -118,14 +119,11 @@ TOGETHER: Final = [
     *parts_of("fixed_order", "tests/kernels/test_fixed_order.py", seconds=45),
     *parts_of("models", "tests/models", seconds=40, shares=2),
     *parts_of("rope", "tests/kernels/test_rope.py", seconds=40),
-    *parts_of(
-        "loader", f"{_LOAD}::test_safetensors", f"{_LOAD}::test_gguf", f"{_LOAD}::test_a_load_leaves_no_memory_behind",
-        f"{_LOAD}::test_quantising_needs_memory_for_a_few_tensors", seconds=30,
-    ),
+    *parts_of("loader", "tests/loader", without=(_TIMED_LOAD,), seconds=30),
 ]  # fmt: skip
 ALONE: Final = [
     alone("event_loop", "tests/gpu/test_no_waiting.py", "tests/gpu/test_idle_captures.py"),
-    alone("card", "tests/device", f"{_LOAD}::test_dummy_weights_are_fast_and_the_same_every_time"),
+    alone("card", "tests/device", _TIMED_LOAD),
 ]
 
 
@@ -164,7 +162,8 @@ class Run:
         command = [
             sys.executable, "-m", "pytest", "-v", "-m", "gpu", "--tb=short", "-p", "no:cacheprovider", "--durations=8",
             "--durations-min=1", f"--junitxml={report}", f"--share={part.share}/{part.shares}",
-            *(() if part.alone else ("--shared-card",)), *part.paths, *self._arguments,
+            *(() if part.alone else ("--shared-card",)), *(f"--deselect={test}" for test in part.without),
+            *part.paths, *self._arguments,
         ]  # fmt: skip
         with (self._folder / f"{part.label}.log").open("wb") as log:
             process = subprocess.Popen(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -34,21 +33,29 @@ def test_every_file_with_gpu_tests_belongs_to_a_part(tool):
     assert [path for path in marked if not any(path.is_relative_to(part) for part in paths)] == []
 
 
-def test_of_files_that_several_parts_share_no_test_is_left_out(tool):
-    """Files of which a part names tests: each test that a GPU runs is named once."""
-    named: dict[str, list[str]] = {}
-    for path in (path for part in (*tool.TOGETHER, *tool.ALONE) for path in part.paths):
-        file, _, test = path.partition("::")
-        named.setdefault(file, []).append(test)
-    split = {file: tests for file, tests in named.items() if any(tests)}
-    assert len(split) >= 2
-    for file, tests in split.items():
-        collected = subprocess.run(
-            [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "gpu", "-p", "no:cacheprovider", file],
-            cwd=ROOT, capture_output=True, text=True, timeout=100,
-        )  # fmt: skip
-        found = re.findall(r"^\S+::(\w+)", collected.stdout, re.MULTILINE)
-        assert sorted(tests) == sorted(set(found))
+def test_what_one_part_leaves_out_another_runs(tool):
+    """A test that a part names is left out by the part that has its file, and only such a test is."""
+    parts = (*tool.TOGETHER, *tool.ALONE)
+    named = [path for part in parts for path in part.paths if "::" in path]
+    left_out = [test for part in parts for test in part.without]
+    assert sorted(named) == sorted(set(left_out))
+    for test in left_out:
+        file, _, name = test.partition("::")
+        assert f"def {name}(" in (ROOT / file).read_text()
+        (part,) = (part for part in parts if test in part.without)
+        assert any((ROOT / file).is_relative_to(ROOT / path) for path in part.paths)
+
+
+def test_a_part_runs_all_but_what_it_leaves_out(tool, tmp_path):
+    path = "tests/device/test_cpus.py"
+    tests = re.findall(r"^def (test_\w+)", (ROOT / path).read_text(), re.MULTILINE)
+    left_out = f"{path}::{tests[0]}"
+    (part,) = tool.parts_of("part", path, without=(left_out,))
+    outcome = tool.Run(tmp_path, time.monotonic() + 120, ["-m", "not gpu"]).part(part)
+    assert outcome.problems == []
+    log = (tmp_path / "part.log").read_text()
+    assert f"{left_out} " not in log
+    assert all(f"::{name}" in log for name in tests[1:])
 
 
 def test_whoever_takes_longest_begins_first(tool, tmp_path, monkeypatch):
