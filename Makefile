@@ -57,14 +57,12 @@ chat: install $(if $(MODEL),,model) ## Talk to a model in the terminal
 # Tests that compute and wait for nothing, most of them in Triton's interpreter: each takes one thread, so as many pieces
 # run beside each other as there are CPUs. The longest first.
 COMPUTING := tests/kernels tests/worker tests/e2e/test_greedy_parity.py
-PIECES := parity runner worker kernels-1 kernels-2 kernels-3 kernels-4
+SHARES := 1 2 3 4 5 6
+PIECES := parity worker runner $(addprefix kernels-,$(SHARES))
 compute-parity: TESTS := tests/e2e/test_greedy_parity.py
 compute-runner: TESTS := tests/worker/test_gpu_runner.py
 compute-worker: TESTS := tests/worker --ignore=tests/worker/test_gpu_runner.py
-compute-kernels-1: TESTS := tests/kernels --share 1/4
-compute-kernels-2: TESTS := tests/kernels --share 2/4
-compute-kernels-3: TESTS := tests/kernels --share 3/4
-compute-kernels-4: TESTS := tests/kernels --share 4/4
+$(addprefix compute-kernels-,$(SHARES)): TESTS = tests/kernels --share $(@:compute-kernels-%=%)/$(words $(SHARES))
 .PHONY: $(addprefix compute-,$(PIECES))
 $(addprefix compute-,$(PIECES)):
 	OMP_NUM_THREADS=1 $(PY) -m pytest $(TESTS)
