@@ -32,7 +32,7 @@ def quantized(out_size: int, in_size: int, seed: int, *, symmetric: bool, shuffl
     if shuffled:
         groups = groups[torch.randperm(in_size, generator=torch.Generator().manual_seed(in_size))]
     shape = (out_size, -(-in_size // SIZE))
-    zeros = torch.randint(4, 12, shape, generator=generator, dtype=torch.uint8)
+    zeros = torch.randint(0, 16, shape, generator=generator, dtype=torch.uint8)
     return Quantized(
         torch.randint(0, 16, (out_size, in_size), generator=generator, dtype=torch.uint8),
         (torch.rand(shape, generator=generator) * 0.02 + 0.01).half(),
@@ -105,10 +105,11 @@ def changed(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callab
 
 
 def in_second_version(tensors: Tensors) -> None:
-    """GPTQ's zeros as they are, instead of less one: no digit of 4 … 11 carries."""
-    for name in tensors:
+    """GPTQ's zeros as they are, instead of less one (modulo 16)."""
+    for name, words in tensors.items():
         if name.endswith("qzeros"):
-            tensors[name] = tensors[name] + 0x11111111
+            upper = words & -0x77777778
+            tensors[name] = (words & 0x77777777) + 0x11111111 ^ upper
 
 
 IN_TURN = (torch.arange(96) // SIZE).int()
@@ -116,6 +117,7 @@ READ: dict[str, tuple[Layout, dict[str, Any]]] = {
     "gptq's second version under its new name": (
         "gptq", {"config": {"format": "gptq_v2", "checkpoint_format": None}, "edit": in_second_version}
     ),
+    "gptq, zeros of 0 stored as 15": ("gptq", {}),
     "gptq's version in capitals": ("gptq", {"config": {"checkpoint_format": "GPTQ"}}),
     "gptq without groups of inputs": ("gptq", {"edit": without("g_idx")}),
     "gptq, only modules of a list": (
