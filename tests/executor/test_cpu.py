@@ -105,6 +105,11 @@ def test_settings_that_do_not_fit_are_named(settings, tiny_model):
     executor = CpuExecutor(EngineConfig.from_flat({**settings, "load_format": "gguf"}))
     with pytest.raises(ConfigError, match="load_format"):
         executor.locate()
+    executor = CpuExecutor(EngineConfig.from_flat({**settings, "expert_statistics": True}))
+    with pytest.raises(
+        ConfigError, match=r"expert_statistics: .* has no experts to count for; leave it away"
+    ):
+        executor.locate()
     for change, message in [
         ({"max_model_len": 5000}, "max_model_len"),
         ({"kv_cache_memory_bytes": 10, "num_gpu_blocks_override": None}, "kv_cache_memory_bytes"),

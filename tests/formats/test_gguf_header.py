@@ -168,6 +168,11 @@ def test_hostile_headers_are_refused(name: str, kit: Any, write: Any) -> None:
 
 SPECS: dict[str, tuple[dict[str, Any], str, str]] = {
     # name: (changed keys, key named, words of the message)
+    "experts of an architecture of their own": (
+        {"general__architecture": (S, "qwen3moe")},
+        "general.architecture",
+        "models with experts are read from Hugging Face folders",
+    ),
     "no architecture": ({"general__architecture": None}, "general.architecture", "missing"),
     "unknown architecture": (
         {"general__architecture": (S, "mamba")},
@@ -213,7 +218,11 @@ SPECS: dict[str, tuple[dict[str, Any], str, str]] = {
         "llama.attention.layer_norm_rms_epsilon",
         "range",
     ),
-    "experts": ({"llama__expert_count": (U, 8)}, "llama.expert_count", "mixture"),
+    "experts": (
+        {"llama__expert_count": (U, 8)},
+        "llama.expert_count",
+        "take the model's Hugging Face folder",
+    ),
     "sliding window": (
         {"llama__attention__sliding_window": (U, 16)},
         "llama.attention.sliding_window",

@@ -214,6 +214,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "quantization_config",
         "quantised experts",
     ),
+    "quantised experts, by the key's old name": (
+        QWEN3_MOE | {"compression_config": {"quant_method": "fp8"}},
+        "compression_config",
+        "quantised experts",
+    ),
+    "no list of layers' types": (QWEN3 | {"layer_types": 3}, "layer_types", "only a list of full_attention"),
     "no list of layers": (QWEN3_MOE | {"mlp_only_layers": 3}, "mlp_only_layers", "a list of numbers"),
     "no number of a layer": (QWEN3_MOE | {"mlp_only_layers": [True]}, "mlp_only_layers", "a list of numbers"),
     "sparse step zero": (QWEN3_MOE | {"decoder_sparse_step": 0}, "decoder_sparse_step", "out of range"),

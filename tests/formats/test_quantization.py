@@ -95,6 +95,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "gptq's third format": ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format", "gptq"),
     "a head of 4 bits": ({**GPTQ, "lm_head": True}, "lm_head", "not supported"),
     "awq gemv": ({**AWQ, "version": "gemv"}, "version", "gemm"),
+    "awq gemv, by its new name": (
+        {"quant_method": "awq", "bits": 4, "group_size": 32, "format": "gemv"}, "format", "gemm"
+    ),
+    "llm-awq": ({**AWQ, "backend": "llm-awq"}, "backend", "AutoAWQ"),
+    "gptq's third format, by its new name": ({**GPTQ, "format": "marlin"}, "format", "gptq_v2"),
+    "marlin": ({**GPTQ, "is_marlin_format": True}, "is_marlin_format", "take the GPTQ checkpoint"),
+    "words of 16 bits": ({**GPTQ, "pack_dtype": "int16"}, "pack_dtype", "int32"),
+    "modules with settings of their own": ({**GPTQ, "dynamic": {"+:.*down.*": {"bits": 8}}}, "dynamic", "some modules"),
     "groups of none": ({**AWQ, "group_size": 0}, "group_size", "-1"),
     "8-bit integers": (
         group({"num_bits": 8, "type": "int", "strategy": "channel"}, DYNAMIC),
@@ -112,10 +120,38 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "two groups": (
         {"quant_method": "compressed-tensors", "config_groups": {"a": {}, "b": {}}}, "config_groups", "2 groups"
     ),
+    "floats with zero points": (
+        group({**FLOAT_8, "strategy": "channel", "symmetric": False}, DYNAMIC),
+        "config_groups.group_0.weights.symmetric",
+        "no zero points",
+    ),
+    "an order of another kind": (
+        group({**INT_4, "actorder": "random"}, None), "config_groups.group_0.weights.actorder", "group, dynamic, weight"
+    ),
+    "rotated weights": (
+        group(INT_4, None, transform_config={"config_groups": {"R1": {"type": "hadamard"}}}),
+        "transform_config",
+        "rotated weights are not supported",
+    ),
+    "weights with gaps": (
+        group(INT_4, None, sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config.format", "dense"
+    ),
+    "a group's own layout": (
+        {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {
+            "a": {"targets": ["Linear"], "weights": INT_4, "format": "marlin-24"}}},
+        "config_groups.a.format",
+        "pack-quantized",
+    ),
     "no list of names": ({**AWQ, "modules_to_not_convert": "lm_head"}, "modules_to_not_convert", "no list"),
     "no pattern": (
         group({**FLOAT_8, "strategy": "channel"}, DYNAMIC, ignore=["re:("]), "ignore", "no regular expression"
     ),
+    "a pattern beyond all bounds": (
+        group(INT_4, None, ignore=["re:a{99999999999999999999}"]), "ignore", "the repetition number is too large"
+    ),
+    "a pattern that takes for ever": (group(INT_4, None, ignore=[r"re:(\w+\.?)+X"]), "ignore", "too long to match"),
+    "a pattern that takes long": (group(INT_4, None, ignore=["re:" + ".*" * 20 + "X"]), "ignore", "at most 4 repeats"),
+    "too many patterns": (group(INT_4, None, ignore=["re:a"] * 257), "ignore", "at most 256"),
 }  # fmt: skip
 
 
@@ -128,12 +164,39 @@ def test_refused_by_key(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "entry", ["model.layers.1", "layers.1.mlp.down_proj", "down_proj", "re:.*down_proj$"]
+    "entry",
+    ["model.layers.1", "model.layers.1.", "layers.1.mlp.down_proj", "down_proj", "1.mlp", "re:.*down_proj$"],
 )
 def test_modules_left_alone(entry: str) -> None:
     found = QuantizationSpec(method="fp8", scheme=Fp8Scheme(scales="tensor"), ignored=(entry,))
     assert found.scheme_of(["model.layers.1.mlp.down_proj"]) is None
     assert found.scheme_of(["model.layers.11.mlp.up_proj", "model.layers.11.mlp.gate_proj"]) is found.scheme
+
+
+def test_only_some_modules_of_a_layer() -> None:
+    found = read(
+        {**GPTQ, "modules_in_block_to_quantize": [["mlp.up_proj", "mlp.gate_proj"], ["mlp.down_proj"]]}
+    )
+    assert found is not None
+    assert found.scheme_of(["model.layers.1.self_attn.o_proj"]) is None
+    assert found.scheme_of(["model.layers.1.mlp.gate_proj", "model.layers.1.mlp.up_proj"]) is found.scheme
+
+
+PATTERNS = (
+    "re:.*lm_head",
+    r"re:.*layers\.\d+\.mlp\.(gate|up)_proj",
+    "re:.*self_attn.*",
+    r"re:model\.layers\.[0-3]\..*",
+)
+
+
+def test_patterns_that_checkpoints_have() -> None:
+    found = read(group(INT_4, None, ignore=list(PATTERNS)))
+    assert found is not None
+    assert found.scheme_of(["model.layers.7.mlp.gate_proj", "model.layers.7.mlp.up_proj"]) is None
+    assert found.scheme_of(["model.layers.17.self_attn.o_proj"]) is None
+    assert found.scheme_of(["model.layers.2.mlp.down_proj"]) is None
+    assert found.scheme_of(["model.layers.4.mlp.down_proj"]) is found.scheme
 
 
 def test_a_fused_map_is_left_alone_as_a_whole() -> None:

@@ -240,7 +240,8 @@ class ServerConfig(_Settings):
         60.0, "a client that reads nothing for so long is cut off", minimum=0.001
     )
     enable_debug_endpoints: bool = setting(
-        False, "serve /debug/scheduler (live view: JSON, or a page for browsers) and /debug/stacks"
+        False,
+        "serve /debug/scheduler (live view: JSON, or a page for browsers), /debug/experts and /debug/stacks",
     )
     response_store_entries: int = setting(
         1024, "responses kept to be asked for again and gone on from; 0: none", minimum=0

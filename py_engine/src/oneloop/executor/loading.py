@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from oneloop.config import resolve_dtype
+from oneloop.errors import ConfigError
 from oneloop.executor.base import ModelFiles, ModelInfo
 
 if TYPE_CHECKING:
@@ -89,6 +90,10 @@ class ModelLoading:
             quantization=model.quantization,
             progress=progress or no_progress,
         )
+        if self._config.worker.expert_statistics and source.spec.moe is None:
+            raise ConfigError(
+                "expert_statistics", f"{model.model} has no experts to count for; leave it away"
+            )
         if True in self._config.worker.orders:
             source = gguf_in_plain_numbers(source)
         self._source = source

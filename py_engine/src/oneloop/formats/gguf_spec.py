@@ -28,9 +28,9 @@ def gguf_model_spec(file: GgufFile) -> ModelSpec:
     metadata = file.metadata
     arch = metadata.string("general.architecture")
     if arch not in ARCHITECTURES:
-        metadata.fail(
-            "general.architecture", f"'{arch}' is not supported; supported are {', '.join(ARCHITECTURES)}"
-        )
+        folder = " (models with experts are read from Hugging Face folders)" if "moe" in arch else ""
+        message = f"'{arch}' is not supported{folder}; supported are {', '.join(ARCHITECTURES)}"
+        metadata.fail("general.architecture", message)
     _refuse_variants(metadata, arch)
     hidden_size = metadata.integer(f"{arch}.embedding_length", 1, _MAX_WIDTH)
     num_heads = metadata.integer(f"{arch}.attention.head_count", 1, 4096)
@@ -62,7 +62,9 @@ def _refuse_variants(metadata: GgufMetadata, arch: str) -> None:
     """Features that share the architecture's name but need other mathematics."""
     experts = f"{arch}.expert_count"
     if metadata.integer(experts, 0, 1 << 16, default=0) > 0:
-        metadata.fail(experts, "mixture-of-experts models are not supported")
+        metadata.fail(
+            experts, "experts are not supported in GGUF files; take the model's Hugging Face folder"
+        )
     window = f"{arch}.attention.sliding_window"
     context = metadata.integer(f"{arch}.context_length", 1, _MAX_POSITION)
     if 0 < metadata.integer(window, 0, 1 << 32, default=0) < context:

@@ -148,8 +148,8 @@ def _head_dim(config: JsonValues, family: _Family, hidden_size: int, num_heads: 
 def _refuse_window(config: JsonValues, family: _Family, max_position: int, num_layers: int) -> None:
     """Sliding-window attention is refused where it would change anything."""
     types = config.raw("layer_types")
-    if isinstance(types, list) and any(kind != "full_attention" for kind in types):
-        config.fail("layer_types", "only full_attention layers are supported")
+    if types is not None and (not isinstance(types, list) or any(kind != "full_attention" for kind in types)):
+        config.fail("layer_types", "only a list of full_attention layers are supported")
     if family.window == "never":
         return
     if family.window == "given" and "sliding_window" not in config:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oneloop.formats.model_spec import MoeSpec
+from oneloop.formats.quantization.config import quantization_key
 
 if TYPE_CHECKING:
     from oneloop.formats.json_values import JsonValues
@@ -26,8 +27,8 @@ def hf_moe_spec(config: JsonValues, architecture: str, num_layers: int) -> MoeSp
             moe = _qwen(config, num_layers, experts=60, top_k=4, width=1408, shared_width=5632)
         case "Qwen3MoeForCausalLM":
             moe = _qwen(config, num_layers, experts=128, top_k=8, width=768, shared_width=0)
-    if moe is not None and "quantization_config" in config:
-        config.fail("quantization_config", "quantised experts are not supported; take the original model")
+    if moe is not None and (key := quantization_key(config)) is not None:
+        config.fail(key, "quantised experts are not supported; take the original model")
     return moe
 
 

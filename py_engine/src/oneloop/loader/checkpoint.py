@@ -25,7 +25,7 @@ _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _FILE_NAME = re.compile(r"[\w.-]+\.safetensors", re.ASCII)
 _HARMLESS = re.compile(
     r"(^|\.)rotary_emb\.inv_freq$|(^|\.)attention\.(masked_)?bias$"
-    r"|\.(input_scale|input_scale_ub|activation_scale|weight_shape|g_idx)$"
+    r"|\.(input_scale|input_scale_ub|activation_scale|weight_shape)$"
 )
 """Buffers that old checkpoints carry along, and what quantised ones say twice or of activations, which are scaled as
 they come."""
@@ -40,6 +40,8 @@ def read_checkpoint(folder: Path, expected: Mapping[str, StoredTensor]) -> dict[
     tensors = _read_headers(folder)
     for name, stored in expected.items():
         tensor = tensors.get(name)
+        if tensor is None and stored.optional:
+            continue
         if tensor is None:
             raise ModelError(str(folder), _missing_message(name), item=name)
         if tensor.shape not in stored.shapes:
@@ -51,8 +53,8 @@ def read_checkpoint(folder: Path, expected: Mapping[str, StoredTensor]) -> dict[
     extra = [name for name in tensors if name not in expected and not _HARMLESS.search(name)]
     if extra:
         _log.warning("%s: %d tensors are not used, e.g. %s", folder, len(extra), ", ".join(extra[:3]))
-    order = sorted(expected, key=lambda name: (tensors[name].path.name, tensors[name].offset))
-    return {name: tensors[name] for name in order}
+    found = [tensors[name] for name in expected if name in tensors]
+    return {tensor.name: tensor for tensor in sorted(found, key=lambda one: (one.path.name, one.offset))}
 
 
 def _read_headers(folder: Path) -> dict[str, SafetensorsTensor]:

@@ -74,7 +74,10 @@ def check_gguf(file: GgufFile, expected: Mapping[str, Shape]) -> None:
             message = f"has shape {list(tensor.shape)}, the model needs {list(shape)}"
             raise ModelError(str(tensor.path), message, item=name)
         if tensor.type.name not in DEQUANTIZABLE:
-            raise ModelError(str(tensor.path), f"type {tensor.type.name} cannot be dequantised", item=name)
+            message = (
+                f"type {tensor.type.name} cannot be dequantised; convert the model to another one, say Q8_0"
+            )
+            raise ModelError(str(tensor.path), message, item=name)
     extra = [name for name in file.tensors if name not in wanted and name != _UNUSED]
     if extra:
         _log.warning("%s: %d tensors are not used, e.g. %s", file.path, len(extra), ", ".join(extra[:3]))

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from oneloop.errors import ModelError
 from oneloop.loader.arrivals import Arrival, Arrivals
 from oneloop.loader.parallel import in_threads
 from oneloop.loader.progress import ByteCount, Progress, no_progress
 from oneloop.loader.reader import FileReader
 from oneloop.loader.staging import CHUNK_BYTES, Staging
-from oneloop.quant.base import Incoming
+from oneloop.quant.base import Incoming, WeightError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -63,16 +64,20 @@ def load_hf_weights(
     if not targets:
         return
     device = next(iter(targets.values())).device
-    count = ByteCount(progress, "loading weights", sum(tensors[name].num_bytes for name in targets))
+    missing = [name for name, target in targets.items() if name not in tensors and not _is_optional(target)]
+    assert not missing, f"resolved without {missing[0]}"
+    found = [tensor for name, tensor in tensors.items() if name in targets]
+    count = ByteCount(progress, "loading weights", sum(tensor.num_bytes for tensor in found))
     arrivals = Arrivals()
     pieces = (
-        piece
-        for name, tensor in tensors.items()
-        if name in targets
-        for piece in _pieces(tensor, targets[name], arrivals, chunk_bytes)
+        piece for tensor in found for piece in _pieces(tensor, targets[tensor.name], arrivals, chunk_bytes)
     )
     with FileReader() as reader:
         in_threads(partial(_fill, reader, device, chunk_bytes, count), pieces, num_threads)
+
+
+def _is_optional(target: Target) -> bool:
+    return isinstance(target, Incoming) and target.optional
 
 
 def _pieces(
@@ -108,5 +113,8 @@ def _fill(
                 reader.read_into(piece.path, piece.offset, raw.numpy())
                 copied = staging.copy(raw.view(piece.dtype).view(target.shape), target)
             if piece.arrival is not None:
-                piece.arrival.add(target.numel(), copied)
+                try:
+                    piece.arrival.add(target.numel(), copied)
+                except WeightError as error:
+                    raise ModelError(str(piece.path), str(error), item=error.tensor) from error
             count.add(piece.num_bytes)

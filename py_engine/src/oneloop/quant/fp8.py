@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from oneloop.formats.quantization.fp8 import BLOCK, rows_per_scale
-from oneloop.quant.base import Incoming
+from oneloop.quant.base import Incoming, check_finite
 from oneloop_kernels.ops.fp8_linear import FP8, FP8_LINEAR
 from oneloop_kernels.ops.fp8_linear.quantize import quantize_blocks, quantize_rows
 
@@ -54,13 +54,13 @@ class Fp8Weight:
             for part, stored in self._scheme.tensors(size, in_size).items():
                 shape, key = stored.shapes[0], f"{name}.{part}"
                 if part != "weight":
-                    take = partial(self._take_scales, scales)
+                    take = partial(self._take_scales, key, scales)
                     targets[key] = Incoming(shape, torch.float32, scales.device, take)
                 elif self._scheme.stored:
                     targets[key] = rows
                 else:
                     targets[key] = Incoming(
-                        shape, self._dtype, rows.device, partial(self._quantize, rows, scales)
+                        shape, self._dtype, rows.device, partial(self._quantize, key, rows, scales)
                     )
             start += size
         return targets
@@ -77,20 +77,20 @@ class Fp8Weight:
         """Whether the gated call is done sooner without its gate, left to `multiply_gate` of the map that follows."""
         return self._compute.leaves_gate(call, self.scales)
 
-    def _take_scales(self, scales: torch.Tensor, stored: torch.Tensor) -> None:
+    def _take_scales(self, name: str, scales: torch.Tensor, stored: torch.Tensor) -> None:
         """A part's scales, as the checkpoint has them, to as many rows of its own as each stands for here."""
+        check_finite(name, stored)
         if self._scheme.scales != "block":
             scales.copy_(stored.reshape(-1).expand_as(scales))
             return
         repeated = stored.repeat_interleave(self._scheme.block_rows // self._rows, dim=0)
         scales.copy_(repeated[: scales.shape[0]])
 
-    def _quantize(self, rows: torch.Tensor, scales: torch.Tensor, plain: torch.Tensor) -> None:
+    def _quantize(self, name: str, rows: torch.Tensor, scales: torch.Tensor, plain: torch.Tensor) -> None:
         """A part that came as plain numbers."""
         if self._scheme.scales == "block":
             quantized, found = quantize_blocks(plain, self._scheme.block_rows)
-            self._take_scales(scales, found)
         else:
             quantized, found = quantize_rows(plain)
-            scales.copy_(found)
+        self._take_scales(name, scales, found)
         rows.copy_(quantized)

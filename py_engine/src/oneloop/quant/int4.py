@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from oneloop.errors import ModelError
-from oneloop.quant.base import Incoming
+from oneloop.formats.quantization.int4 import MIDDLE
+from oneloop.quant.base import Incoming, WeightError, check_finite
 from oneloop.quant.packed import Packed, WrittenOut, packs
 from oneloop_kernels.ops.packed_linear import checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from oneloop.formats.quantization.int4 import Int4Scheme
     from oneloop.quant.base import Target
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _SCALES: Final = ("scales", "weight_scale")
 _GROUPS: Final = ("g_idx", "weight_g_idx")
+_ZEROS: Final = "qzeros"
 
 
 class Int4Weight:
@@ -65,12 +66,15 @@ class Int4Weight:
         device = self.matrix.device
         for index, (name, size) in enumerate(zip(self._names, self._sizes, strict=True)):
             for part, stored in self._scheme.tensors(size, self._in_size).items():
+                shape = stored.shapes[0]
+                take = self._check_order if stored.optional else self._take
                 targets[f"{name}.{part}"] = Incoming(
-                    stored.shapes[0],
+                    shape,
                     self._dtype if part in _SCALES else torch.int32,
                     device,
-                    partial(self._take, index, part),
-                    self._groups if part in _GROUPS else None,
+                    partial(take, index, part),
+                    self._sample_of(part, shape),
+                    optional=stored.optional,
                 )
         return targets
 
@@ -82,22 +86,49 @@ class Int4Weight:
     def _group_size(self) -> int:
         return self._in_size if self._scheme.group_size is None else self._scheme.group_size
 
+    def _sample_of(self, part: str, shape: tuple[int, ...]) -> Callable[[], torch.Tensor] | None:
+        """For dummy weights: what the other tensors leave no choice about."""
+        if part in _GROUPS:
+            return self._groups
+        if part == _ZEROS and not self._scheme.zero_points:
+            word = self._scheme.word_of(MIDDLE)
+            return partial(torch.full, shape, word, dtype=torch.int32, device=self.matrix.device)
+        return None
+
     def _groups(self) -> torch.Tensor:
         """The group of each input, where they follow one another."""
         inputs = torch.arange(self._in_size, dtype=torch.int32, device=self.matrix.device)
         return inputs // self._group_size
 
+    def _check_order(self, index: int, part: str, values: torch.Tensor) -> None:
+        """A tensor that says which groups inputs belong to, where the settings say that they follow one another."""
+        if not torch.equal(values, self._groups()):
+            message = "groups do not follow one another, as config.json says; set desc_act (actorder) to what made them"
+            raise WeightError(f"{self._names[index]}.{part}", message)
+
     def _take(self, index: int, part: str, values: torch.Tensor) -> None:
-        waiting = self._waiting[index]
+        waiting, name = self._waiting[index], self._names[index]
+        if part in _SCALES:
+            check_finite(f"{name}.{part}", values)
+        if part == _ZEROS and not self._scheme.zero_points:
+            self._check_middle(f"{name}.{part}", values)
         waiting[part] = values
-        if len(waiting) < len(self._scheme.tensors(self._sizes[index], self._in_size)):
+        stored = self._scheme.tensors(self._sizes[index], self._in_size).values()
+        if len(waiting) < sum(not tensor.optional for tensor in stored):
             return
         self._waiting[index] = {}
         try:
             numbers = self._numbers(waiting)
-        except ValueError as error:
-            raise ModelError(self._names[index], str(error), item="g_idx") from error
+        except ValueError as error:  # of groups alone: shapes are those of the headers
+            message = f"{str(error).removeprefix('g_idx: ')}, as group_size in config.json says"
+            raise WeightError(f"{name}.g_idx", message) from error
         self.kept.put(index, numbers)
+
+    def _check_middle(self, tensor: str, zeros: torch.Tensor) -> None:
+        """GPTQ's zeros, where they are not used because all of them are said to be the middle."""
+        if not bool((zeros == self._scheme.word_of(MIDDLE)).all()):
+            message = f"not all zeros are {MIDDLE}, as sym in config.json says; set it to false"
+            raise WeightError(tensor, message)
 
     def _numbers(self, tensors: Mapping[str, torch.Tensor]) -> Numbers:
         size = self._group_size

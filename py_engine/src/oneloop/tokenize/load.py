@@ -36,5 +36,6 @@ def load_tokenizer(
     if path.name == "tokenizer.json":
         return hf_tokenizer(path.parent, chat_template=override)
     if not path.is_file():
-        raise ModelError(str(path), "no such file or folder")
+        message = "no such file or folder; a folder with tokenizer.json or a GGUF file has a tokenizer"
+        raise ModelError(str(path), message)
     return gguf_tokenizer((gguf or read_gguf(path)).metadata, chat_template=override)

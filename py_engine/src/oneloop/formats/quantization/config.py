@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final
 
 from oneloop.errors import ConfigError
 from oneloop.formats.quantization.fp8 import Fp8Scheme, float_group_scheme, fp8_scheme
 from oneloop.formats.quantization.int4 import Int4Scheme, awq_scheme, gptq_scheme, packed_group_scheme
-from oneloop.formats.quantization.spec import PATTERN, QuantizationSpec
+from oneloop.formats.quantization.names import module_names
+from oneloop.formats.quantization.spec import QuantizationSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,8 +25,8 @@ WHILE_LOADING: Final[Mapping[str, Fp8Scheme]] = {
 """--quantization → what is made of a checkpoint of plain numbers."""
 
 _HEAD: Final = "lm_head"
-_MAX_IGNORED: Final = 1 << 16
-_MAX_NAME: Final = 200
+_BLOCK_MODULES: Final = "modules_in_block_to_quantize"
+"""Of a layer, the others being left alone; a list of lists."""
 
 
 def read_quantization(config: JsonValues) -> QuantizationSpec | None:
@@ -34,16 +34,18 @@ def read_quantization(config: JsonValues) -> QuantizationSpec | None:
 
     ModelError names the key that is missing, impossible or not supported.
     """
-    key = "quantization_config" if "quantization_config" in config else "compression_config"
-    if key not in config:
+    key = quantization_key(config)
+    if key is None:
         return None
     values = config.object(key)
     method = values.string(
         "quant_method", default="compressed-tensors" if "config_groups" in values else None
     )
     if method == "compressed-tensors":
-        ignored = _names(values, "ignore")
+        _refuse_others_of_compressed(values)
+        ignored = module_names(values, "ignore")
         return QuantizationSpec(method=method, scheme=_only_group(values), ignored=ignored)
+    only = None
     if method == "fbgemm_fp8":
         scheme: Fp8Scheme | Int4Scheme = Fp8Scheme(scales="channel")
     elif method == "fp8":
@@ -52,10 +54,16 @@ def read_quantization(config: JsonValues) -> QuantizationSpec | None:
         scheme = awq_scheme(values)
     elif method == "gptq":
         scheme = gptq_scheme(values)
+        only = module_names(values, _BLOCK_MODULES) or None
     else:
         values.fail("quant_method", f"{method[:60]!r} is not supported; supported are {', '.join(METHODS)}")
-    ignored = (*_names(values, "modules_to_not_convert"), *_names(values, "ignored_layers"))
-    return QuantizationSpec(method=method, scheme=scheme, ignored=(_HEAD, *ignored))
+    ignored = (*module_names(values, "modules_to_not_convert"), *module_names(values, "ignored_layers"))
+    return QuantizationSpec(method=method, scheme=scheme, ignored=(_HEAD, *ignored), only=only)
+
+
+def quantization_key(config: JsonValues) -> str | None:
+    """The key of config.json that says how weights are stored; None where it says nothing."""
+    return next((key for key in ("quantization_config", "compression_config") if key in config), None)
 
 
 def chosen_quantization(
@@ -94,25 +102,21 @@ def _only_group(config: JsonValues) -> Fp8Scheme | Int4Scheme:
         )
     if kind == ("float", 8):
         return float_group_scheme(group)
-    layout = config.string("format", default="pack-quantized")
+    place = group if "format" in group else config
+    layout = place.string("format", default="pack-quantized")
     if layout != "pack-quantized":
-        config.fail("format", f"{layout!r} is not supported for 4 bits; supported is pack-quantized")
+        place.fail("format", f"{layout!r} is not supported for 4 bits; supported is pack-quantized")
     return packed_group_scheme(group)
 
 
-def _names(config: JsonValues, key: str) -> tuple[str, ...]:
-    """A list of module names and patterns; nothing where it is absent."""
-    names = config.raw(key) or []
-    if (
-        not isinstance(names, list)
-        or len(names) > _MAX_IGNORED
-        or not all(isinstance(name, str) and 0 < len(name) <= _MAX_NAME for name in names)
-    ):
-        config.fail(key, "is no list of module names")
-    for name in names:
-        if name.startswith(PATTERN):
-            try:
-                re.compile(name.removeprefix(PATTERN))
-            except re.error as error:
-                config.fail(key, f"{name!r} is no regular expression: {error}")
-    return tuple(names)
+def _refuse_others_of_compressed(config: JsonValues) -> None:
+    """What changes the meaning of a compressed-tensors checkpoint beside its groups."""
+    if config.raw("transform_config"):
+        config.fail(
+            "transform_config", "rotated weights are not supported; take a checkpoint without transforms"
+        )
+    if config.raw("sparsity_config"):
+        sparsity = config.object("sparsity_config")
+        layout = sparsity.string("format", default="dense")
+        if layout != "dense":
+            sparsity.fail("format", f"{layout!r} is not supported; supported is dense")

@@ -75,6 +75,8 @@ def float_group_scheme(group: JsonValues) -> Fp8Scheme:
     activations = group.object("input_activations")
     if activations.string("type", default="float") != "float" or activations.integer("num_bits", 1, 64) != 8:
         activations.fail("type", "only activations of 8-bit floats are supported beside such weights")
+    if not weights.boolean("symmetric", default=True):
+        weights.fail("symmetric", "false is not supported: 8-bit floats have no zero points")
     strategy = weights.string("strategy", default="tensor")
     if strategy not in ("tensor", "channel", "block"):
         weights.fail("strategy", f"{strategy!r} is not supported; supported are tensor, channel, block")

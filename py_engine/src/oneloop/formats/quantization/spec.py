@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from oneloop.errors import ModelError
+from oneloop.formats.quantization.names import is_named
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from oneloop.formats.quantization.fp8 import Fp8Scheme
     from oneloop.formats.quantization.int4 import Int4Scheme
-
-PATTERN = "re:"
-"""What begins a regular expression among `ignored`."""
 
 
 class StoredTensor(NamedTuple):
@@ -25,6 +22,8 @@ class StoredTensor(NamedTuple):
     """Any one of them; the same number of elements."""
     dtypes: tuple[str, ...]
     """Any one of them; names of safetensors."""
+    optional: bool = False
+    """A checkpoint may lack it; where it is there, it must say what is assumed without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +34,10 @@ class QuantizationSpec:
     """quant_method of config.json, or the --quantization that is applied while loading."""
     scheme: Fp8Scheme | Int4Scheme
     ignored: tuple[str, ...] = ("lm_head",)
-    """Modules that are stored plainly: whole names, their ends or beginnings between dots, or "re:" and a pattern that
-    their beginning matches."""
+    """Modules that are stored plainly: whole names, parts of them between dots, or "re:" and a pattern that their
+    beginning matches."""
+    only: tuple[str, ...] | None = None
+    """All others are stored plainly too; None: there are no others."""
 
     def scheme_of(self, modules: Collection[str]) -> Fp8Scheme | Int4Scheme | None:
         """How the modules' weights are stored that are computed as one map; None: as plain numbers.
@@ -46,17 +47,12 @@ class QuantizationSpec:
         ignored = {module: self._is_ignored(module) for module in modules}
         if len(set(ignored.values())) > 1:
             names = ", ".join(module for module in modules if ignored[module])
-            raise ModelError(
-                "quantization_config", f"leaves {names} alone, but not what is computed together with it: "
-                f"{', '.join(module for module in modules if not ignored[module])}",
-            )  # fmt: skip
+            message = (
+                f"leaves {names} alone, but not what is computed together with it: "
+                f"{', '.join(module for module in modules if not ignored[module])}"
+            )
+            raise ModelError("config.json", message, item="quantization_config")
         return None if True in ignored.values() else self.scheme
 
     def _is_ignored(self, module: str) -> bool:
-        return any(_names(entry, module) for entry in self.ignored)
-
-
-def _names(entry: str, module: str) -> bool:
-    if entry.startswith(PATTERN):
-        return re.match(entry.removeprefix(PATTERN), module) is not None
-    return module == entry or module.startswith(entry + ".") or module.endswith("." + entry)
+        return is_named(module, self.ignored) or (self.only is not None and not is_named(module, self.only))

@@ -1,0 +1,62 @@
+"""Which modules an entry of `ignore`, `modules_to_not_convert` and the like means. No torch."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from oneloop.formats.json_values import JsonValues
+
+PATTERN: Final = "re:"
+"""What begins a regular expression."""
+_MAX_NAMES: Final = 1 << 16
+_MAX_LENGTH: Final = 200
+_MAX_PATTERNS: Final = 256
+_MAX_REPEATS: Final = 4
+"""Of anything, any number of times, in one pattern: matching takes some length ** so many steps."""
+_REPEAT: Final = re.compile(r"[*+]|\{\d*,?\d*\}")
+_REPEATED_GROUP: Final = re.compile(r"\)(?:[*+]|\{)")
+
+
+def module_names(config: JsonValues, key: str) -> tuple[str, ...]:
+    """A list of module names and patterns, perhaps of lists; nothing where it is absent.
+
+    Patterns are matched by backtracking, so those that might take for ever are refused: a ModelError names them.
+    """
+    names = [] if config.raw(key) is None else config.raw(key)
+    if isinstance(names, list) and all(isinstance(part, list) for part in names):
+        names = [name for part in names for name in part]
+    if (
+        not isinstance(names, list)
+        or len(names) > _MAX_NAMES
+        or not all(isinstance(name, str) and 0 < len(name) <= _MAX_LENGTH for name in names)
+    ):
+        config.fail(key, "is no list of module names")
+    patterns = [name.removeprefix(PATTERN) for name in names if name.startswith(PATTERN)]
+    if len(patterns) > _MAX_PATTERNS:
+        config.fail(key, f"has {len(patterns)} patterns, at most {_MAX_PATTERNS} are allowed; name modules")
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except (re.error, OverflowError, RecursionError) as error:
+            config.fail(key, f"{pattern!r} is no regular expression: {error}")
+        if _REPEATED_GROUP.search(pattern) or len(_REPEAT.findall(pattern)) > _MAX_REPEATS:
+            message = (
+                f"{pattern!r} may take too long to match; at most {_MAX_REPEATS} repeats, and none of groups"
+            )
+            config.fail(key, message)
+    return tuple(names)
+
+
+def is_named(module: str, entries: Iterable[str]) -> bool:
+    """Whether an entry has the module's name, or a part of it between dots, or is a pattern its beginning matches."""
+    return any(_means(entry, module) for entry in entries)
+
+
+def _means(entry: str, module: str) -> bool:
+    if entry.startswith(PATTERN):
+        return re.match(entry.removeprefix(PATTERN), module) is not None
+    return f".{entry.strip('.')}." in f".{module}."
