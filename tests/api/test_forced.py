@@ -137,6 +137,41 @@ async def test_calls_are_written_in_the_models_form(serve: Any, engine_of: Any) 
                 check_calls([call["function"] for call in reply["choices"][0]["message"]["tool_calls"]])
 
 
+@pytest.mark.parametrize(
+    ("name", "begin"),
+    [
+        ("qwen3_coder", "<tool_call>\n<function="),
+        ("glm45", "<tool_call>"),
+        ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions."),
+        ("pythonic", "["),
+    ],
+)
+async def test_forms_whose_arguments_are_not_all_json(
+    serve: Any, engine_of: Any, name: str, begin: str
+) -> None:
+    """And the form that any model can write, for a function that such a form cannot say."""
+    open_one = {"type": "function", "function": {"name": "a_b", "parameters": {"maxProperties": 0}}}
+    async with serve(engine_of(), tool_call_parser=name) as server:
+        for more, is_own in (([], True), ([open_one], name == "kimi_k2")):
+            for seed in range(4):
+                body = {"messages": USER, "max_tokens": 2000, "tools": TOOLS + more, "seed": seed}
+                body |= {"tool_choice": "required", "return_token_ids": True}
+                status, reply = await server.post(CHAT, body)
+                assert status == 200, reply
+                choice = reply["choices"][0]
+                text = bytes(token for token in choice["token_ids"] if token < 256).decode()
+                is_any = text.lstrip("[ \n").startswith("{")
+                assert text.startswith(begin) or is_any
+                assert is_any is not is_own, text
+                calls = [call["function"] for call in choice["message"]["tool_calls"]]
+                assert calls
+                for call in calls:
+                    schema = {**SCHEMAS, "a_b": {"maxProperties": 0}}[call["name"]]
+                    jsonschema.validate(json.loads(call["arguments"]), schema)
+                ids = [call["id"] for call in choice["message"]["tool_calls"]]
+                assert len(set(ids)) == len(ids)
+
+
 async def test_many_functions_go_in_any_form(serve: Any, engine_of: Any) -> None:
     """More than there can be tags."""
     tools = [

@@ -109,6 +109,8 @@ class Parsing:
     """Tokens that the thinking may have."""
     may_open: bool
     """Whether the prompt may get a mark."""
+    reader: ToolFormat | None
+    """Reads the calls that must come; None where none must."""
 
     def prompt(self, token_ids: list[int]) -> list[int]:
         """The prompt; where the model is to think and its template leaves that to it, with the thinking opened."""
@@ -182,8 +184,7 @@ class Parsing:
             case "auto":
                 return None if self._holds_all else self.formats.tools
             case "required" | "named":
-                is_native = _call_form(self.formats, self.tools) is not None
-                return self.formats.tools if is_native else forced_format(self.tools.name)
+                return self.reader
 
     @property
     def _holds_all(self) -> bool:
@@ -215,6 +216,7 @@ def parsing_of(
         _check_tools(formats, tools)
     elif formats.reasoning is None:
         return None
+    form, reader = _forced(formats, tools)
     switches = [template_arguments[name] for name in _THINKING_SWITCHES if name in template_arguments]
     return Parsing(
         formats=formats,
@@ -223,32 +225,44 @@ def parsing_of(
         is_thinking_on=bool(switches[0]) if switches else None,
         prompt_end=prompt[-PROMPT_END_CHARS:] if continued is None else _last_mark(formats, continued),
         skip_special_tokens=skip_special_tokens,
-        grammar=_form(formats, tools) or grammar,
+        grammar=form or grammar,
         budget=budget,
         may_open=may_open,
+        reader=reader,
     )
 
 
-def _call_form(formats: OutputFormats, tools: ToolUse) -> CallForm | None:
-    """How the model writes calls; None where that is not known, or the functions are too many to be told apart."""
-    return formats.form if len(tools.schemas) <= MAX_TAGS else None
-
-
-def _form(formats: OutputFormats, tools: ToolUse) -> GrammarSpec | None:
-    """What the text must be held to, so that the calls which are asked for come."""
+def _forced(formats: OutputFormats, tools: ToolUse) -> tuple[GrammarSpec | None, ToolFormat | None]:
+    """What the text must be held to, so that the calls which are asked for come, and what reads them."""
     if tools.choice not in ("required", "named"):
-        return None
+        return None, None
     try:
-        form = _call_form(formats, tools)
-        if form is not None:
-            tags = forced_tags(form, tools.schemas, tools.name, parallel=tools.parallel)
-            return GrammarSpec(kind="structural_tag", source=json_text("tools", tags), field="tools")
+        native = _native(formats, tools)
+        if native is not None:
+            return native
         schema = forced_schema(tools.schemas, tools.name, parallel=tools.parallel)
-        return GrammarSpec(kind="json_schema", source=json_text("tools", schema), field="tools")
+        spec = GrammarSpec(kind="json_schema", source=json_text("tools", schema), field="tools")
+        return spec, forced_format(tools.name)
     except NoObjectError as error:
         raise bad_request("tools", f"tools: the parameters of {error.name} are no object.") from None
     except RequestError as error:
         raise bad_request("tools", error.message) from None
+
+
+def _native(formats: OutputFormats, tools: ToolUse) -> tuple[GrammarSpec, ToolFormat] | None:
+    """The same as the model writes calls; None where that is not known, or cannot say these functions."""
+    form = formats.form
+    if form is None or formats.tools is None or len(tools.schemas) > MAX_TAGS:
+        return None
+    tags = forced_tags(form, tools.schemas, tools.name, parallel=tools.parallel)
+    if tags is None:
+        return None
+    try:
+        source = json_text("tools", tags)
+    except RequestError:  # too long: definitions stand with each argument that refers to them
+        return None
+    reader = formats.tools if form.read is None else replace(formats.tools, read=form.read)
+    return GrammarSpec(kind="structural_tag", source=source, field="tools"), reader
 
 
 def _last_mark(formats: OutputFormats, turn: str) -> str:
@@ -343,15 +357,17 @@ class ReplyParser:
 
 
 class _CallIds:
-    """Makes the id of a call that brings none."""
+    """Makes the id of a call that brings none, or one that another call of the reply has."""
 
-    __slots__ = ("_format",)
+    __slots__ = ("_format", "_seen")
 
     def __init__(self, tools: ToolFormat | None) -> None:
         self._format = tools
+        self._seen: set[str] = set()
 
     def __call__(self, start: ToolCallStart) -> str:
-        if start.id is not None:
+        if start.id is not None and start.id not in self._seen:
+            self._seen.add(start.id)
             return start.id
         number = f"{random.getrandbits(128):032x}"
         return f"call_{number}" if self._format is None else self._format.call_id(number)

@@ -1,8 +1,8 @@
 """Calls that must come (tool_choice "required", or a name).
 
-The text is held to the form in which the model writes calls, where that is known and has JSON in it. Else it is held to
-a JSON schema, whoever the model is. Required: [{"name": …, "parameters": {…}}, …] with at least one call. A named
-function: its parameters alone.
+The text is held to the form in which the model writes calls, where that is known and can say the functions' schemas.
+Else it is held to a JSON schema, whoever the model is. Required: [{"name": …, "parameters": {…}}, …] with at least one
+call. A named function: its parameters alone.
 """
 
 from __future__ import annotations
@@ -60,20 +60,21 @@ def forced_schema(tools: Tools, name: str | None, *, parallel: bool) -> Mapping[
     return {"type": "array", "minItems": 1, **bound, "items": {"anyOf": calls}}
 
 
-def forced_tags(form: CallForm, tools: Tools, name: str | None, *, parallel: bool) -> Mapping[str, Any]:
+def forced_tags(
+    form: CallForm, tools: Tools, name: str | None, *, parallel: bool
+) -> Mapping[str, Any] | None:
     """The structural tag of the whole text: calls of the functions, at least one, or a call of the named one.
 
-    NoObjectError as forced_schema.
+    None where the form cannot say one of their names or schemas. NoObjectError as forced_schema.
     """
-    tags = [
-        {
-            "begin": form.begin.replace(NAME, each),
-            "content": {"type": "json_schema", "json_schema": _of_objects(each, schema)},
-            "end": form.end,
-        }
-        for each, schema in tools.items()
-        if name in (None, each)
-    ]
+    tags: list[Mapping[str, Any]] = []
+    for each, schema in tools.items():
+        if name not in (None, each):
+            continue
+        arguments = form.arguments(_of_objects(each, schema))
+        if arguments is None or form.names.fullmatch(each) is None:
+            return None
+        tags.append({"begin": form.begin.replace(NAME, each), "content": arguments, "end": form.end})
     calls = {
         "type": "tags_with_separator",
         "tags": tags,
