@@ -67,14 +67,9 @@ def forced_tags(
 
     None where the form cannot say one of their names or schemas. NoObjectError as forced_schema.
     """
-    tags: list[Mapping[str, Any]] = []
-    for each, schema in tools.items():
-        if name not in (None, each):
-            continue
-        arguments = form.arguments(_of_objects(each, schema))
-        if arguments is None or form.names.fullmatch(each) is None:
-            return None
-        tags.append({"begin": form.begin.replace(NAME, each), "content": arguments, "end": form.end})
+    tags = call_tags(form, tools if name is None else {name: tools[name]})
+    if tags is None:
+        return None
     calls = {
         "type": "tags_with_separator",
         "tags": tags,
@@ -85,6 +80,17 @@ def forced_tags(
     texts = ({"type": "const_string", "value": text} for text in (form.before_all, form.after_all))
     before, after = texts
     return {"type": "structural_tag", "format": {"type": "sequence", "elements": [before, calls, after]}}
+
+
+def call_tags(form: CallForm, tools: Tools) -> list[Mapping[str, Any]] | None:
+    """A tag for a call of each function. As forced_tags."""
+    tags: list[Mapping[str, Any]] = []
+    for name, schema in tools.items():
+        arguments = form.arguments(_of_objects(name, schema))
+        if arguments is None or form.names.fullmatch(name) is None:
+            return None
+        tags.append({"begin": form.begin.replace(NAME, name), "content": arguments, "end": form.end})
+    return tags
 
 
 def _of_objects(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -44,6 +44,9 @@ class CallForm:
     """Between two calls."""
     before_all: str = ""
     after_all: str = ""
+    marks: tuple[str, ...] = ()
+    """Texts with one of which everything begins that the parser takes for a call, what the form begins with first;
+    empty for forms in which calls are known by their place."""
     arguments: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] = json_arguments
     """The element of a call's arguments by their schema, which is of objects; None: it cannot be said in this form."""
     names: re.Pattern[str] = re.compile(".+")

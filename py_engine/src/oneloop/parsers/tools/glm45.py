@@ -59,6 +59,7 @@ def _form(template: str) -> CallForm:
         keys=re.compile(f"[^<>]{{1,{MAX_NAME_LEN}}}"),
     )
     return CallForm(
+        marks=("<tool_call>",),
         begin=f"<tool_call>{FUNCTION}{space}",
         end="</tool_call>",
         separator=space,

@@ -47,6 +47,7 @@ def _arguments(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 _FORM = CallForm(
+    marks=(SECTION_BEGIN, _BEGIN),
     before_all=SECTION_BEGIN,
     begin=f"{_BEGIN}functions.{NAME}:",
     arguments=_arguments,

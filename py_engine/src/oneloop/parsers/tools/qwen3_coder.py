@@ -63,6 +63,7 @@ _TAGGED = TaggedForm(
     keys=re.compile(rf"[^<>\n]{{1,{MAX_NAME_LEN}}}"),
 )
 _FORM = CallForm(
+    marks=("<tool_call>", "<function="),
     begin=f"<tool_call>\n<function={NAME}>\n",
     end="</function>\n</tool_call>",
     separator="\n",
