@@ -62,7 +62,9 @@ impl Veil {
                 for (outcome, name) in outcomes.iter_mut().zip(names) {
                     self.apply_to_outcome(outcome, name);
                 }
-                chosen.iter_mut().for_each(|one| self.go_on(one));
+                for one in chosen {
+                    self.go_on(one);
+                }
             }
             Event::Failed { step_id } => {
                 self.take_step(*step_id);
