@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from oneloop.api.parsing import EndToken
+from oneloop.api.thinking_tokens import EndToken
 from oneloop.parsers.engine import make_parser
 from oneloop.parsers.events import Content, Reasoning
 from oneloop.parsers.reasoning.think import QWEN3

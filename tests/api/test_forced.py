@@ -44,6 +44,7 @@ NAMED = {"type": "function", "function": {"name": "weather"}}
 
 CLOSED = OPENED + "\n</think>\n\n"
 MARKS = (THINK, END_THINK)
+CALL_MARKS = (*MARKS, "<tool_call>", "</tool_call>")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def tokenizers(byte_tokenizer: Any) -> dict[Any, Any]:
     return {
         (template, marks): byte_tokenizer(template, marks)
         for template in (MAYBE, OPENED, CLOSED)
-        for marks in (MARKS, ())
+        for marks in (MARKS, (), CALL_MARKS)
     }
 
 
@@ -135,6 +136,41 @@ async def test_calls_are_written_in_the_models_form(serve: Any, engine_of: Any) 
                 is_bare = choice is NAMED and bool(settings)
                 assert text.startswith("{" if is_bare else begin), text
                 check_calls([call["function"] for call in reply["choices"][0]["message"]["tool_calls"]])
+
+
+@pytest.mark.parametrize(
+    ("name", "begin"),
+    [
+        ("qwen3_coder", "<tool_call>\n<function="),
+        ("glm45", "<tool_call>"),
+        ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions."),
+        ("pythonic", "["),
+    ],
+)
+async def test_forms_whose_arguments_are_not_all_json(
+    serve: Any, engine_of: Any, name: str, begin: str
+) -> None:
+    """And the form that any model can write, for a function that such a form cannot say."""
+    open_one = {"type": "function", "function": {"name": "a_b", "parameters": {"maxProperties": 0}}}
+    async with serve(engine_of(), tool_call_parser=name) as server:
+        for more, is_own in (([], True), ([open_one], name == "kimi_k2")):
+            for seed in range(4):
+                body = {"messages": USER, "max_tokens": 2000, "tools": TOOLS + more, "seed": seed}
+                body |= {"tool_choice": "required", "return_token_ids": True}
+                status, reply = await server.post(CHAT, body)
+                assert status == 200, reply
+                choice = reply["choices"][0]
+                text = bytes(token for token in choice["token_ids"] if token < 256).decode()
+                is_any = text.lstrip("[ \n").startswith("{")
+                assert text.startswith(begin) or is_any
+                assert is_any is not is_own, text
+                calls = [call["function"] for call in choice["message"]["tool_calls"]]
+                assert calls
+                for call in calls:
+                    schema = {**SCHEMAS, "a_b": {"maxProperties": 0}}[call["name"]]
+                    jsonschema.validate(json.loads(call["arguments"]), schema)
+                ids = [call["id"] for call in choice["message"]["tool_calls"]]
+                assert len(set(ids)) == len(ids)
 
 
 async def test_many_functions_go_in_any_form(serve: Any, engine_of: Any) -> None:
@@ -477,3 +513,91 @@ async def test_effort_is_the_same_in_both(server: Any) -> None:
         ):
             assert (await server.post(path, body))[0] == 200
         assert server.engine.prompts[-1] == server.engine.prompts[-2]
+
+
+STRICT_TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": schema, "strict": True}}
+    for name, schema in SCHEMAS.items()
+]
+CALLS = "c<think>a</think>b<tool_call>"
+"""Text of a model that may call at any time."""
+
+
+@pytest.mark.parametrize("template", [MAYBE, OPENED, CLOSED])
+async def test_strict_functions(serve: Any, engine_of: Any, template: str) -> None:
+    """A call that a model makes fits; it need not make one, and may think before."""
+    calls, texts, thoughts = [], set(), set()
+    async with serve(engine_of(template, CALLS, marks=CALL_MARKS, ends=True)) as server:
+        for seed in range(20):
+            answer = await ask(server, {"tools": STRICT_TOOLS, "max_tokens": 900}, seed=seed)
+            if answer["calls"] and answer["finish_reason"] != "length":
+                check_calls(answer["calls"])
+                calls += answer["calls"]
+            texts.add(answer["message"]["content"])
+            thoughts.add(answer["message"].get("reasoning"))
+    assert {call["name"] for call in calls} == SCHEMAS.keys()
+    assert len(texts) > 1
+    assert (len(thoughts) > 1) is (template is not CLOSED)
+
+
+async def test_strict_by_every_protocol(serve: Any, engine_of: Any) -> None:
+    """What is not kept is refused where the function is strict, and else not looked at."""
+    functions = [{"name": name, "strict": True} for name in SCHEMAS]
+    responses = [{"type": "function", **one, "parameters": SCHEMAS[one["name"]]} for one in functions]
+    messages = [{**one, "input_schema": SCHEMAS[one["name"]]} for one in functions]
+    asked = (
+        (CHAT, {"messages": USER, "max_tokens": 300}, STRICT_TOOLS),
+        ("/v1/responses", {"input": "hello", "max_output_tokens": 300}, responses),
+        ("/v1/messages", {"messages": USER, "max_tokens": 300}, messages),
+    )
+    engine = engine_of(MAYBE, CALLS, marks=CALL_MARKS)
+    async with serve(engine) as server:
+        compiled = engine.grammars.metrics.requests
+        for num_asked, (path, body, tools) in enumerate(asked):
+            async with server.session.post(server.url + path, json={**body, "tools": tools}) as reply:
+                assert (reply.status, reply.headers.get("X-Oneloop-Ignored")) == (200, None)
+            assert compiled["hit"] == num_asked  # one and the same form
+            not_kept = {"type": "object", "properties": {"a": {"$ref": "https://example.org/a"}}}
+            for tool in tools:
+                inner = tool.get("function", tool)
+                inner = {**inner, ("input_schema" if "input_schema" in inner else "parameters"): not_kept}
+                wrong = {**tool, "function": inner} if "function" in tool else inner
+                status, _ = await server.post(path, {**body, "tools": [wrong]})
+                assert status == 400
+                loose = json.loads(json.dumps(wrong).replace('"strict": true', '"strict": false'))
+                assert (await server.post(path, {**body, "tools": [loose]}))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("parser", "fields", "is_vain"),
+    [
+        ("hermes", {}, False),
+        ("qwen3_coder", {}, False),
+        ("llama3_json", {}, True),
+        ("pythonic", {}, True),
+        ("phi4_mini", {}, True),
+        ("llama3_json", {"tool_choice": "required"}, False),
+        ("llama3_json", {"tool_choice": "none"}, False),
+        ("hermes", {"response_format": {"type": "json_object"}}, False),
+        (
+            "hermes",
+            {"structured_outputs": {"structural_tag": {"format": {"type": "const_string", "value": "x"}}}},
+            True,
+        ),
+    ],
+)
+async def test_what_strict_cannot_do_is_said(
+    serve: Any, engine_of: Any, parser: str, fields: dict[str, Any], is_vain: bool
+) -> None:
+    """In a header, and with a 400 by a server that takes nothing in vain."""
+    body = {"messages": USER, "max_tokens": 20, "tools": STRICT_TOOLS, **fields}
+    async with (
+        serve(engine_of(), tool_call_parser=parser) as server,
+        server.session.post(server.url + CHAT, json=body) as reply,
+    ):
+        assert reply.status == 200
+        assert reply.headers.get("X-Oneloop-Ignored") == ("tools.strict" if is_vain else None)
+    async with serve(engine_of(), tool_call_parser=parser, strict_fields=True) as server:
+        status, reply = await server.post(CHAT, body)
+        assert status == (400 if is_vain else 200)
+        assert not is_vain or reply["error"]["param"] == "tools.strict"

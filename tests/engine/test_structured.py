@@ -93,16 +93,21 @@ async def test_refusals_name_the_field_and_hurt_nobody(engine: AsyncEngine) -> N
     assert engine.metrics.rejected["invalid"] == 7
 
 
+def told(grammars: Grammars) -> dict[str, int]:
+    """What became of the grammars, without what became of none."""
+    return {result: count for result, count in grammars.metrics.requests.items() if count}
+
+
 async def test_each_grammar_is_compiled_once(vocabulary: Vocabulary) -> None:
     grammars = Grammars(vocabulary, [END])
     first, second = await asyncio.gather(grammars.get(regex("a+")), grammars.get(regex("a+")))
     assert first is second
     assert await grammars.get(regex("a+")) is first
-    assert grammars.metrics.requests == {"hit": 1, "miss": 1, "joined": 1, "refused": 0}
+    assert told(grammars) == {"hit": 1, "miss": 1, "joined": 1}
     for _ in range(2):  # Refusals are not kept.
         with pytest.raises(RequestError, match="structured_outputs: a \\("):
             await grammars.get(regex("("))
-    assert grammars.metrics.requests == {"hit": 1, "miss": 3, "joined": 1, "refused": 2}
+    assert told(grammars) == {"hit": 1, "miss": 3, "joined": 1, "refused": 2}
 
 
 async def test_the_least_recently_used_goes_first(vocabulary: Vocabulary) -> None:
@@ -139,6 +144,33 @@ async def test_what_waits_is_bounded(vocabulary: Vocabulary) -> None:
     results = await asyncio.gather(*asked, return_exceptions=True)
     assert sum(isinstance(result, OverloadedError) for result in results) == 9
     assert sum(isinstance(result, BaseException) for result in results) == 9
+    assert told(grammars) == {"miss": MAX_WAITING, "busy": 9}
+
+
+@pytest.mark.parametrize(
+    ("error", "result", "seen"),
+    [
+        (GrammarBusyError("later"), "busy", OverloadedError),
+        (RuntimeError("broken"), "failed", RuntimeError),
+    ],
+)
+async def test_what_is_no_refusal(
+    vocabulary: Vocabulary,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    result: str,
+    seen: type[Exception],
+) -> None:
+    """The compiler had no room, or broke: neither says anything of the grammar."""
+
+    def compile_nothing(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("oneloop.engine.grammars._compile", compile_nothing)
+    grammars = Grammars(vocabulary, [END])
+    with pytest.raises(seen):
+        await grammars.get(regex("a"))
+    assert told(grammars) == {"miss": 1, result: 1}
 
 
 async def test_what_was_not_looked_at_may_be_asked_again(

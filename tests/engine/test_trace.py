@@ -15,6 +15,7 @@ import pytest
 
 from oneloop import AsyncEngine, SamplingParams
 from oneloop.config import EngineConfig
+from oneloop.engine.params import BeamSearch
 from oneloop.engine.trace import TraceRecording, replay_trace
 from oneloop.errors import ConfigError, TraceFileError
 from oneloop_core import Core, CoreConfig
@@ -33,7 +34,7 @@ def make_config(path, **settings):
 
 
 async def random_load(engine, source, num_requests):
-    """Shared prefixes, several turns, n > 1, stops, priorities, salts, readers that leave."""
+    """Shared prefixes, several turns, n > 1, beams, stops, priorities, salts, readers that leave."""
     takes_priority = engine.config.scheduler.scheduling_policy == "priority"
 
     async def one():
@@ -47,6 +48,14 @@ async def random_load(engine, source, num_requests):
             min_tokens=source.choice([0, 0, 10]), seed=source.choice([None, 1]),
             repetition_penalty=source.choice([1.0, 1.2]), logprobs=source.choice([None, 2]),
         )  # fmt: skip
+        if source.random() < 0.15:
+            search = BeamSearch(
+                length_penalty=source.choice([0.0, 1.0, -1.0]),
+                early_stopping=source.choice([False, True, "never"]),
+            )
+            params = SamplingParams(
+                max_tokens=source.randint(2, 9), n=source.randint(2, 3), beam_search=search
+            )
         options = {"cache_salt": source.choice(["", "", "pepper"])}
         if takes_priority:
             options["priority"] = source.randint(0, 2)

@@ -291,14 +291,14 @@ def with_masks(samples, masks, rows):
 @pytest.mark.parametrize("edited", [False, True], ids=["masks", "masks_and_edits"])
 @pytest.mark.parametrize("allowed", [1, 40, 650], ids=["one_allowed", "some_allowed", "most_allowed"])
 def test_masked_tokens_never_come(inputs, kernel_device, kernel_dtype, allowed, edited):
-    """Every way to choose, beside rows without a mask. What is likeliest is masked; NaN and +∞ there harm nobody.
+    """Every way to choose, beside rows without a mask; some share one. What is masked is the likeliest, or NaN.
 
     Where a row has no edits of its own, its slot's marks are what an earlier owner left: poison.
     """
     vocab_size = 151_936 if kernel_device.type == "cuda" else 700
     num_rows = 10
     logits = inputs.normal(num_rows, vocab_size).to(kernel_dtype)
-    rows = [3, 0, 1, 2, 4, 5, -1, 6, 7, 8]
+    rows = [3, 0, 1, 2, 4, 5, -1, 6, 3, 5]
     masks = torch.zeros(num_rows, vocab_size, dtype=torch.bool, device=logits.device)
     for mask in masks:
         tokens = inputs.permutation(vocab_size)[: allowed * vocab_size // 700]

@@ -12,6 +12,7 @@ import torch
 
 from oneloop import BeamSearchParams, SamplingParams
 from oneloop.engine.beam_search import beam_search_output
+from oneloop.engine.trace import replay_trace
 from oneloop.errors import RequestError
 
 EOS = 257
@@ -228,3 +229,21 @@ async def test_over_http(server, twin):
     ]:  # fmt: skip
         status, reply = await server.post("/v1/completions", **{**body, **changes})
         assert (status, reply["error"]["param"]) == (400, param), reply
+
+
+@pytest.mark.parametrize("width", [2, 5])
+def test_beams_are_recorded_and_replayed(make_llm, tmp_path, width):
+    """Decisions of real beams, several searches at once."""
+    trace = tmp_path / "trace"
+    with make_llm(max_num_seqs=8, num_gpu_blocks_override=40, record_trace=str(trace)) as llm:
+        for early_stopping in (False, True, "never"):
+            params = BeamSearchParams(beam_width=width, max_tokens=20, early_stopping=early_stopping)
+            prompts = [{"prompt_token_ids": prompt_of(length, length)} for length in (5, 18, 33)]
+            llm.beam_search(prompts, params)
+        stats = llm.stats()
+    lines: list[str] = []
+    report = replay_trace(trace, show=lines.append)
+    assert (report.difference, report.problem) == (None, None)
+    assert report.replay.num_steps == stats.num_steps
+    assert any(f"{width} beams" in line for line in lines)
+    assert any("groups of beams went on" in line for line in lines)

@@ -109,12 +109,3 @@ def test_the_core_refuses(options, field) -> None:
     with pytest.raises(RequestError) as caught:
         Core(config).submit([1, 2, 3], **options)
     assert caught.value.field == field
-
-
-def test_a_trace_and_beams_exclude_each_other(tmp_path) -> None:
-    core = Core(CoreConfig(num_blocks=300, vocab_size=100))
-    writer = core.record_trace(tmp_path / "trace")
-    with pytest.raises(RequestError, match="a schedule trace is recorded"):
-        core.submit([1, 2], beam_search=(1.0, "never"), n=2, max_tokens=4)
-    core.close_trace()
-    del writer

@@ -22,7 +22,10 @@ def sample(worker, make_step):
     """Sample given logits: admitted slots, their logits and output indices → tokens."""
 
     def run(logits, *, admitted=None, slots=None, indices=None, flags=None, masks=None):
-        """masks: of each sample [VOCAB] bool, or None; their rows in the slab go the other way round."""
+        """masks: of each sample [VOCAB] bool, or None; their rows in the slab go the other way round.
+
+        Samples with one and the same mask share its row.
+        """
         slots = list(admitted or {}) if slots is None else slots
         indices = [0] * len(slots) if indices is None else indices
         step = make_step(
@@ -32,7 +35,8 @@ def sample(worker, make_step):
         )
         views = worker.slab.write(step)
         for sample, mask in enumerate(masks or []):
-            row = len(masks) - 1 - sample
+            first = next(place for place, other in enumerate(masks) if other is mask)
+            row = len(masks) - 1 - first
             views.sample_mask_row[sample] = -1 if mask is None else row
             if mask is not None:
                 views.mask_word[row] = 0
@@ -237,6 +241,15 @@ def test_a_mask_takes_tokens_away_before_everything_else(sample, make_sampling, 
         assert tokens == expected
         for token, mask in zip(tokens, masks, strict=True):
             assert mask is None or mask[token]
+
+
+def test_samples_may_share_a_mask(sample, make_sampling):
+    few, most = masks_of([3, 90])
+    logits = logits_of(6, seed=8)
+    admitted = {slot: make_sampling(temperature=0.9, seed=slot) for slot in range(6)}
+    shared = [few, most, None, few, most, most]
+    apart = [None if mask is None else mask.clone() for mask in shared]
+    assert sample(logits, admitted=admitted, masks=shared) == sample(logits, admitted=admitted, masks=apart)
 
 
 def test_what_a_mask_takes_away_may_be_no_number(sample, make_sampling, monkeypatch):

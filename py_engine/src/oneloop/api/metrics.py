@@ -153,7 +153,8 @@ def _grammar_families(engine: AsyncEngine, labels: Mapping[str, str]) -> Iterato
     requests = CounterMetricFamily(
         "oneloop:grammar_requests",
         "Grammars asked for. hit: kept from before; miss: to be compiled; joined: the same was being compiled; "
-        "refused: of the misses, those that could not be compiled.",
+        "refused: of the misses, what was no grammar; failed: of these, what was not compiled for another reason; "
+        "busy: what there was no room to compile.",
         labels=[*names, "result"],
     )
     for result, count in metrics.requests.items():

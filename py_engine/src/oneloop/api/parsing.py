@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from oneloop.api.errors import bad_request
+from oneloop.api.thinking_tokens import EndState, EndToken, ThinkingTokens
 from oneloop.engine.constraints import MAX_MARKER_TOKENS, NO_CONSTRAINTS, UNLIMITED_THINKING, TokenConstraints
 from oneloop.engine.structured import GrammarSpec, json_text
 from oneloop.errors import RequestError
@@ -22,6 +22,7 @@ from oneloop.parsers.events import (
 )
 from oneloop.parsers.forced import MAX_TAGS, NoObjectError, forced_format, forced_schema, forced_tags
 from oneloop.parsers.registry import reasoning_format, tool_format
+from oneloop.parsers.strict import strict_tags
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -109,6 +110,10 @@ class Parsing:
     """Tokens that the thinking may have."""
     may_open: bool
     """Whether the prompt may get a mark."""
+    reader: ToolFormat | None
+    """Reads the calls that a grammar holds; None where it holds none."""
+    is_strict: bool
+    """Whether the grammar is about the calls that the model may make."""
 
     def prompt(self, token_ids: list[int]) -> list[int]:
         """The prompt; where the model is to think and its template leaves that to it, with the thinking opened."""
@@ -161,7 +166,7 @@ class Parsing:
             return False
         if reasoning.is_over(self.prompt_end) or reasoning.is_open(self.prompt_end, is_on):
             return False
-        return self.budget is not None or (is_on is True and self.grammar is not None)
+        return self.budget is not None or (is_on is True and self.grammar is not None and not self.is_strict)
 
     @property
     def _is_open(self) -> bool:
@@ -180,10 +185,9 @@ class Parsing:
             case "none":
                 return None
             case "auto":
-                return None if self._holds_all else self.formats.tools
+                return None if self._holds_all else self.reader or self.formats.tools
             case "required" | "named":
-                is_native = _call_form(self.formats, self.tools) is not None
-                return self.formats.tools if is_native else forced_format(self.tools.name)
+                return self.reader
 
     @property
     def _holds_all(self) -> bool:
@@ -216,39 +220,97 @@ def parsing_of(
     elif formats.reasoning is None:
         return None
     switches = [template_arguments[name] for name in _THINKING_SWITCHES if name in template_arguments]
+    is_on = bool(switches[0]) if switches else None
+    prompt_end = prompt[-PROMPT_END_CHARS:] if continued is None else _last_mark(formats, continued)
+    is_strict = grammar is None and bool(tools.strict) and tools.choice == "auto"
+    held = _forced(formats, tools)
+    if is_strict:
+        held = _strict(formats, tools, _may_begin_to_think(formats.reasoning, prompt_end, is_on))
     return Parsing(
         formats=formats,
         tools=tools,
         include_reasoning=include_reasoning,
-        is_thinking_on=bool(switches[0]) if switches else None,
-        prompt_end=prompt[-PROMPT_END_CHARS:] if continued is None else _last_mark(formats, continued),
+        is_thinking_on=is_on,
+        prompt_end=prompt_end,
         skip_special_tokens=skip_special_tokens,
-        grammar=_form(formats, tools) or grammar,
+        grammar=grammar if held is None else held[0],
         budget=budget,
         may_open=may_open,
+        reader=None if held is None else held[1],
+        is_strict=is_strict and held is not None,
     )
 
 
-def _call_form(formats: OutputFormats, tools: ToolUse) -> CallForm | None:
-    """How the model writes calls; None where that is not known, or the functions are too many to be told apart."""
-    return formats.form if len(tools.schemas) <= MAX_TAGS else None
+def strict_in_vain(formats: OutputFormats, tools: ToolUse, grammar: GrammarSpec | None) -> list[str]:
+    """The name of the field, where the calls that the model may make cannot be held to the schemas of strict functions.
+
+    grammar: the form of the answer that the request asks for.
+    """
+    if not tools.strict or tools.choice != "auto":
+        return []
+    if grammar is not None:  # calls are made in the free text of structural tags only
+        return ["tools.strict"] if grammar.kind == "structural_tag" else []
+    return ["tools.strict"] if _strict(formats, tools, None) is None else []
 
 
-def _form(formats: OutputFormats, tools: ToolUse) -> GrammarSpec | None:
-    """What the text must be held to, so that the calls which are asked for come."""
+def _may_begin_to_think(
+    reasoning: ReasoningFormat | None, prompt_end: str, is_on: bool | None
+) -> ReasoningFormat | None:
+    """The reasoning format, where the prompt leaves it to the model whether to think."""
+    if reasoning is None or reasoning.is_over(prompt_end) or reasoning.is_open(prompt_end, is_on):
+        return None
+    return reasoning
+
+
+def _strict(
+    formats: OutputFormats, tools: ToolUse, thinking: ReasoningFormat | None
+) -> tuple[GrammarSpec, ToolFormat] | None:
+    """What the text is held to so that calls fit the functions that are strict, and what reads it; None where it cannot
+    be. thinking: what the text may begin with.
+    """
+    form = formats.form
+    if form is None or (formats.reasoning is not None and not formats.ends_surely):
+        return None
+    try:
+        tags = strict_tags(form, tools.schemas, tools.strict, thinking)
+    except NoObjectError as error:
+        raise bad_request("tools", f"tools: the parameters of {error.name} are no object.") from None
+    return _spec_and_reader(formats, tags)
+
+
+def _forced(formats: OutputFormats, tools: ToolUse) -> tuple[GrammarSpec, ToolFormat] | None:
+    """What the text must be held to, so that the calls which are asked for come, and what reads them."""
     if tools.choice not in ("required", "named"):
         return None
     try:
-        form = _call_form(formats, tools)
-        if form is not None:
+        form, native = formats.form, None
+        if form is not None and len(tools.schemas) <= MAX_TAGS:
             tags = forced_tags(form, tools.schemas, tools.name, parallel=tools.parallel)
-            return GrammarSpec(kind="structural_tag", source=json_text("tools", tags), field="tools")
+            native = _spec_and_reader(formats, tags)
+        if native is not None:
+            return native
         schema = forced_schema(tools.schemas, tools.name, parallel=tools.parallel)
-        return GrammarSpec(kind="json_schema", source=json_text("tools", schema), field="tools")
+        spec = GrammarSpec(kind="json_schema", source=json_text("tools", schema), field="tools")
+        return spec, forced_format(tools.name)
     except NoObjectError as error:
         raise bad_request("tools", f"tools: the parameters of {error.name} are no object.") from None
     except RequestError as error:
         raise bad_request("tools", error.message) from None
+
+
+def _spec_and_reader(
+    formats: OutputFormats, tags: Mapping[str, Any] | None
+) -> tuple[GrammarSpec, ToolFormat] | None:
+    """Of calls in the model's own form; None where it cannot say them, or not in so many bytes."""
+    form = formats.form
+    if form is None or formats.tools is None or tags is None:
+        return None
+    try:
+        source = json_text("tools", tags)
+    except RequestError:  # too long: definitions stand with each argument that refers to them
+        return None
+    reader = formats.tools if form.read is None else replace(formats.tools, read=form.read)
+    return GrammarSpec(kind="structural_tag", source=source, field="tools"), reader
 
 
 def _last_mark(formats: OutputFormats, turn: str) -> str:
@@ -343,114 +405,20 @@ class ReplyParser:
 
 
 class _CallIds:
-    """Makes the id of a call that brings none."""
+    """Makes the id of a call that brings none, or one that another call of the reply has."""
 
-    __slots__ = ("_format",)
+    __slots__ = ("_format", "_seen")
 
     def __init__(self, tools: ToolFormat | None) -> None:
         self._format = tools
+        self._seen: set[str] = set()
 
     def __call__(self, start: ToolCallStart) -> str:
-        if start.id is not None:
+        if start.id is not None and start.id not in self._seen:
+            self._seen.add(start.id)
             return start.id
         number = f"{random.getrandbits(128):032x}"
         return f"call_{number}" if self._format is None else self._format.call_id(number)
-
-
-@dataclass(frozen=True, slots=True)
-class EndState:
-    """What `EndToken` knows of the tokens so far."""
-
-    has_come: bool = False
-    num_marks: int = 0
-    """Of the text up to the token, with its own."""
-    tail: bytes = b""
-    """The end of their text, in which a mark may have begun."""
-
-
-class EndToken:
-    """Tells the token that ends the thinking from other tokens with the same text.
-
-    A grammar holds from that token on, and so must the answer begin there. Text comes with its tokens or after them.
-    """
-
-    __slots__ = ("_has_come", "_mark", "_num_asked", "_num_marks", "_tail", "_token", "_tokenizer")
-
-    def __init__(self, tokenizer: Tokenizer, token: int, state: EndState | None = None) -> None:
-        self._tokenizer = tokenizer
-        self._token = token
-        self._mark = tokenizer.token_bytes(token)
-        state = state or EndState()
-        self._has_come = state.has_come
-        self._num_marks = state.num_marks
-        self._tail = state.tail
-        self._num_asked = 0
-
-    @property
-    def state(self) -> EndState:
-        """To go on from, with all of the text again."""
-        return EndState(self._has_come, self._num_marks, self._tail)
-
-    def add(self, token_ids: Sequence[int]) -> None:
-        """More tokens have come."""
-        for token in token_ids:
-            if self._has_come:
-                return
-            if token == self._token:
-                self._has_come = True
-                self._num_marks += 1
-            elif token < self._tokenizer.vocab_size:
-                data = self._tail + self._tokenizer.token_bytes(token)
-                self._num_marks += data.count(self._mark)
-                self._tail = data[1 - len(self._mark) :]
-
-    def is_end(self) -> bool:
-        """Whether the next mark in the text is the token."""
-        self._num_asked += 1
-        return self._has_come and self._num_asked == self._num_marks
-
-
-class ThinkingTokens:
-    """Counts tokens whose text begins in the thinking, marks included, whatever pieces the text came in.
-
-    The places are bytes of the text; where a token's bytes are no text (U+FFFD stands for them), they are off by a
-    few.
-    """
-
-    __slots__ = ("_hidden", "_offset", "_pending", "_span", "_tokenizer")
-
-    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
-        """hidden: tokens that leave no text."""
-        self._tokenizer = tokenizer
-        self._hidden = hidden
-        self._offset = 0
-        self._pending: deque[tuple[int, int]] = deque()
-        """First byte and byte behind of tokens that are not decided."""
-        self._span = 0
-
-    def add(self, token_ids: Sequence[int], spans: Sequence[Sequence[int]], decided: int | None) -> int:
-        """How many more tokens are found to be thinking.
-
-        spans: as StreamParser.reasoning_spans. decided: bytes of text that the parser has read; None: all.
-        """
-        for token in token_ids:
-            start = self._offset
-            if token not in self._hidden and token < self._tokenizer.vocab_size:
-                self._offset += len(self._tokenizer.token_bytes(token))
-            self._pending.append((start, self._offset))
-        found, pending = 0, self._pending
-        while pending and (decided is None or pending[0][1] <= decided):
-            found += self._is_thinking(pending.popleft()[0], spans)
-        return found
-
-    def _is_thinking(self, start: int, spans: Sequence[Sequence[int]]) -> bool:
-        while self._span < len(spans):
-            first, *end = spans[self._span]
-            if end and start >= end[0]:
-                self._span += 1
-                continue
-            return start >= first
-        return False
 
 
 def _says_of_itself(tokenizer: Tokenizer) -> str:

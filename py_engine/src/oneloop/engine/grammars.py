@@ -33,8 +33,10 @@ class GrammarMetrics:
     """What became of the grammars that were asked for."""
 
     def __init__(self) -> None:
-        self.requests: dict[str, int] = dict.fromkeys(("hit", "miss", "joined", "refused"), 0)
-        """hit: kept from before; joined: the same was being compiled; refused: of the misses, what was no grammar."""
+        results = ("hit", "miss", "joined", "refused", "busy", "failed")
+        self.requests: dict[str, int] = dict.fromkeys(results, 0)
+        """hit: kept from before; joined: the same was being compiled. Of the misses: refused, what was no grammar;
+        failed, what was not compiled for another reason. busy: what there was no room for, a miss or not even that."""
         self.compile_seconds = Histogram(COMPILE_S)
         self.num_entries = 0
         self.num_bytes = 0
@@ -72,6 +74,7 @@ class Grammars:
         task = self._under_way.get(spec)
         if task is None:
             if len(self._under_way) >= MAX_WAITING:
+                self.metrics.requests["busy"] += 1
                 raise OverloadedError(f"{MAX_WAITING} grammars are being compiled already; try again later")
             self.metrics.requests["miss"] += 1
             task = asyncio.create_task(self._compile(spec), name="oneloop-grammar")
@@ -107,8 +110,9 @@ class Grammars:
         del self._under_way[spec]
         if task.cancelled():
             return
-        if task.exception() is not None:
-            self.metrics.requests["refused"] += 1
+        error = task.exception()
+        if error is not None:
+            self.metrics.requests[_result(error)] += 1
             return
         size = _size(spec)
         self._kept[spec] = task.result()
@@ -117,6 +121,17 @@ class Grammars:
             oldest, _ = self._kept.popitem(last=False)
             self.metrics.num_bytes -= _size(oldest)
         self.metrics.num_entries = len(self._kept)
+
+
+def _result(error: BaseException) -> str:
+    """What became of a grammar that was not compiled."""
+    match error:
+        case GrammarError():
+            return "refused"
+        case GrammarBusyError():
+            return "busy"
+        case _:
+            return "failed"
 
 
 def _compile(compiler: GrammarCompiler, spec: GrammarSpec) -> Grammar:

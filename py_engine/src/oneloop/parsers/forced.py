@@ -1,8 +1,8 @@
 """Calls that must come (tool_choice "required", or a name).
 
-The text is held to the form in which the model writes calls, where that is known and has JSON in it. Else it is held to
-a JSON schema, whoever the model is. Required: [{"name": …, "parameters": {…}}, …] with at least one call. A named
-function: its parameters alone.
+The text is held to the form in which the model writes calls, where that is known and can say the functions' schemas.
+Else it is held to a JSON schema, whoever the model is. Required: [{"name": …, "parameters": {…}}, …] with at least one
+call. A named function: its parameters alone.
 """
 
 from __future__ import annotations
@@ -60,20 +60,16 @@ def forced_schema(tools: Tools, name: str | None, *, parallel: bool) -> Mapping[
     return {"type": "array", "minItems": 1, **bound, "items": {"anyOf": calls}}
 
 
-def forced_tags(form: CallForm, tools: Tools, name: str | None, *, parallel: bool) -> Mapping[str, Any]:
+def forced_tags(
+    form: CallForm, tools: Tools, name: str | None, *, parallel: bool
+) -> Mapping[str, Any] | None:
     """The structural tag of the whole text: calls of the functions, at least one, or a call of the named one.
 
-    NoObjectError as forced_schema.
+    None where the form cannot say one of their names or schemas. NoObjectError as forced_schema.
     """
-    tags = [
-        {
-            "begin": form.begin.replace(NAME, each),
-            "content": {"type": "json_schema", "json_schema": _of_objects(each, schema)},
-            "end": form.end,
-        }
-        for each, schema in tools.items()
-        if name in (None, each)
-    ]
+    tags = call_tags(form, tools if name is None else {name: tools[name]})
+    if tags is None:
+        return None
     calls = {
         "type": "tags_with_separator",
         "tags": tags,
@@ -84,6 +80,17 @@ def forced_tags(form: CallForm, tools: Tools, name: str | None, *, parallel: boo
     texts = ({"type": "const_string", "value": text} for text in (form.before_all, form.after_all))
     before, after = texts
     return {"type": "structural_tag", "format": {"type": "sequence", "elements": [before, calls, after]}}
+
+
+def call_tags(form: CallForm, tools: Tools) -> list[Mapping[str, Any]] | None:
+    """A tag for a call of each function. As forced_tags."""
+    tags: list[Mapping[str, Any]] = []
+    for name, schema in tools.items():
+        arguments = form.arguments(_of_objects(name, schema))
+        if arguments is None or form.names.fullmatch(name) is None:
+            return None
+        tags.append({"begin": form.begin.replace(NAME, name), "content": arguments, "end": form.end})
+    return tags
 
 
 def _of_objects(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -26,9 +27,14 @@ class Format:
     """Tokens that must be visible to the parser; where the tokenizer calls them special they would be dropped."""
 
 
+def json_arguments(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Arguments written as the JSON of an object."""
+    return {"type": "json_schema", "json_schema": schema}
+
+
 @dataclass(frozen=True, kw_only=True)
 class CallForm:
-    """The texts around the JSON of calls' arguments, as a model writes them. Special tokens stand as their text."""
+    """How a model writes calls, in elements of structural tags. Special tokens stand as their text."""
 
     begin: str
     """In front of a call's arguments; NAME stands for the function's name."""
@@ -38,6 +44,15 @@ class CallForm:
     """Between two calls."""
     before_all: str = ""
     after_all: str = ""
+    marks: tuple[str, ...] = ()
+    """Texts with one of which everything begins that the parser takes for a call, what the form begins with first;
+    empty for forms in which calls are known by their place."""
+    arguments: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] = json_arguments
+    """The element of a call's arguments by their schema, which is of objects; None: it cannot be said in this form."""
+    names: re.Pattern[str] = re.compile(".+")
+    """Names of functions that can be called in it."""
+    read: Callable[[Scanner, Tools], Steps[None]] | None = None
+    """Reads what the elements let through, where the format's own reader takes some of it for something else."""
 
 
 NAME = "{name}"
@@ -53,7 +68,7 @@ class ToolFormat(Format):
     call_id: Callable[[str], str] = field(default=lambda number: f"call_{number}")
     """A call's id where the model writes none, of 32 random hexadecimal digits."""
     form: Callable[[str], CallForm] | None = None
-    """How calls are written that must come, by the chat template; None: arguments are no JSON, or ids are counted."""
+    """How calls are written that must come, by the chat template; None: they are written as no model does."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ _PLAIN = r'[^"\\\x00-\x1f]'
 _ESCAPE = r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})'
 _INSIDE = rf"{_PLAIN}*+(?:{_ESCAPE}{_PLAIN}*+)*+"
 _STRING = f'"{_INSIDE}"'
-_NUMBER = r"-?(?:0|[1-9][0-9]{0,300}+)(?:\.[0-9]{1,150}+)?(?:[eE][+-]?[0-9]{1,6}+)?"
+_NUMBER = r"-?(?:0|[1-9][0-9]{0,300}+)(?:\.[0-9]{1,150}+)?(?:[eE][+-]?[0-9]{1,50}+)?"
 _SCALAR = rf"(?:true|false|null|{_NUMBER})(?=[ \t\r\n,\]}}])"
 _SIMPLE = rf"(?:{_STRING}|{_SCALAR}|\[\]|\{{\}})"
 _FLAT = (

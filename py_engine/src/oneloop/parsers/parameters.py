@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from oneloop.parsers.json_text import quoted_inside
+from oneloop.parsers.json_text import quoted_inside, read_json
 from oneloop.parsers.literals import read_literal
 from oneloop.parsers.output import Output
 from oneloop.parsers.scanner import Form, MalformedError, Scanner, form
@@ -51,13 +51,20 @@ def value_end(*end: Atom, ahead: Sequence[Atom] = (), trims: bool) -> ValueEnd:
     return ValueEnd(form(*end, ahead=ahead), form(words, *end, ahead=ahead), trims)
 
 
+_BREAK = form("\n")
+
+
 class ArgumentWriter:
     """The arguments of the open call, parameter by parameter."""
 
-    __slots__ = ("_num_written", "_out", "_properties", "_schema")
+    __slots__ = ("_is_exact", "_num_written", "_out", "_properties", "_schema")
 
-    def __init__(self, out: Sink, schema: Mapping[str, Any]) -> None:
-        """out: takes the arguments' text. schema: of the function's parameters."""
+    def __init__(self, out: Sink, schema: Mapping[str, Any], *, is_exact: bool = False) -> None:
+        """out: takes the arguments' text. schema: of the function's parameters.
+
+        is_exact: values that are no text are JSON, as a grammar has it, and no guess is needed where they end.
+        """
+        self._is_exact = is_exact
         self._out = out
         self._schema = schema
         properties = schema.get("properties")
@@ -76,6 +83,9 @@ class ArgumentWriter:
         is_text = types <= {"string", "null"}
         if is_text:
             self._out('"')
+        elif self._is_exact:
+            yield from self._read_exactly(scanner, ending)
+            return
         write = self._write_quoted if is_text else pieces.append
         sink = _WithoutBreaks(write) if ending.trims else write
         if (yield from scanner.seek(ending.end, sink, drops_cut=True)) is None:
@@ -83,6 +93,23 @@ class ArgumentWriter:
             raise MalformedError
         scanner.commit()
         self._out('"' if is_text else value_json("".join(pieces), types))
+
+    def _read_exactly(self, scanner: Scanner, ending: ValueEnd) -> Steps[None]:
+        """JSON up to its own end, whatever tags its strings hold, and the end tag."""
+        if ending.trims:
+            yield from scanner.accept(_BREAK)
+        if (yield from scanner.peek()) in ("{", "[", '"'):
+            yield from read_json(scanner, self._out)
+            if ending.trims:
+                yield from scanner.accept(_BREAK)
+            yield from scanner.expect(ending.end)
+            return
+        pieces: list[str] = []
+        is_whole = (yield from scanner.seek(ending.end, pieces.append, drops_cut=True)) is not None
+        self._out("".join(pieces).strip())
+        if not is_whole:
+            raise MalformedError
+        scanner.commit()
 
     def close(self) -> None:
         """No parameter follows."""
@@ -135,7 +162,7 @@ def allowed_types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
             if type(alternatives) is list:
                 todo += alternatives[:_MAX_SCHEMAS]
         if type(each.get("$ref")) is str:
-            todo.append(_referred(each["$ref"], root))
+            todo.append(referred(each["$ref"], root))
         values = [each["const"]] if "const" in each else each.get("enum")
         if given is None and type(values) is list:
             found.update(_TYPE_NAMES.get(type(value), "string") for value in values[:_MAX_SCHEMAS])
@@ -144,7 +171,7 @@ def allowed_types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _referred(reference: str, root: Mapping[str, Any]) -> Any:
+def referred(reference: str, root: Mapping[str, Any]) -> Any:
     """What a reference within the schema leads to; None for any other."""
     place: Any = root
     for step in reference.removeprefix("#").split("/")[1:]:

@@ -245,7 +245,6 @@ impl Core {
             ));
         }
         self.scheduler.note_outcomes();
-        self.inbox.note_recording();
         let recorder = self.recorder.insert(Recorder::new(&self.scheduler));
         Ok(Arc::clone(recorder.queue()))
     }

@@ -33,8 +33,6 @@ struct InboxState {
     /// Those of them that are beam searches.
     beams: HashSet<u64>,
     closed: Option<String>,
-    /// Whether a trace is recorded.
-    is_recorded: bool,
 }
 
 /// What was posted since the last turn.
@@ -73,12 +71,6 @@ impl Inbox {
         let mut state = self.lock();
         if let Some(reason) = &state.closed {
             return Err(Error::Poisoned(reason.clone()));
-        }
-        if state.is_recorded && spec.beam_search.is_some() {
-            return Err(Error::request(
-                "beam_search",
-                "a schedule trace is recorded, which does not know what beams are chosen by; serve without it",
-            ));
         }
         state.last_handle += 1;
         let handle = state.last_handle;
@@ -141,11 +133,6 @@ impl Inbox {
             state.live.remove(&handle);
             state.beams.remove(&handle);
         }
-    }
-
-    /// Refuses what a trace cannot tell.
-    pub(crate) fn note_recording(&self) {
-        self.lock().is_recorded = true;
     }
 
     /// Refuses all further requests.

@@ -32,6 +32,6 @@ pub use prompt::PromptLogprobs;
 pub use request::{BeamSearch, EarlyStopping, Pooling, SubmitRequest};
 pub use sched::{RunningSequence, Snapshot, StepSummary, WaitingSequence, WaitsFor};
 pub use trace::{
-    Admission, Batch, Difference, Event, Outcome, Replay, ReplaySummary, Step, Submission,
-    TraceEncoder, TraceEnd, TraceError, TraceQueue,
+    Admission, Batch, Beams, Candidate, Chosen, Difference, Event, Outcome, Replay, ReplaySummary,
+    Step, Submission, TraceEncoder, TraceEnd, TraceError, TraceQueue,
 };

@@ -13,7 +13,7 @@ from oneloop.api.handlers.answer import answer
 from oneloop.api.handlers.generation import Job
 from oneloop.api.handlers.json_reply import json_reply
 from oneloop.api.handlers.prompt import check_context, check_text_len, render
-from oneloop.api.parsing import parsing_of
+from oneloop.api.parsing import parsing_of, strict_in_vain
 from oneloop.api.replies import ReplyHead, Usage
 from oneloop.api.reply_format import block_source
 from oneloop.api.state import STATE
@@ -55,7 +55,9 @@ async def prepare_message(
     )
     model = state.check_model(asked.prompt.model)
     is_vain = asked.prompt.thinking_budget is not None and not state.formats.thinking_end
-    headers = state.note_ignored([*(["thinking.budget_tokens"] if is_vain else []), *asked.ignored])
+    vain = ["thinking.budget_tokens"] if is_vain else []
+    vain += strict_in_vain(state.formats, asked.prompt.tools, asked.params.grammar)
+    headers = state.note_ignored(vain + asked.ignored)
     if asked.scheduling.request_id is not None:
         request_id = asked.scheduling.request_id
         rename(request_id)

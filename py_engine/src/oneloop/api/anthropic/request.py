@@ -130,7 +130,7 @@ def _read_thinking(fields: Fields) -> tuple[dict[str, Any], int | None]:
 
 def _read_tools(fields: Fields) -> ToolUse:
     """`tools` and `tool_choice`."""
-    tools = []
+    tools, strict = [], set[str]()
     for index, raw in enumerate(fields.array("tools", at_most=MAX_TOOLS) or []):
         tool = fields.member(f"tools[{index}]", raw)
         tool.given("cache_control")
@@ -138,6 +138,8 @@ def _read_tools(fields: Fields) -> ToolUse:
         if kind not in _TYPES_OF_TOOLS:
             raise tool.refuse("type", f"{shown(kind)} is not supported; this server runs no tools of its own")
         tools.append(read_function(tool, "input_schema"))
+        if tool.flag("strict", False):
+            strict.add(tools[-1]["function"]["name"])
     given = fields.object("tool_choice")
     choice = fields.inner({"type": "auto"} if given is None else given, "tool_choice")
     kind = choice.choice("type", _CHOICES)
@@ -147,7 +149,7 @@ def _read_tools(fields: Fields) -> ToolUse:
     if kind == "tool" and not name:
         raise choice.refuse("name", "is missing")
     parallel = not choice.flag("disable_parallel_tool_use", False)
-    return tool_use(fields, tools, _CHOICES[kind], name, parallel=parallel)
+    return tool_use(fields, tools, _CHOICES[kind], name, parallel=parallel, strict=strict)
 
 
 def _stop_sequences(fields: Fields) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from oneloop.api.chat_replies import ChatTeller
 from oneloop.api.handlers.answer import answer
 from oneloop.api.handlers.generation import Job
 from oneloop.api.handlers.prompt import check_context, render, tokenized
-from oneloop.api.parsing import parsing_of
+from oneloop.api.parsing import parsing_of, strict_in_vain
 from oneloop.api.prompt_logprobs import PromptScores
 from oneloop.api.protocol.chat import read_chat
 from oneloop.api.protocol.messages import read_messages
@@ -47,7 +47,7 @@ async def prepare_chat(
     )
     state.engine.metrics.loop.parts["parse"] += perf_counter() - began
     model = state.check_model(chat.model)
-    headers = state.note_ignored(chat.ignored + ignored + _budget_without_effect(state, chat))
+    headers = state.note_ignored(chat.ignored + ignored + _without_effect(state, chat))
     if chat.scheduling.request_id is not None:
         request_id = chat.scheduling.request_id
         rename(request_id)
@@ -95,9 +95,11 @@ async def prepare_chat(
     )
 
 
-def _budget_without_effect(state: TextState, chat: ChatRequest) -> list[str]:
+def _without_effect(state: TextState, chat: ChatRequest) -> list[str]:
+    """What this model's formats leave nothing to do for."""
     is_vain = chat.thinking_budget is not None and not state.formats.thinking_end
-    return ["thinking_token_budget"] if is_vain else []
+    vain = ["thinking_token_budget"] if is_vain else []
+    return vain + strict_in_vain(state.formats, chat.tools, chat.params.grammar)
 
 
 async def conversation_prompt(state: TextState, messages: list[dict[str, Any]], chat: ChatRequest) -> Prompt:

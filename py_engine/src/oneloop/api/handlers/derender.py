@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from oneloop.api.parsing import EndState, Parsing
+    from oneloop.api.parsing import Parsing
     from oneloop.api.protocol.derender import Api, ChatParts, DerenderRequest, Generated, Output
     from oneloop.api.state import TextState as ServerTextState
+    from oneloop.api.thinking_tokens import EndState
     from oneloop.engine.logprobs import LogprobsEncoder
     from oneloop.tokenize.output_text import TextForm
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from oneloop.api.errors import bad_request
-from oneloop.api.parsing import EndState
 from oneloop.api.protocol.fields import Fields, shown, token_ids
 from oneloop.api.protocol.messages import read_template_arguments
 from oneloop.api.protocol.sampling import read_text_form
 from oneloop.api.protocol.structured import read_structured
 from oneloop.api.protocol.tools import ToolUse, read_tools
+from oneloop.api.thinking_tokens import EndState
 from oneloop.engine.params import MAX_LOGPROB_TOKEN_IDS
 from oneloop.parsers.engine import PROMPT_END_CHARS
 from oneloop.tokenize.output_text import MAX_TAIL, TextForm, TextState

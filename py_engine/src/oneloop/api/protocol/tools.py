@@ -13,7 +13,7 @@ from oneloop.api.limits import MAX_TOOL_NAME_LEN, MAX_TOOLS, MAX_TOOLS_BYTES
 from oneloop.api.protocol.fields import Fields, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from oneloop.engine.structured import GrammarSpec
 
@@ -35,6 +35,8 @@ class ToolUse:
     """Whether there may be several calls."""
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Name → JSON schema of the arguments."""
+    strict: frozenset[str] = frozenset()
+    """Functions whose calls are to fit their schemas."""
 
     @property
     def offered(self) -> tuple[dict[str, Any], ...]:
@@ -53,8 +55,9 @@ def read_tools(fields: Fields) -> ToolUse:
     if not raw:
         raise fields.refuse("tools", "must not be an empty list; leave it out")
     parallel = fields.flag("parallel_tool_calls", True)
-    tools = [_tool(fields, f"tools[{index}]", tool) for index, tool in enumerate(raw)]
-    return tool_use(fields, tools, kind, name, parallel=parallel)
+    strict: set[str] = set()
+    tools = [_tool(fields, f"tools[{index}]", tool, strict) for index, tool in enumerate(raw)]
+    return tool_use(fields, tools, kind, name, parallel=parallel, strict=strict)
 
 
 def tool_use(
@@ -64,10 +67,12 @@ def tool_use(
     name: str | None,
     *,
     parallel: bool,
+    strict: Collection[str] = (),
 ) -> ToolUse:
     """What the fields of whichever API come to. ApiError (400) naming `tools` or `tool_choice`.
 
     tools: as templates read them. choice: None where none is made. name: of the function to be called, with "named".
+    strict: names of functions that are.
     """
     if not tools:
         if choice in ("required", "named"):
@@ -79,7 +84,14 @@ def tool_use(
     _check_size(fields, tools)
     if name is not None and name not in schemas:
         raise fields.refuse("tool_choice", f"names {shown(name)}, which is not among the tools")
-    return ToolUse(tools=tuple(tools), choice=choice or "auto", name=name, parallel=parallel, schemas=schemas)
+    return ToolUse(
+        tools=tuple(tools),
+        choice=choice or "auto",
+        name=name,
+        parallel=parallel,
+        schemas=schemas,
+        strict=frozenset(strict),
+    )
 
 
 def check_one_form(tools: ToolUse, grammar: GrammarSpec | None) -> None:
@@ -106,13 +118,17 @@ def read_function(function: Fields, schema_key: str) -> dict[str, Any]:
     return {"type": "function", "function": made}
 
 
-def _tool(outer: Fields, place: str, raw: Any) -> dict[str, Any]:
+def _tool(outer: Fields, place: str, raw: Any, strict: set[str]) -> dict[str, Any]:
+    """The function, whose name is added where it is strict."""
     fields = outer.member(place, raw)
     if fields.text("type") != "function":
         raise fields.refuse("type", 'must be "function"')
     function = fields.inner(fields.object("function") or {}, "function")
-    function.flag("strict", False)
-    return read_function(function, "parameters")
+    is_strict = function.flag("strict", False)
+    made = read_function(function, "parameters")
+    if is_strict:
+        strict.add(made["function"]["name"])
+    return made
 
 
 def _check_size(fields: Fields, tools: list[dict[str, Any]]) -> None:

@@ -10,7 +10,7 @@ import orjson
 from oneloop.api.errors import bad_request
 from oneloop.api.handlers.generation import Job, abort_all
 from oneloop.api.handlers.prompt import check_context, check_text_len, render
-from oneloop.api.parsing import parsing_of
+from oneloop.api.parsing import parsing_of, strict_in_vain
 from oneloop.api.replies import Usage
 from oneloop.api.reply_format import block_source
 from oneloop.api.responses.events import ResponseEncoder
@@ -93,6 +93,7 @@ async def prepare_response(
     before, salt = _before(state, asked, owner)
     messages = read_input(fields, before)
     vain = ["thinking_token_budget"] if is_vain else []
+    vain += strict_in_vain(state.formats, asked.tools, asked.params.grammar)
     headers = state.note_ignored([*asked.ignored, *vain, *fields.unread()])
     state.engine.check_accepting()
     text, token_ids = await _fit(state, asked, messages)

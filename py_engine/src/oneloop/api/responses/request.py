@@ -67,7 +67,7 @@ def read_response_request(fields: Fields, limits: Limits, defaults: SamplingDefa
     model = fields.text("model")
     instructions = fields.text("instructions")
     previous = fields.text("previous_response_id")
-    tools, echoed_tools = _read_tools(fields, ignored)
+    tools, echoed_tools = _read_tools(fields)
     effort, arguments = _read_reasoning(fields)
     max_tokens = fields.integer("max_output_tokens")
     logprobs = _read_logprobs(fields, ignored)
@@ -141,9 +141,9 @@ def _read_ways(fields: Fields) -> tuple[bool, bool, bool]:
     return stream, store, background
 
 
-def _read_tools(fields: Fields, ignored: list[str]) -> tuple[ToolUse, list[dict[str, Any]]]:
+def _read_tools(fields: Fields) -> tuple[ToolUse, list[dict[str, Any]]]:
     """`tools`, `tool_choice`, `parallel_tool_calls`; and the tools as the reply repeats them."""
-    tools, echoed = [], []
+    tools, echoed, strict = [], [], set[str]()
     for index, raw in enumerate(fields.array("tools", at_most=MAX_TOOLS) or []):
         tool = fields.member(f"tools[{index}]", raw)
         kind = tool.text("type")
@@ -152,13 +152,13 @@ def _read_tools(fields: Fields, ignored: list[str]) -> tuple[ToolUse, list[dict[
             raise tool.refuse("type", f"{given}; this server calls no tools itself, only function is taken")
         made = read_function(tool, "parameters")
         tools.append(made)
-        strict = tool.flag("strict", False)
-        if strict and "tools.strict" not in ignored:
-            ignored.append("tools.strict")
-        echoed.append({"type": "function", "strict": strict, "description": None, **made["function"]})
+        is_strict = tool.flag("strict", False)
+        if is_strict:
+            strict.add(made["function"]["name"])
+        echoed.append({"type": "function", "strict": is_strict, "description": None, **made["function"]})
     choice, name = _read_tool_choice(fields)
     parallel = fields.flag("parallel_tool_calls", True)
-    return tool_use(fields, tools, choice, name, parallel=parallel), echoed
+    return tool_use(fields, tools, choice, name, parallel=parallel, strict=strict), echoed
 
 
 def _read_tool_choice(fields: Fields) -> tuple[ToolChoice, str | None]:

@@ -50,6 +50,7 @@ def _form(template: str) -> CallForm:
     else:
         begin, end, separator = f"{FUNCTION}{_SEPARATOR}", "", ""
     return CallForm(
+        marks=(_CALLS_BEGIN, _BEGIN),
         before_all=_CALLS_BEGIN,
         begin=_BEGIN + begin,
         end=end + _END,

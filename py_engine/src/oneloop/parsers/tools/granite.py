@@ -29,6 +29,7 @@ FORMAT = ToolFormat(
     markers=_MARKS,
     read=_read,
     form=lambda _: CallForm(
+        marks=_MARKS,
         before_all=f"{_MARKS[0]}[",
         begin=f'{{"name": "{NAME}", "arguments": ',
         end="}",

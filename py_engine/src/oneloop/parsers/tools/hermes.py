@@ -41,6 +41,9 @@ FORMAT = ToolFormat(
     markers=("<tool_call>", "</tool_call>"),
     read=_read,
     form=lambda _: CallForm(
-        begin=f'<tool_call>\n{{"name": "{NAME}", "arguments": ', end="}\n</tool_call>", separator="\n"
+        marks=("<tool_call>",),
+        begin=f'<tool_call>\n{{"name": "{NAME}", "arguments": ',
+        end="}\n</tool_call>",
+        separator="\n",
     ),
 )

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from oneloop.parsers.calls import read_arguments
-from oneloop.parsers.formats import ToolFormat, Tools
-from oneloop.parsers.scanner import NAME, SPACE, MalformedError, form, one_of
+from oneloop.parsers.formats import NAME, CallForm, ToolFormat, Tools
+from oneloop.parsers.scanner import MAX_NAME_LEN, SPACE, MalformedError, Run, form, one_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from oneloop.parsers.scanner import Scanner, Steps
 
 SECTION_BEGIN, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _BEGIN, _ARGUMENTS, _END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 _OPENING = one_of(form(SECTION_BEGIN, SPACE, _BEGIN), form(_BEGIN))
-_HEADER = form(SPACE, NAME, SPACE, _ARGUMENTS)
+_CALL_ID = Run(r"A-Za-z0-9_.:/\-", 1, MAX_NAME_LEN + 32)
+_HEADER = form(SPACE, _CALL_ID, SPACE, _ARGUMENTS)
 _CALL_END = form(SPACE, _END)
 _ALL_END = form(SPACE, _SECTION_END)
 
@@ -36,9 +39,26 @@ def _name(call_id: str) -> str:
     return (name if index.isdigit() and name else call_id).removeprefix("functions.")
 
 
+def _arguments(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The rest of the id, which the model counts through the conversation, and JSON."""
+    index = {"type": "regex", "pattern": "0|[1-9][0-9]{0,3}"}
+    mark = {"type": "const_string", "value": _ARGUMENTS}
+    return {"type": "sequence", "elements": [index, mark, {"type": "json_schema", "json_schema": schema}]}
+
+
+_FORM = CallForm(
+    marks=(SECTION_BEGIN, _BEGIN),
+    before_all=SECTION_BEGIN,
+    begin=f"{_BEGIN}functions.{NAME}:",
+    arguments=_arguments,
+    end=_END,
+    after_all=_SECTION_END,
+)
+
 FORMAT = ToolFormat(
     name="kimi_k2",
     recognises=lambda template: SECTION_BEGIN in template or "<|im_middle|>" in template,
     markers=(SECTION_BEGIN, _SECTION_END, _BEGIN, _ARGUMENTS, _END),
     read=_read,
+    form=lambda _: _FORM,
 )

@@ -40,9 +40,11 @@ def _read(scanner: Scanner, _: Tools) -> Steps[None]:
 
 def _form(template: str) -> CallForm:
     if _ARGUMENTS in template:
-        return CallForm(begin=f"{_MARK}{NAME}{_ARGUMENTS}", end="")
+        return CallForm(marks=(_MARK,), begin=f"{_MARK}{NAME}{_ARGUMENTS}", end="")
     call = f'{{"name": "{NAME}", "arguments": '
-    return CallForm(before_all=f"{_MARK}[", begin=call, end="}", separator=", ", after_all="]")
+    return CallForm(
+        marks=(_MARK,), before_all=f"{_MARK}[", begin=call, end="}", separator=", ", after_all="]"
+    )
 
 
 FORMAT = ToolFormat(

@@ -62,6 +62,8 @@ pub(crate) const MAX_LARK_DEPTH: usize = 28;
 pub(crate) const MAX_EBNF_DEPTH: usize = 13;
 /// Tags of a structural tag.
 pub(crate) const MAX_TAGS: usize = 256;
+/// Elements of a structural tag within elements.
+pub(crate) const MAX_ELEMENT_DEPTH: usize = 16;
 
 /// White space between two tokens of JSON: none, a space, or a line's end with the next one's indentation. So texts as
 /// usual libraries write them are allowed, and a model that has lost its way cannot fill its answer with blank lines.

@@ -150,6 +150,20 @@ impl Rules {
         }
     }
 
+    /// The tokens that alone may not come next, as a grammar is to hold first: sequences with the same ones have the same
+    /// mask. `None` where anything else binds. Outputs and binding as for `fill`.
+    pub(crate) fn only_waits_with(&self, outputs: &[i32], binding: Binding) -> Option<&[i32]> {
+        let spec = &self.spec;
+        let depends = binding == Binding::Depends;
+        let is_forced = depends && self.forced_at(outputs.len() as u32).is_some();
+        let is_alone = self.problem.is_none()
+            && !is_forced
+            && spec.allowed.is_empty()
+            && (spec.bad_words.is_empty() || !depends);
+        let banned = self.too_early();
+        (is_alone && !banned.is_empty()).then_some(banned)
+    }
+
     /// Writes the mask of the token after these outputs; false when every token may come. `binding`: as it was when the
     /// sample was planned: with `Fixed` the outputs may lack some tokens. `banned`: ids that the sampler refuses too.
     ///

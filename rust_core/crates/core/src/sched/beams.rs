@@ -17,6 +17,7 @@ use crate::batch::{NUM_LOGPROB_COLUMNS, OutputView, StepWriter};
 use crate::delta::{Deltas, Failure, FinishReason, StopReason};
 use crate::request::{BeamSearch, EarlyStopping};
 use crate::sched::Stopping;
+use crate::trace::{Candidate, Chosen, Outcome};
 
 /// What the beams of one request know together.
 #[derive(Debug)]
@@ -146,6 +147,7 @@ impl Scheduler {
     ) {
         let sequence = &self.sequences[id as usize];
         if sequence.place != Place::Running {
+            self.note_outcome(Outcome::Dropped);
             return;
         }
         let (request, index) = (sequence.request, sequence.rank.index as usize);
@@ -155,10 +157,12 @@ impl Scheduler {
         let pairs = ids
             .copied()
             .zip(outputs.output_logprob[columns].iter().copied());
+        let candidates: Vec<_> = pairs.collect();
+        self.note_candidates(request, &candidates);
         let Some(beams) = &mut self.requests[request as usize].beams else {
             return;
         };
-        beams.states[index].candidates = pairs.collect();
+        beams.states[index].candidates = candidates;
         if !beams.are_known() {
             return;
         }
@@ -166,6 +170,32 @@ impl Scheduler {
             Choice::Over => self.end_beams(request, deltas),
             Choice::GoesOn(chosen) => self.go_on(request, &chosen),
         }
+    }
+
+    /// For a trace.
+    fn note_candidates(&mut self, request: u32, candidates: &[(i32, f32)]) {
+        if self.outcomes.is_none() {
+            return;
+        }
+        let stopping = &self.requests[request as usize].spec.stopping;
+        let noted = candidates.iter().map(|&(token, logprob)| Candidate {
+            token: (!ends_text(stopping, token)).then_some(token),
+            logprob: logprob.to_bits(),
+        });
+        let outcome = Outcome::Candidates(noted.collect());
+        self.note_outcome(outcome);
+    }
+
+    /// For a trace.
+    fn note_heirs(&mut self, request: u32, heirs: &[Option<Continuation>]) {
+        if self.outcomes.is_none() {
+            return;
+        }
+        let heirs = heirs.iter().flatten();
+        self.chosen.push(Chosen {
+            request: self.requests[request as usize].spec.handle,
+            heirs: heirs.map(|next| (next.parent, next.token)).collect(),
+        });
     }
 
     /// Notes what has finished, and finds the continuations that go on.
@@ -223,6 +253,7 @@ impl Scheduler {
                 heirs[index] = Some(next);
             }
         }
+        self.note_heirs(request, &heirs);
         for (index, heir) in heirs.into_iter().enumerate() {
             let Some(next) = heir else { continue };
             self.sequences[members[index] as usize]

@@ -41,6 +41,7 @@ impl Scheduler {
         let mut step = self.take_oldest(step_id)?;
         if let Some(outcomes) = &mut self.outcomes {
             outcomes.clear();
+            self.chosen.clear();
         }
         for row in step.rows.drain(..) {
             self.land_row(row);
@@ -205,7 +206,7 @@ impl Scheduler {
     }
 
     #[inline]
-    fn note_outcome(&mut self, outcome: Outcome) {
+    pub(super) fn note_outcome(&mut self, outcome: Outcome) {
         if let Some(outcomes) = &mut self.outcomes {
             outcomes.push(outcome);
         }

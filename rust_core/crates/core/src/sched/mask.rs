@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use super::state::Scheduler;
+use super::state::{MaskedSample, Scheduler};
 use crate::batch::MaskView;
 use crate::error::Error;
 use crate::grammar::{Binding, Rules, mask_words};
@@ -13,7 +13,6 @@ const THREAD_MICROS: u128 = 150;
 
 /// One mask to compute.
 struct Job<'a> {
-    sequence: u32,
     position: u32,
     binding: Binding,
     rules: Box<Rules>,
@@ -33,7 +32,8 @@ impl Job<'_> {
 }
 
 impl Scheduler {
-    /// Writes the masks of a step in flight; how many samples got one.
+    /// Writes the masks of a step in flight; how many samples got one. What only waits for the end of its thinking has a
+    /// mask together with all others that do.
     ///
     /// A step whose masks depend on tokens of earlier steps must be the oldest in flight.
     pub(crate) fn fill_masks(&mut self, step_id: u64, slab: &mut [u8]) -> Result<u32, Error> {
@@ -51,36 +51,49 @@ impl Scheduler {
         let step = &self.in_flight[age];
         view.sample_mask_row[..step.samples.len()].fill(-1);
         let words = mask_words(self.config.vocab_size);
-        let masks = bytemuck::cast_slice_mut(view.mask_word).chunks_exact_mut(words);
-        let mut jobs: Vec<Job<'_>> = taken
-            .into_iter()
-            .zip(masks)
-            .map(|((place, rules), mask)| {
-                let masked = step.masked[place];
-                let sequence = step.samples[masked.position as usize].sequence;
-                let (outputs, banned) = self.outputs_and_bans(sequence, masked.output_index);
-                Job {
-                    sequence,
-                    position: masked.position,
-                    binding: masked.binding,
-                    rules,
-                    outputs,
-                    banned,
-                    mask,
-                    binds: false,
+        let mut masks = bytemuck::cast_slice_mut(view.mask_word).chunks_exact_mut(words);
+        let mut jobs: Vec<Job<'_>> = Vec::with_capacity(taken.len());
+        // Samples with the mask of another one, and that one's row.
+        let mut sharing: Vec<(MaskedSample, Box<Rules>, usize)> = Vec::new();
+        let mut waiting: Vec<(Vec<i32>, usize)> = Vec::new();
+        for (place, rules) in taken {
+            let masked = step.masked[place];
+            let sequence = step.samples[masked.position as usize].sequence;
+            let (outputs, banned) = self.outputs_and_bans(sequence, masked.output_index);
+            let alone = rules.only_waits_with(outputs, masked.binding);
+            if let Some(tokens) = alone.filter(|_| banned.is_empty()) {
+                if let Some(&(_, row)) = waiting.iter().find(|(known, _)| known == tokens) {
+                    sharing.push((masked, rules, row));
+                    continue;
                 }
-            })
-            .collect();
+                waiting.push((tokens.to_vec(), jobs.len()));
+            }
+            let Some(mask) = masks.next() else { break };
+            jobs.push(Job {
+                position: masked.position,
+                binding: masked.binding,
+                rules,
+                outputs,
+                banned,
+                mask,
+                binds: false,
+            });
+        }
         run_all(&mut jobs, self.num_mask_threads);
         let num_masks = jobs.len();
-        let done: Vec<(u32, u32, bool, Box<Rules>)> = jobs
-            .into_iter()
-            .map(|job| (job.sequence, job.position, job.binds, job.rules))
+        let own = jobs.into_iter().enumerate();
+        let mut done: Vec<(u32, Box<Rules>, Option<usize>)> = own
+            .map(|(row, job)| (job.position, job.rules, job.binds.then_some(row)))
             .collect();
+        for (masked, rules, row) in sharing {
+            let row = done[row].2;
+            done.push((masked.position, rules, row));
+        }
         let mut num_bound = 0;
-        for (row, (sequence, position, binds, rules)) in done.into_iter().enumerate() {
+        for (position, rules, row) in done {
+            let sequence = self.in_flight[age].samples[position as usize].sequence;
             self.sequences[sequence as usize].rules = Some(rules);
-            if binds {
+            if let Some(row) = row {
                 view.sample_mask_row[position as usize] = row as i32;
                 num_bound += 1;
             }

@@ -16,7 +16,7 @@ use crate::config::CoreConfig;
 use crate::grammar::Binding;
 use crate::kv::{BlockKey, BlockPool, BlockRef, BuildKeyBits, PrefixHasher};
 use crate::text::Vocabulary;
-use crate::trace::Outcome;
+use crate::trace::{Chosen, Outcome};
 
 /// A running sequence under its importance.
 #[derive(Debug, Clone, Copy)]
@@ -152,6 +152,8 @@ pub(crate) struct Scheduler {
     pub(super) recent: RecentSteps,
     /// What became of the samples of the last commit, where somebody wants to know.
     pub(super) outcomes: Option<Vec<Outcome>>,
+    /// With what beams go on, by the last commit; only while outcomes are noted.
+    pub(super) chosen: Vec<Chosen>,
     /// Threads that masks are computed on.
     pub(super) num_mask_threads: usize,
 }
@@ -195,6 +197,7 @@ impl Scheduler {
             },
             recent: RecentSteps::default(),
             outcomes: None,
+            chosen: Vec::new(),
             num_mask_threads: std::thread::available_parallelism()
                 .map_or(1, std::num::NonZero::get)
                 .min(MAX_MASK_THREADS),
@@ -264,12 +267,13 @@ impl Scheduler {
         self.outcomes = Some(Vec::new());
     }
 
-    /// Outcomes of the samples of the last commit, in their order.
-    pub(crate) fn take_outcomes(&mut self) -> Vec<Outcome> {
-        self.outcomes
-            .as_mut()
-            .map(std::mem::take)
-            .unwrap_or_default()
+    /// Outcomes of the samples of the last commit, in their order, and with what beams go on.
+    pub(crate) fn take_outcomes(&mut self) -> (Vec<Outcome>, Vec<Chosen>) {
+        let outcomes = self.outcomes.as_mut().map(std::mem::take);
+        (
+            outcomes.unwrap_or_default(),
+            std::mem::take(&mut self.chosen),
+        )
     }
 
     /// Request and index of the sequence that holds a slot.

@@ -2,8 +2,10 @@
 
 use super::bytes::{Input, Problem};
 use super::columns::{Column, NUM_COLUMNS, Predictor, StepReader, header_index};
-use super::encode::{ENDS, POOLINGS, outcomes, tags};
-use super::event::{Admission, Event, NUM_HEADER, Outcome, Step, Submission};
+use super::encode::{EARLY_STOPPINGS, ENDS, POOLINGS, outcomes, tags};
+use super::event::{
+    Admission, Beams, Candidate, Chosen, Event, NUM_HEADER, Outcome, Step, Submission,
+};
 use super::record::Call;
 use crate::batch::{LIST_CAPACITY, SlabLayout};
 use crate::config::{CoreConfig, MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS};
@@ -78,6 +80,7 @@ impl EventReader {
         let num_bias = input.at_most(most, "the number of biases")?;
         let num_banned = input.at_most(most, "the number of banned ids")?;
         let final_only = input.at_most(1, "final_only")? != 0;
+        let beams = read_beams(input)?;
         let num_prompt = input.at_most(
             config.max_model_len - u32::from(max_tokens > 0),
             "a prompt's length",
@@ -105,6 +108,7 @@ impl EventReader {
             num_bias,
             num_banned,
             final_only,
+            beams,
             prompt: self.last_prompt.clone(),
         })
     }
@@ -182,20 +186,69 @@ impl EventReader {
     fn read_commit(&self, input: &mut Input<'_>) -> Result<Event, Problem> {
         let step_id = input.number("a step")?;
         let count = input.at_most(self.config.max_num_seqs, "the number of samples")?;
-        let most = outcomes::FIRST_TOKEN as u32 + self.config.vocab_size - 1;
-        let outcomes = (0..count).map(|_| {
-            Ok(match u64::from(input.at_most(most, "a token")?) {
-                outcomes::DROPPED => Outcome::Dropped,
-                outcomes::FAILED => Outcome::Failed,
-                outcomes::STOPPED => Outcome::Stopped,
-                code => Outcome::Token((code - outcomes::FIRST_TOKEN) as i32),
-            })
-        });
+        let outcomes = (0..count).map(|_| self.read_outcome(input));
+        let outcomes = outcomes.collect::<Result<_, Problem>>()?;
+        let count = input.at_most(
+            self.config.max_num_seqs,
+            "the number of requests with beams",
+        )?;
+        let chosen = (0..count).map(|_| self.read_chosen(input));
         Ok(Event::Committed {
             step_id,
-            outcomes: outcomes.collect::<Result<_, Problem>>()?,
+            outcomes,
+            chosen: chosen.collect::<Result<_, Problem>>()?,
         })
     }
+
+    fn read_outcome(&self, input: &mut Input<'_>) -> Result<Outcome, Problem> {
+        let vocab_size = self.config.vocab_size;
+        let most = outcomes::FIRST_TOKEN as u32 + vocab_size - 1;
+        Ok(match u64::from(input.at_most(most, "a token")?) {
+            outcomes::DROPPED => Outcome::Dropped,
+            outcomes::FAILED => Outcome::Failed,
+            outcomes::STOPPED => Outcome::Stopped,
+            outcomes::CANDIDATES => {
+                let count = input.at_most(MAX_LOGPROBS, "the number of a beam's candidates")?;
+                let candidates = (0..count).map(|_| {
+                    let code = input.at_most(vocab_size, "a candidate")?;
+                    let logprob = u32::from_le_bytes(input.bytes("a log-probability")?);
+                    Ok(Candidate {
+                        token: code.checked_sub(1).map(|token| token as i32),
+                        logprob,
+                    })
+                });
+                Outcome::Candidates(candidates.collect::<Result<_, Problem>>()?)
+            }
+            code => Outcome::Token((code - outcomes::FIRST_TOKEN) as i32),
+        })
+    }
+
+    fn read_chosen(&self, input: &mut Input<'_>) -> Result<Chosen, Problem> {
+        let most = self.config.max_num_seqs;
+        let request = input.number("a request")?;
+        let count = input.at_most(most, "the number of beams")?;
+        let heirs = (0..count).map(|_| {
+            let parent = input.at_most(most - 1, "a beam")?;
+            let token = input.at_most(self.config.vocab_size - 1, "a token")?;
+            Ok((parent, token as i32))
+        });
+        Ok(Chosen {
+            request,
+            heirs: heirs.collect::<Result<_, Problem>>()?,
+        })
+    }
+}
+
+fn read_beams(input: &mut Input<'_>) -> Result<Option<Beams>, Problem> {
+    let code = input.at_most(EARLY_STOPPINGS.len() as u32, "how beams end")?;
+    let Some(index) = code.checked_sub(1) else {
+        return Ok(None);
+    };
+    let bytes = input.bytes("a length penalty")?;
+    Ok(Some(Beams {
+        length_penalty: u64::from_le_bytes(bytes),
+        early_stopping: EARLY_STOPPINGS[index as usize],
+    }))
 }
 
 fn one_of<T: Copy>(known: &[T], input: &mut Input<'_>, what: &str) -> Result<T, Problem> {

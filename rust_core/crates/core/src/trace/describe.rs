@@ -15,7 +15,11 @@ impl Display for Event {
             }
             Self::Scheduled(step) => Display::fmt(step, f),
             Self::Idle => f.write_str("nothing to run"),
-            Self::Committed { step_id, outcomes } => {
+            Self::Committed {
+                step_id,
+                outcomes,
+                chosen,
+            } => {
                 let count = |is_meant: fn(&Outcome) -> bool| {
                     outcomes.iter().filter(|o| is_meant(o)).count()
                 };
@@ -28,6 +32,11 @@ impl Display for Event {
                     ("stopped", count(|o| *o == Outcome::Stopped)),
                     ("failed", count(|o| *o == Outcome::Failed)),
                     ("dropped", count(|o| *o == Outcome::Dropped)),
+                    (
+                        "beams looked ahead",
+                        count(|o| matches!(o, Outcome::Candidates(_))),
+                    ),
+                    ("groups of beams went on", chosen.len()),
                 ] {
                     if number > 0 {
                         write!(f, ", {number} {what}")?;
@@ -68,7 +77,9 @@ impl Display for Submission {
             "submit {request}: {} prompt tokens, up to {max_tokens} more",
             prompt.len()
         )?;
-        if self.n > 1 {
+        if self.beams.is_some() {
+            write!(f, ", {} beams", self.n)?;
+        } else if self.n > 1 {
             write!(f, ", n = {}", self.n)?;
         }
         if self.priority != 0 {

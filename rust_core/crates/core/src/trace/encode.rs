@@ -2,14 +2,14 @@
 
 use super::bytes::{put, put_signed};
 use super::columns::{Column, Predictor};
-use super::event::{Event, Outcome, Step, Submission, TraceEnd};
+use super::event::{Beams, Chosen, Event, Outcome, Step, Submission, TraceEnd};
 use super::frame::{FRAME_BYTES, append_frame, opening};
 use super::queue::Batch;
 use super::record::Call;
 use super::veil::Veil;
 use crate::config::CoreConfig;
 use crate::kv::random_key;
-use crate::request::Pooling;
+use crate::request::{EarlyStopping, Pooling};
 
 /// First bytes of the events.
 pub(super) mod tags {
@@ -31,10 +31,16 @@ pub(super) mod outcomes {
     pub(in super::super) const DROPPED: u64 = 0;
     pub(in super::super) const FAILED: u64 = 1;
     pub(in super::super) const STOPPED: u64 = 2;
-    pub(in super::super) const FIRST_TOKEN: u64 = 3;
+    pub(in super::super) const CANDIDATES: u64 = 3;
+    pub(in super::super) const FIRST_TOKEN: u64 = 4;
 }
 
 pub(super) const POOLINGS: [Option<Pooling>; 3] = [None, Some(Pooling::Last), Some(Pooling::Mean)];
+pub(super) const EARLY_STOPPINGS: [EarlyStopping; 3] = [
+    EarlyStopping::Heuristic,
+    EarlyStopping::Always,
+    EarlyStopping::Never,
+];
 pub(super) const ENDS: [TraceEnd; 3] = [TraceEnd::Closed, TraceEnd::Behind, TraceEnd::Refused];
 
 /// Veils and encodes events, in order. For the writer's thread.
@@ -121,12 +127,17 @@ impl EventWriter {
             }
             Event::Scheduled(step) => self.write_step(out, step),
             Event::Idle => out.push(tags::IDLE),
-            Event::Committed { step_id, outcomes } => {
+            Event::Committed {
+                step_id,
+                outcomes,
+                chosen,
+            } => {
                 put_tagged(out, tags::COMMITTED, *step_id);
                 put(out, outcomes.len() as u64);
                 for outcome in outcomes {
-                    put(out, outcome_code(*outcome));
+                    put_outcome(out, outcome);
                 }
+                put_chosen(out, chosen);
             }
             Event::Failed { step_id } => put_tagged(out, tags::FAILED, *step_id),
             Event::Ended(request) => put_tagged(out, tags::ENDED, *request),
@@ -172,10 +183,11 @@ impl EventWriter {
             submission.num_bias,
             submission.num_banned,
             u32::from(submission.final_only),
-            submission.prompt.len() as u32,
         ] {
             put(out, u64::from(value));
         }
+        put_beams(out, submission.beams);
+        put(out, submission.prompt.len() as u64);
         let pairs = submission.prompt.iter().zip(&self.last_prompt);
         let num_shared = pairs.take_while(|(ours, theirs)| ours == theirs).count();
         put(out, num_shared as u64);
@@ -217,13 +229,45 @@ fn put_tagged(out: &mut Vec<u8>, tag: u8, value: u64) {
     put(out, value);
 }
 
-fn outcome_code(outcome: Outcome) -> u64 {
+fn put_outcome(out: &mut Vec<u8>, outcome: &Outcome) {
     match outcome {
-        Outcome::Dropped => outcomes::DROPPED,
-        Outcome::Failed => outcomes::FAILED,
-        Outcome::Stopped => outcomes::STOPPED,
-        Outcome::Token(token) => outcomes::FIRST_TOKEN + token as u64,
+        Outcome::Dropped => put(out, outcomes::DROPPED),
+        Outcome::Failed => put(out, outcomes::FAILED),
+        Outcome::Stopped => put(out, outcomes::STOPPED),
+        Outcome::Token(token) => put(out, outcomes::FIRST_TOKEN + *token as u64),
+        Outcome::Candidates(candidates) => {
+            put(out, outcomes::CANDIDATES);
+            put(out, candidates.len() as u64);
+            for candidate in candidates {
+                put(out, candidate.token.map_or(0, |token| 1 + token as u64));
+                out.extend_from_slice(&candidate.logprob.to_le_bytes());
+            }
+        }
     }
+}
+
+fn put_chosen(out: &mut Vec<u8>, chosen: &[Chosen]) {
+    put(out, chosen.len() as u64);
+    for one in chosen {
+        put(out, one.request);
+        put(out, one.heirs.len() as u64);
+        for &(parent, token) in &one.heirs {
+            put(out, u64::from(parent));
+            put(out, token as u64);
+        }
+    }
+}
+
+fn put_beams(out: &mut Vec<u8>, beams: Option<Beams>) {
+    let Some(beams) = beams else {
+        put(out, 0);
+        return;
+    };
+    let known = EARLY_STOPPINGS
+        .iter()
+        .position(|&known| known == beams.early_stopping);
+    put(out, 1 + known.unwrap_or_default() as u64);
+    out.extend_from_slice(&beams.length_penalty.to_le_bytes());
 }
 
 /// Each as a signed number; zeros as one, followed by how many more of them come.

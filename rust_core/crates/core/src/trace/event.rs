@@ -2,7 +2,7 @@
 
 use super::columns::{Column, NUM_COLUMNS};
 use crate::batch::HEADER_NAMES;
-use crate::request::Pooling;
+use crate::request::{EarlyStopping, Pooling};
 
 /// Values of a slab's header that are in use.
 pub(super) const NUM_HEADER: usize = HEADER_NAMES.len();
@@ -33,6 +33,8 @@ pub enum Event {
         step_id: u64,
         /// In the order of the step's samples.
         outcomes: Vec<Outcome>,
+        /// Of requests whose beams go on, in the order in which that was decided.
+        chosen: Vec<Chosen>,
     },
     /// The oldest step in flight failed.
     Failed {
@@ -94,8 +96,19 @@ pub struct Submission {
     pub num_banned: u32,
     /// Deltas are kept back until a sequence ends.
     pub final_only: bool,
+    /// The sequences are beams.
+    pub beams: Option<Beams>,
     /// Tokens, or what stands for them.
     pub prompt: Vec<i32>,
+}
+
+/// How beams are chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Beams {
+    /// Bits of the exponent of the length (f64).
+    pub length_penalty: u64,
+    /// When the search ends.
+    pub early_stopping: EarlyStopping,
 }
 
 /// A sequence that got a slot.
@@ -182,8 +195,26 @@ fn first_unequal(ours: &[i32], theirs: &[i32]) -> Option<(usize, String, String)
         .map(|index| (index, shown(ours.get(index)), shown(theirs.get(index))))
 }
 
-/// What became of one sample.
+/// A likely next token of a beam.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Candidate {
+    /// It, or what stands for it; `None` for one that ends a text.
+    pub token: Option<i32>,
+    /// Bits of its log-probability (f32).
+    pub logprob: u32,
+}
+
+/// With what the beams of a request go on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chosen {
+    /// Handle.
+    pub request: u64,
+    /// Of each beam, by index: the beam that it is a copy of, or itself, and the token behind that one's tokens.
+    pub heirs: Vec<(u32, i32)>,
+}
+
+/// What became of one sample.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// Its sequence had ended, or is computed anew: dropped.
     Dropped,
@@ -191,6 +222,8 @@ pub enum Outcome {
     Failed,
     /// A token that ended the sequence: EOS, a stop id, the last of a stop string, or the last that a grammar lets come.
     Stopped,
+    /// The likeliest next tokens of a beam.
+    Candidates(Vec<Candidate>),
     /// Any other token, or what stands for it. Whether it was the last one follows from `max_tokens`.
     Token(i32),
 }
@@ -205,7 +238,18 @@ impl Event {
                 let columns: usize = step.columns.iter().map(Vec::len).sum();
                 size_of::<Step>() + 4 * columns + size_of::<Admission>() * step.admitted.len()
             }
-            Self::Committed { outcomes, .. } => size_of::<Outcome>() * outcomes.len(),
+            Self::Committed {
+                outcomes, chosen, ..
+            } => {
+                let beams = outcomes.iter().map(|outcome| match outcome {
+                    Outcome::Candidates(all) => size_of::<Candidate>() * all.len(),
+                    _ => 0,
+                });
+                let heirs = chosen
+                    .iter()
+                    .map(|one| size_of::<Chosen>() + size_of::<(u32, i32)>() * one.heirs.len());
+                size_of::<Outcome>() * outcomes.len() + beams.chain(heirs).sum::<usize>()
+            }
             _ => 0,
         }
     }

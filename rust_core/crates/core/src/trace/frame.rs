@@ -8,7 +8,7 @@ use crate::config::{CoreConfig, Policy};
 
 const MAGIC: [u8; 8] = *b"OLTRACE\n";
 /// Changes with everything that another version's reader would misunderstand, the scheduler's rules included.
-pub(super) const VERSION: u32 = 4;
+pub(super) const VERSION: u32 = 5;
 /// A frame of events is begun anew from this size on.
 pub(super) const FRAME_BYTES: usize = 1 << 20;
 /// No frame is larger: the longest prompt takes less.

@@ -22,7 +22,7 @@ mod tests;
 use thiserror::Error;
 
 pub use encode::TraceEncoder;
-pub use event::{Admission, Event, Outcome, Step, Submission, TraceEnd};
+pub use event::{Admission, Beams, Candidate, Chosen, Event, Outcome, Step, Submission, TraceEnd};
 pub use queue::{Batch, TraceQueue};
 pub(crate) use record::{Call, Recorder};
 pub use replay::{Difference, Replay, ReplaySummary};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::columns::StepReader;
-use super::event::{Event, Submission, TraceEnd};
+use super::event::{Beams, Event, Submission, TraceEnd};
 use super::queue::{Pending, TraceQueue};
 use crate::batch::flags;
 use crate::sched::{RequestSpec, Scheduler};
@@ -93,6 +93,10 @@ impl Recorder {
             num_bias: sampling.bias.len() as u32,
             num_banned: sampling.banned.len() as u32,
             final_only: spec.final_only,
+            beams: spec.beam_search.map(|search| Beams {
+                length_penalty: search.length_penalty.to_bits(),
+                early_stopping: search.early_stopping,
+            }),
             prompt: spec.prompt.clone(),
         })));
     }
@@ -121,8 +125,12 @@ impl Recorder {
     }
 
     pub(crate) fn committed(&mut self, step_id: u64, scheduler: &mut Scheduler) {
-        let outcomes = scheduler.take_outcomes();
-        self.pending.push(Event::Committed { step_id, outcomes });
+        let (outcomes, chosen) = scheduler.take_outcomes();
+        self.pending.push(Event::Committed {
+            step_id,
+            outcomes,
+            chosen,
+        });
     }
 
     pub(crate) fn failed(&mut self, step_id: u64) {

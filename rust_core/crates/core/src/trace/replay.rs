@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::Read;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -9,13 +10,14 @@ use super::TraceError;
 use super::bytes::Input;
 use super::columns::StepReader;
 use super::decode::EventReader;
-use super::event::{Event, Outcome, Step, Submission, TraceEnd};
+use super::event::{Chosen, Event, Outcome, Step, Submission, TraceEnd};
 use super::frame::FrameReader;
-use crate::batch::{SLAB_ALIGNMENT, SlabLayout, flags};
+use crate::batch::{NUM_LOGPROB_COLUMNS, SLAB_ALIGNMENT, SlabLayout, flags};
 use crate::config::CoreConfig;
 use crate::error::Error;
 use crate::guard::caught;
 use crate::kv::{PrefixHasher, random_key};
+use crate::request::BeamSearch;
 use crate::sched::{RequestSpec, Sampling, Scheduler, Stopping};
 
 /// Where the replay first decided otherwise than the recorded core.
@@ -190,7 +192,11 @@ impl Machine {
             }
             Event::Scheduled(step) => self.schedule(Some(step))?,
             Event::Idle => self.schedule(None)?,
-            Event::Committed { step_id, outcomes } => self.commit(*step_id, outcomes)?,
+            Event::Committed {
+                step_id,
+                outcomes,
+                chosen,
+            } => self.commit(*step_id, outcomes, chosen)?,
             Event::Failed { step_id } => self.fail(*step_id)?,
             Event::CacheReset(expected) => {
                 let got = self.scheduler.reset_prefix_cache();
@@ -244,8 +250,10 @@ impl Machine {
             has_seed: true,
             num_prompt_logprobs: submission.num_prompt_logprobs,
             pooling: submission.pooling,
-            // Not recorded: see `Core::record_trace`.
-            beam_search: None,
+            beam_search: submission.beams.map(|beams| BeamSearch {
+                length_penalty: f64::from_bits(beams.length_penalty),
+                early_stopping: beams.early_stopping,
+            }),
             sampling: Sampling {
                 temperature: if has(flags::NOT_GREEDY) { 1.0 } else { 0.0 },
                 repetition_penalty: if has(flags::PENALTIES) { 2.0 } else { 1.0 },
@@ -290,21 +298,21 @@ impl Machine {
         })
     }
 
-    fn commit(&mut self, step_id: u64, expected: &[Outcome]) -> Result<(), Difference> {
+    fn commit(
+        &mut self,
+        step_id: u64,
+        expected: &[Outcome],
+        expected_choices: &[Chosen],
+    ) -> Result<(), Difference> {
         self.step_id = step_id;
-        let stop = self.config.vocab_size as i32;
-        let tokens = self.slab.output_tokens_mut();
-        for (token, outcome) in tokens.iter_mut().zip(expected) {
-            *token = match outcome {
-                Outcome::Dropped => 0,
-                Outcome::Failed => -1,
-                Outcome::Stopped => stop,
-                Outcome::Token(token) => *token,
-            };
-        }
+        self.write_results(expected);
         let committed = self.scheduler.commit(step_id, self.slab.bytes());
         committed.map_err(|error| self.refused(&error))?;
-        let got = self.scheduler.take_outcomes();
+        let (got, choices) = self.scheduler.take_outcomes();
+        if choices != expected_choices {
+            let (expected, got) = (format!("{expected_choices:?}"), format!("{choices:?}"));
+            return Err(self.differs("beams", expected, got));
+        }
         let num_samples = expected.len().max(got.len());
         let shown =
             |outcome: Option<&Outcome>| outcome.map_or("none".to_owned(), |o| format!("{o:?}"));
@@ -315,6 +323,27 @@ impl Machine {
                 shown(expected.get(index)),
                 shown(got.get(index)),
             )),
+        }
+    }
+
+    /// What the executor has found for the samples of a step.
+    fn write_results(&mut self, outcomes: &[Outcome]) {
+        let stop = self.config.vocab_size as i32;
+        for (position, outcome) in outcomes.iter().enumerate() {
+            self.slab.output_tokens_mut()[position] = match outcome {
+                Outcome::Dropped | Outcome::Candidates(_) => 0,
+                Outcome::Failed => -1,
+                Outcome::Stopped => stop,
+                Outcome::Token(token) => *token,
+            };
+            if let Outcome::Candidates(candidates) = outcome {
+                // The first column is the sampled token's.
+                let first = position * NUM_LOGPROB_COLUMNS + 1;
+                for (column, candidate) in (first..).zip(candidates) {
+                    self.slab.logprob_tokens_mut()[column] = candidate.token.unwrap_or(stop);
+                    self.slab.logprobs_mut()[column] = f32::from_bits(candidate.logprob);
+                }
+            }
         }
     }
 
@@ -356,23 +385,27 @@ struct AlignedSlab {
     memory: Vec<u8>,
     start: usize,
     num_bytes: usize,
-    output_tokens: std::ops::Range<usize>,
+    output_tokens: Range<usize>,
+    logprob_tokens: Range<usize>,
+    logprobs: Range<usize>,
 }
 
 impl AlignedSlab {
     fn new(layout: &SlabLayout) -> Self {
         let memory = vec![0; layout.num_bytes + SLAB_ALIGNMENT];
-        let tokens = layout
-            .fields
-            .iter()
-            .find(|field| field.name == "output_token");
+        let bytes_of = |name: &str| {
+            let field = layout.fields.iter().find(|field| field.name == name);
+            field.map_or(0..0, |field| {
+                field.offset..field.offset + field.length * field.dtype.num_bytes()
+            })
+        };
         Self {
             start: memory.as_ptr().align_offset(SLAB_ALIGNMENT),
             memory,
             num_bytes: layout.num_bytes,
-            output_tokens: tokens.map_or(0..0, |field| {
-                field.offset..field.offset + field.length * field.dtype.num_bytes()
-            }),
+            output_tokens: bytes_of("output_token"),
+            logprob_tokens: bytes_of("output_logprob_token"),
+            logprobs: bytes_of("output_logprob"),
         }
     }
 
@@ -386,6 +419,16 @@ impl AlignedSlab {
 
     fn output_tokens_mut(&mut self) -> &mut [i32] {
         let range = self.output_tokens.clone();
+        bytemuck::cast_slice_mut(&mut self.bytes_mut()[range])
+    }
+
+    fn logprob_tokens_mut(&mut self) -> &mut [i32] {
+        let range = self.logprob_tokens.clone();
+        bytemuck::cast_slice_mut(&mut self.bytes_mut()[range])
+    }
+
+    fn logprobs_mut(&mut self) -> &mut [f32] {
+        let range = self.logprobs.clone();
         bytemuck::cast_slice_mut(&mut self.bytes_mut()[range])
     }
 }

@@ -11,7 +11,7 @@ use super::*;
 use crate::batch::{SLAB_ALIGNMENT, SlabLayout};
 use crate::config::{CoreConfig, Policy};
 use crate::engine::Core;
-use crate::request::SubmitRequest;
+use crate::request::{BeamSearch, EarlyStopping, SubmitRequest};
 use crate::sched::mix;
 
 const VOCAB_SIZE: u32 = 300;
@@ -25,6 +25,52 @@ fn config() -> CoreConfig {
     config.max_model_len = 100;
     config.policy = Policy::Priority;
     config
+}
+
+/// Some requests are beam searches.
+fn random_request(draw: &mut impl FnMut(u64) -> u64) -> SubmitRequest {
+    let is_search = draw(7) == 0;
+    let len = 4 + draw(if is_search { 8 } else { 30 });
+    let prompt = (0..len).map(|index| (index % 7 + draw(2)) as i32);
+    let mut request = SubmitRequest::new(prompt.collect());
+    request.max_tokens = Some(1 + draw(if is_search { 12 } else { 60 }));
+    request.eos_token_ids = vec![5];
+    request.n = 1 + draw(4) / 3;
+    if is_search {
+        request.n = 1 + draw(3);
+        let kinds = [
+            EarlyStopping::Heuristic,
+            EarlyStopping::Always,
+            EarlyStopping::Never,
+        ];
+        request.beam_search = Some(BeamSearch {
+            length_penalty: draw(5) as f64 / 2.0 - 1.0,
+            early_stopping: kinds[draw(3) as usize],
+        });
+    }
+    request
+}
+
+/// Random results: of each sample a token, and likely tokens with their log-probabilities.
+fn write_results(slab: &mut [u8], layout: &SlabLayout, draw: &mut impl FnMut(u64) -> u64) {
+    let mut of = |name: &str, make: &mut dyn FnMut(usize) -> i32| {
+        let found = layout.fields.iter().find(|field| field.name == name);
+        let field = found.unwrap();
+        let bytes = &mut slab[field.offset..field.offset + 4 * field.length];
+        let values: &mut [i32] = bytemuck::cast_slice_mut(bytes);
+        for (index, value) in values.iter_mut().enumerate() {
+            *value = make(index);
+        }
+    };
+    let first = draw(61) as usize;
+    of("output_token", &mut |_| draw(60) as i32);
+    // All of a sample are different.
+    of("output_logprob_token", &mut |index| {
+        ((first + index * 11) % 61) as i32
+    });
+    of("output_logprob", &mut |_| {
+        (-(draw(900) as f32) / 100.0).to_bits() as i32
+    });
 }
 
 /// Random requests and results, two steps in flight, aborts and a failed step.
@@ -44,13 +90,8 @@ fn recorded_run(seed: u64) -> Vec<Event> {
         if turn >= 400 && !core.has_work() {
             break;
         }
-        if turn < 400 && draw(9) == 0 {
-            let prompt = (0..4 + draw(30)).map(|index| (index % 7 + draw(2)) as i32);
-            let mut request = SubmitRequest::new(prompt.collect());
-            request.max_tokens = Some(1 + draw(60));
-            request.eos_token_ids = vec![5];
-            request.n = 1 + draw(4) / 3;
-            let handle = core.submit(request).unwrap();
+        if turn < 400 && draw(8) == 0 {
+            let handle = core.submit(random_request(&mut draw)).unwrap();
             if draw(8) == 0 {
                 core.abort(handle - draw(3).min(handle));
             }
@@ -71,9 +112,7 @@ fn recorded_run(seed: u64) -> Vec<Event> {
                 core.fail(step_id, "broken").unwrap();
                 continue;
             }
-            let output = core.layout().input_bytes;
-            let tokens: &mut [i32] = bytemuck::cast_slice_mut(&mut slab[output..output + 4 * 8]);
-            tokens.fill_with(|| draw(60) as i32);
+            write_results(slab, core.layout(), &mut draw);
             core.commit(step_id, slab).unwrap();
         }
     }
@@ -179,7 +218,12 @@ fn every_changed_input_is_found() {
         &events,
         |e| matches!(e, Event::Committed { outcomes, .. } if !outcomes.is_empty()),
     );
-    let Event::Committed { step_id, outcomes } = events[commit].clone() else {
+    let Event::Committed {
+        step_id,
+        outcomes,
+        chosen,
+    } = events[commit].clone()
+    else {
         unreachable!()
     };
     let mut stopped = outcomes.clone();
@@ -193,7 +237,8 @@ fn every_changed_input_is_found() {
             commit,
             Some(Event::Committed {
                 step_id,
-                outcomes: stopped
+                outcomes: stopped,
+                chosen
             })
         )
         .is_some()
@@ -234,6 +279,44 @@ fn every_changed_input_is_found() {
         "nothing to run"
     );
     assert!(with(submission, Some(Event::CacheReset(true))).is_some());
+}
+
+#[test]
+fn every_changed_choice_of_beams_is_found() {
+    let events = recorded_run(3);
+    let goes_on = find(
+        &events,
+        |e| matches!(e, Event::Committed { chosen, .. } if !chosen.is_empty()),
+    );
+    let Event::Committed {
+        step_id,
+        outcomes,
+        chosen,
+    } = events[goes_on].clone()
+    else {
+        unreachable!()
+    };
+    let committed = |outcomes, chosen| {
+        let mut changed = events.clone();
+        changed[goes_on] = Event::Committed {
+            step_id,
+            outcomes,
+            chosen,
+        };
+        difference(&changed)
+    };
+    let mut other = chosen.clone();
+    other[0].heirs[0].1 += 1;
+    assert_eq!(committed(outcomes.clone(), other).unwrap().field, "beams");
+    assert!(committed(outcomes.clone(), Vec::new()).is_some());
+    let mut others = outcomes;
+    for outcome in &mut others {
+        if let Outcome::Candidates(candidates) = outcome {
+            let tokens = candidates.iter_mut().flat_map(|one| &mut one.token);
+            tokens.for_each(|token| *token += 1);
+        }
+    }
+    assert_eq!(committed(others, chosen).unwrap().field, "beams");
 }
 
 /// Encoded as the writer's thread does it, in batches.
@@ -282,10 +365,36 @@ fn veiled_runs_are_replayed_exactly_and_hold_no_token() {
                         .zip(&b.prompt)
                         .for_each(|(a, b)| compare(*a, *b));
                 }
-                (Event::Committed { outcomes: a, .. }, Event::Committed { outcomes: b, .. }) => {
+                (
+                    Event::Committed {
+                        outcomes: a,
+                        chosen: c,
+                        ..
+                    },
+                    Event::Committed {
+                        outcomes: b,
+                        chosen: d,
+                        ..
+                    },
+                ) => {
                     for pair in a.iter().zip(b) {
-                        if let (Outcome::Token(a), Outcome::Token(b)) = pair {
-                            compare(*a, *b);
+                        match pair {
+                            (Outcome::Token(a), Outcome::Token(b)) => compare(*a, *b),
+                            (Outcome::Candidates(a), Outcome::Candidates(b)) => {
+                                for (a, b) in a.iter().zip(b) {
+                                    assert_eq!(a.logprob, b.logprob);
+                                    assert_eq!(a.token.is_some(), b.token.is_some());
+                                    let (a, b) = (a.token.unwrap_or(0), b.token.unwrap_or(1));
+                                    compare(a, b);
+                                }
+                            }
+                            (a, b) => assert_eq!(a, b),
+                        }
+                    }
+                    for (c, d) in c.iter().zip(d) {
+                        for (ours, theirs) in c.heirs.iter().zip(&d.heirs) {
+                            assert_eq!(ours.0, theirs.0);
+                            compare(ours.1, theirs.1);
                         }
                     }
                 }
@@ -349,7 +458,7 @@ fn another_version_is_refused() {
         replayed(&bytes),
         Err(TraceError::Version {
             found: 77,
-            known: 4
+            known: 5
         })
     );
 }

@@ -11,7 +11,7 @@ use std::hash::Hasher;
 use siphasher::sip128::{Hasher128, SipHasher24};
 
 use super::columns::Column;
-use super::event::{Event, Outcome, Step};
+use super::event::{Chosen, Event, Outcome, Step};
 use crate::sched::mix;
 
 /// Rounds of the permutation.
@@ -53,10 +53,17 @@ impl Veil {
                 self.live.insert(submission.request, prefixes);
             }
             Event::Scheduled(step) => self.note_step(step),
-            Event::Committed { step_id, outcomes } => {
+            Event::Committed {
+                step_id,
+                outcomes,
+                chosen,
+            } => {
                 let names = self.take_step(*step_id);
                 for (outcome, name) in outcomes.iter_mut().zip(names) {
                     self.apply_to_outcome(outcome, name);
+                }
+                for one in chosen {
+                    self.go_on(one);
                 }
             }
             Event::Failed { step_id } => {
@@ -91,12 +98,33 @@ impl Veil {
     }
 
     fn apply_to_outcome(&mut self, outcome: &mut Outcome, (request, index): Name) {
-        if let Outcome::Token(token) = outcome {
-            let prefixes = self.live.get_mut(&request);
-            *token = match prefixes.and_then(|prefixes| prefixes.get_mut(index as usize)) {
-                Some(prefix) => self.cover.next(prefix, *token),
-                None => 0,
-            };
+        let prefixes = self.live.get_mut(&request);
+        let prefix = prefixes.and_then(|prefixes| prefixes.get_mut(index as usize));
+        match outcome {
+            Outcome::Token(token) => {
+                *token = prefix.map_or(0, |prefix| self.cover.next(prefix, *token));
+            }
+            Outcome::Candidates(candidates) => {
+                // One of them may follow; none has yet.
+                let prefix = prefix.map(|prefix| *prefix);
+                for token in candidates.iter_mut().flat_map(|one| &mut one.token) {
+                    *token = prefix.map_or(0, |mut prefix| self.cover.next(&mut prefix, *token));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The beams of a request have got a token more each, some behind the tokens of another one.
+    fn go_on(&mut self, chosen: &mut Chosen) {
+        let Some(prefixes) = self.live.get_mut(&chosen.request) else {
+            chosen.heirs.clear();
+            return;
+        };
+        let parents = prefixes.clone();
+        for (prefix, (parent, token)) in prefixes.iter_mut().zip(&mut chosen.heirs) {
+            *prefix = parents.get(*parent as usize).copied().unwrap_or_default();
+            *token = self.cover.next(prefix, *token);
         }
     }
 

@@ -290,6 +290,57 @@ fn nothing_ends_the_text_before_its_grammar_holds() {
     assert_eq!(end, STOP);
 }
 
+/// Whoever only waits for its grammar has one mask together with the others: it is uploaded once, however many they are.
+#[test]
+fn those_that_think_share_a_mask() {
+    let waits = |stops: &[i64]| SubmitRequest {
+        grammar: Some(grammar(&[&[(4, 1)], &[]])),
+        grammar_after: vec![8],
+        stop_token_ids: stops.to_vec(),
+        ..ask()
+    };
+    let mut core = core();
+    for stops in [&[][..], &[6], &[], &[6], &[]] {
+        core.submit(waits(stops)).unwrap();
+    }
+    core.submit(SubmitRequest {
+        bad_words: vec![vec![1, 2]],
+        ..waits(&[])
+    })
+    .unwrap();
+    let end = EOS as i32;
+    let masks_of = |step: &Step| step.slab.array::<i64>("mask_header", 2)[1];
+    let mut step = Step::schedule(&mut core);
+    for (sample, banned) in [&[end][..], &[6, end], &[end], &[6, end], &[end], &[end]]
+        .into_iter()
+        .enumerate()
+    {
+        assert_eq!(step.choices(&mut core, sample), Some(all_but(banned)));
+    }
+    assert_eq!(masks_of(&step), 2);
+    // The first and the last have thought; the last may not go on with its bad word, and the others think on.
+    step.commit(&mut core, &[8, 1, 1, 1, 1, 1]);
+    let mut step = Step::schedule(&mut core);
+    let bad = all_but(&[2, end]);
+    let expected = [
+        vec![4],
+        all_but(&[6, end]),
+        all_but(&[end]),
+        all_but(&[6, end]),
+        all_but(&[end]),
+        bad,
+    ];
+    for (sample, choices) in expected.into_iter().enumerate() {
+        assert_eq!(step.choices(&mut core, sample), Some(choices), "{sample}");
+    }
+    assert_eq!(masks_of(&step), 4);
+    let ends = step.commit(&mut core, &[4, 8, 8, 8, 8, 8]);
+    assert_eq!(ends[0], STOP);
+    let mut step = Step::schedule(&mut core);
+    assert_eq!(step.choices(&mut core, 0), Some(vec![4]));
+    assert_eq!(masks_of(&step), 5, "each grammar has a mask of its own");
+}
+
 #[test]
 fn thinking_ends_when_its_budget_is_used_up() {
     let mut core = core();

@@ -115,6 +115,148 @@ fn tags_alone_with_a_text_between_them() {
     assert!(accepts(&grammar, "[b=true]") && !accepts(&grammar, "[b=true, b=true]"));
 }
 
+/// Members "a" to "d", of which "b" is required; every choice of them is tried.
+#[test]
+fn members_in_their_order() {
+    for separator in ["", ", "] {
+        let grammar = compiled(tag(&format!(
+            r#"{{"format":{{"type":"tag","begin":"f(","end":")","content":{{"type":"members_with_separator","separator":"{separator}",
+            "members":[
+                {{"begin":"a=","content":{{"type":"regex","pattern":"[0-9]+"}},"end":""}},
+                {{"begin":"b=","content":{{"type":"json_schema","json_schema":{{"type":"integer"}}}},"end":"","required":true}},
+                {{"begin":"c=","content":{{"type":"or","elements":[{{"type":"regex","pattern":"True|False"}},
+                    {{"type":"json_schema","json_schema":{{"type":"number"}}}}]}},"end":""}},
+                {{"begin":"d=","schema":{{"const":null}},"end":"!"}}]}}}}}}"#
+        )));
+        let parts = ["a=12", "b=-7", "c=True", "d=null!"];
+        for chosen in 0..16_usize {
+            let some: Vec<_> = (0..4)
+                .filter(|index| chosen >> index & 1 == 1)
+                .map(|index| parts[index])
+                .collect();
+            let text = format!("f({})", some.join(separator));
+            assert_eq!(accepts(&grammar, &text), chosen & 2 == 2, "{text}");
+        }
+        let more = [
+            "f(b=1,)",
+            "f(,b=1)",
+            "f(b=1, b=1)",
+            "f(c=True, b=1)",
+            "f(b=1",
+        ];
+        assert!(!more.iter().any(|text| accepts(&grammar, text)));
+        assert!(accepts(&grammar, &format!("f(b=1{separator}c=-2.5)")));
+    }
+    let none = r#"{"format":{"type":"tag","begin":"f(","end":")","content":
+        {"type":"members_with_separator","separator":", ","members":[]}}}"#;
+    let grammar = compiled(tag(none));
+    assert!(accepts(&grammar, "f()") && !accepts(&grammar, "f(a)"));
+}
+
+fn text(schema: &str, end: &str) -> Grammar {
+    compiled(tag(&format!(
+        r#"{{"format":{{"type":"tag","begin":"<v>","end":"{end}","content":
+            {{"type":"text","json_schema":{schema},"excludes":["</v>"]}}}}}}"#
+    )))
+}
+
+#[test]
+fn texts_by_schemas() {
+    let cases: [(&str, &[&str], &[&str]); 8] = [
+        (
+            "{}",
+            &["", "a", "\n", "\n</v", "a\n\n", "\"\\<é🙂>\n</v\n"],
+            &["</v>", "a\n</v>b"],
+        ),
+        (
+            r#"{"minLength":2,"maxLength":3}"#,
+            &["ab", "é🙂\n"],
+            &["a", "abcd"],
+        ),
+        (
+            r#"{"enum":["","null","a\n"]}"#,
+            &["", "null", "a\n"],
+            &["a", "nul"],
+        ),
+        (
+            r#"{"pattern":"^[a-c]*$","minLength":1}"#,
+            &["a", "cab"],
+            &["", "d", "ad"],
+        ),
+        (r#"{"pattern":"b"}"#, &["b", "a\nbc"], &["", "a"]),
+        (
+            r#"{"anyOf":[{"type":"string","format":"date"},{"const":"null"}]}"#,
+            &["2024-02-29", "null"],
+            &["2023-02-29", "", "x"],
+        ),
+        (
+            r#"{"format":"email","maxLength":12}"#,
+            &["a.b@c.de", "x@y"],
+            &["a@", "a b@c.de", "abcdefgh@i.jk"],
+        ),
+        (
+            r#"{"format":"uuid"}"#,
+            &["123e4567-e89b-12d3-a456-426614174000"],
+            &["123e4567"],
+        ),
+    ];
+    for (schema, good, bad) in cases {
+        let grammar = text(schema, "\\n</v>.");
+        for given in good {
+            assert!(
+                accepts(&grammar, &format!("<v>{given}\n</v>.")),
+                "{schema} {given:?}"
+            );
+        }
+        for given in bad {
+            assert!(
+                !accepts(&grammar, &format!("<v>{given}\n</v>.")),
+                "{schema} {given:?}"
+            );
+        }
+        assert!(!accepts(&grammar, &format!("<v>{}\n</v", good[0])));
+    }
+}
+
+#[test]
+fn a_special_token_ends_a_text() {
+    let tokens = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
+    for (schema, given, is_one) in [
+        ("{}", "", true),
+        ("{}", "a[CALL", true),
+        ("{}", "a[CALL]", false),
+        (r#"{"minLength":1}"#, "", false),
+        (r#"{"pattern":"^a*$"}"#, "", true),
+        (r#"{"pattern":"a"}"#, "", false),
+    ] {
+        let grammar = compiled(tag(&format!(
+            r#"{{"format":{{"type":"tag","begin":"<v>","end":"[CALL];","content":
+                {{"type":"text","json_schema":{schema},"excludes":["[CALL]"]}}}}}}"#
+        )));
+        let all = [tokens("<v>"), tokens(given), vec![CALL], tokens(";")].concat();
+        assert_eq!(accepts_tokens(&grammar, &all), is_one, "{schema} {given:?}");
+    }
+}
+
+#[test]
+fn free_text_without_some_texts() {
+    let grammar = compiled(tag(
+        r#"{"format":{"type":"triggered_tags","triggers":["<f>","[CALL]"],"excludes":["[CALL]","<g>"],"tags":[
+            {"begin":"<f>","content":{"type":"tags_with_separator","separator":",","at_least_one":true,
+                "tags":[{"begin":"a","schema":{"type":"boolean"},"end":""}]},"end":";"},
+            {"begin":"[CALL]","schema":{"type":"boolean"},"end":""}]}}"#,
+    ));
+    for text in ["", "a <g <f", "x<f>atrue,afalse;y<f>atrue;"] {
+        assert!(accepts(&grammar, text), "{text}");
+    }
+    for text in ["<g>", "a<g>b<f>atrue;", "[CALL]true", "<f>atrue,;"] {
+        assert!(!accepts(&grammar, text), "{text}");
+    }
+    let tokens = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
+    let call = [tokens("so "), vec![CALL], tokens("true"), tokens(" ok")].concat();
+    assert!(accepts_tokens(&grammar, &call));
+}
+
 #[test]
 fn what_is_wrong_is_named() {
     let cases = [
@@ -145,7 +287,17 @@ fn what_is_wrong_is_named() {
             r#"{"structures":[{"begin":"a","schema":{},"end":"","x":1}],"triggers":["a"]}"#,
             "#/structures/0/x",
         ),
-        (r#"{"format":{"type":"or"}}"#, "#/format/type"),
+        (r#"{"format":{"type":"other"}}"#, "#/format/type"),
+        (r#"{"format":{"type":"or"}}"#, "#/format/elements"),
+        (r#"{"format":{"type":"text","json_schema":{}}}"#, "#/format"),
+        (
+            r#"{"format":{"type":"tag","begin":"a","content":{"type":"text","json_schema":{"minimum":1}},"end":"b"}}"#,
+            "#/format/content/json_schema/minimum",
+        ),
+        (
+            r#"{"format":{"type":"members_with_separator","separator":"","members":[{"begin":"a","end":"","required":1}]}}"#,
+            "#/format/members/0/required",
+        ),
         (r#"{"format":{"type":"sequence"}}"#, "#/format/elements"),
         (
             r#"{"format":{"type":"sequence","elements":[{"type":"const_string"}]}}"#,
@@ -153,7 +305,7 @@ fn what_is_wrong_is_named() {
         ),
         (
             r#"{"format":{"type":"sequence","elements":[{"type":"sequence","elements":[]}]}}"#,
-            "#/format/elements/0/type",
+            "#/format/elements/0/elements",
         ),
         (
             r#"{"format":{"type":"tags_with_separator","separator":",","tags":[{"begin":"a","content":{"type":"x"},"end":""}]}}"#,

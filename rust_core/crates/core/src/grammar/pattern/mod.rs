@@ -31,6 +31,20 @@ pub(crate) enum Node {
     End,
 }
 
+impl Node {
+    /// Whether it matches the empty text; for nodes without anchors.
+    fn is_nullable(&self) -> bool {
+        match self {
+            Self::Class(_) => false,
+            Self::Concat(nodes) => nodes.iter().all(Self::is_nullable),
+            Self::Alt(nodes) => nodes.iter().any(Self::is_nullable),
+            Self::Group(node) => node.is_nullable(),
+            Self::Repeat(node, min, _) => *min == 0 || node.is_nullable(),
+            Self::Start | Self::End => true,
+        }
+    }
+}
+
 /// The expression, without anchors, of all texts in which `pattern` is found (`pattern` of JSON Schema), as they stand in
 /// JSON: some control characters are left out.
 pub(crate) fn search(pattern: &str) -> Result<String, GrammarError> {
@@ -38,6 +52,24 @@ pub(crate) fn search(pattern: &str) -> Result<String, GrammarError> {
     let mut node = anchor::without_anchors(node, false, false)?;
     class::spare_quotes(&mut node)?;
     Ok(write::write(&node))
+}
+
+/// Texts in which a pattern is found.
+pub(crate) struct Found {
+    /// Without anchors.
+    pub(crate) expression: String,
+    /// Whether the empty text is one of them.
+    pub(crate) is_nullable: bool,
+}
+
+/// All texts in which `pattern` is found (`pattern` of JSON Schema), as they stand outside of JSON.
+pub(crate) fn found(pattern: &str) -> Result<Found, GrammarError> {
+    let node = parse::parse(pattern)?;
+    let node = anchor::without_anchors(node, false, false)?;
+    Ok(Found {
+        expression: write::write(&node),
+        is_nullable: node.is_nullable(),
+    })
 }
 
 /// The expression, without anchors, of all texts that `pattern` matches from end to end.

@@ -290,6 +290,11 @@ pub(super) fn is_kept(name: &str) -> bool {
     KEPT.contains(&name) || REWRITTEN.contains(&name)
 }
 
+/// Whether a keyword says what is valid, and cannot be kept.
+pub(super) fn is_unsupported(name: &str) -> bool {
+    UNSUPPORTED.contains(&name)
+}
+
 /// Whether a keyword that is said in others has a value with which it restricts nothing.
 pub(super) fn asks_nothing(name: &str, value: &Value) -> bool {
     match name {

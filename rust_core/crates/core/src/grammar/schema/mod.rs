@@ -20,6 +20,7 @@ mod rewriting;
 mod strings;
 #[cfg(test)]
 mod tests;
+mod text;
 mod unevaluated;
 mod values;
 
@@ -30,6 +31,8 @@ use serde_json::{Map, Value};
 
 use super::error::GrammarError;
 use super::limits::{MAX_ENUM_VALUES, MAX_PROOFS, MAX_SCHEMA_DEPTH, MAX_SUBSCHEMAS};
+
+pub(super) use text::text;
 
 /// How a schema's JSON is spelled.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
