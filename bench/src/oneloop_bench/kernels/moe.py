@@ -27,7 +27,7 @@ from oneloop_kernels.launch import INTERPRETED, compiling_ahead
 from oneloop_kernels.ops.linear import Norm
 from oneloop_kernels.ops.moe import Experts, MoeCall, num_counters
 from oneloop_kernels.ops.moe.gpu import combine, down, gate_up, route, run
-from oneloop_kernels.ops.moe.plans import MAX_COMBINED, MoePlan, ProductPlan, Shape, plan_for
+from oneloop_kernels.ops.moe.plans import MAX_FEW, MoePlan, ProductPlan, Shape, plan_for
 from oneloop_kernels.ops.moe.reference import route as reference_route
 from oneloop_kernels.ops.rms_norm.reference import rms_norm
 
@@ -225,7 +225,7 @@ def whole_plans(
     """What only the whole shows: down's weights asked for ahead, and the sum in its kernel."""
     plan = with_products(start, {"gate_up": gate_up, "down": down})
     yield plan
-    if down.kind == "weights" and num_tokens <= MAX_COMBINED:
+    if down.kind == "weights" and num_tokens <= MAX_FEW:
         for prefetch, combined in itertools.product((0, 256, 512, 1024, 1536), (False, True)):
             ahead = replace(down, prefetch=prefetch)
             yield replace(with_products(plan, {"down": ahead}), combined=combined)

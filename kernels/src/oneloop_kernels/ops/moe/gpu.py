@@ -11,40 +11,41 @@ from oneloop_kernels.launch import pdl_options
 from oneloop_kernels.ops.linear.launches import Launch
 from oneloop_kernels.ops.moe import NUM_TICKETS, num_counters
 from oneloop_kernels.ops.moe.plans import (
-    MAX_COMBINED,
-    MAX_SCATTERED,
+    MAX_FEW,
     MoePlan,
     ProductPlan,
+    RoutePlan,
     Shape,
     plan_for,
     route_plan,
 )
 from oneloop_kernels.ops.moe.triton.experts import combine_kernel, experts_kernel
-from oneloop_kernels.ops.moe.triton.routing import route_kernel, scatter_kernel
+from oneloop_kernels.ops.moe.triton.routing import TABLE, route_kernel
 
 if TYPE_CHECKING:
     from oneloop_kernels.ops.moe import MoeCall
 
 _SQUARES_BLOCK: Final = 256
-_SCATTER_BLOCK: Final = 1024
 _COMBINE_BLOCK: Final = 1024
 _MIN_ROWS: Final = 16
 """Of a matrix product on tensor cores."""
+_LEAST_ROWS: Final = {"weights": 8, "tokens": 64}
+"""Of a tile that has all tokens, by the side that is wide."""
 
 
 class Routed(NamedTuple):
     """What routing leaves for the experts. P = num_tokens · top_k.
 
     hidden: [num_tokens, hidden], norm(x). logits: [splits, num_tokens, experts_pad] float32, of which the first has the
-    shared gate's column. ids, pairs, ranks: [P] int32. weights: [P] float32. tiles: see `triton.routing._tiles_of`.
+    shared gate's column. ids: [P] int32, −1 for padding. weights: [P] float32. bins, tiles: of many tokens, see
+    `triton.routing.route_kernel`; of few the same as ids, which nobody reads there.
     """
 
     hidden: torch.Tensor
     logits: torch.Tensor
     ids: torch.Tensor
     weights: torch.Tensor
-    ranks: torch.Tensor
-    pairs: torch.Tensor
+    bins: torch.Tensor
     tiles: torch.Tensor
     experts_pad: int
 
@@ -70,77 +71,70 @@ def run(call: MoeCall, plan: MoePlan) -> None:
         combine(call, routed, outputs)
 
 
-def route(call: MoeCall, plan: MoePlan) -> Routed:
-    """One launch, and for many pairs one that puts them in order."""
+def route(call: MoeCall, plan: MoePlan, cut: RoutePlan | None = None) -> Routed:
+    """One launch. cut: instead of the one that is chosen by the number of tokens."""
     x, experts = call.x, call.experts
     num_tokens, hidden = x.shape
-    num_rows, num_pairs = experts.router.shape[0], num_tokens * experts.top_k
     if call.counters.numel() < num_counters(experts.num_experts):
         raise ValueError(f"counters: {num_counters(experts.num_experts)} are needed")
+    num_rows = experts.router.shape[0]
     experts_pad = max(_MIN_ROWS, triton.next_power_of_2(num_rows))
-    tokens, splits, columns = route_plan(num_tokens, hidden, experts_pad, x.dtype.itemsize)
-    most_tiles = plan.most_tiles(num_pairs, experts.num_experts)
-    aligned = -(-num_pairs // 4) * 4  # what Triton specialises on, whatever the number of tokens
-    ints = torch.empty(3 * aligned + experts_pad + 1 + 3 * most_tiles, dtype=torch.int32, device=x.device)
-    ids, ranks, pairs = (ints[start : start + num_pairs] for start in (0, aligned, 2 * aligned))
-    routed = Routed(
-        torch.empty_like(x),
-        torch.empty(splits, num_tokens, experts_pad, dtype=torch.float32, device=x.device),
-        ids,
-        torch.empty(num_pairs, dtype=torch.float32, device=x.device),
-        ranks,
-        pairs,
-        ints[3 * aligned :],
-        experts_pad,
-    )
+    cut = cut or route_plan(num_tokens, hidden, experts_pad, x.dtype.itemsize)
+    routed = _routed(call, plan, cut, experts_pad)
     arguments = (
-        x,
-        call.norm.weight,
-        experts.router,
+        x, call.norm.weight, experts.router,
         x if call.slots is None else call.slots,
         x if call.statistics is None else call.statistics,
-        routed.hidden,
-        routed.logits,
-        ids,
-        routed.weights,
-        ranks,
-        pairs,
-        routed.tiles,
-        call.counters,
-        num_tokens,
-        0 if call.slots is None else call.slots.shape[0],
-        x.stride(0),
-        call.norm.eps,
-    )
-    scattered = num_pairs <= MAX_SCATTERED
-    constants: dict[str, Any] = {
-        "HAS_SLOTS": call.slots is not None,
-        "HAS_STATISTICS": call.statistics is not None,
-        "NUM_EXPERTS": experts.num_experts,
-        "NUM_ROWS": num_rows,
-        "EXPERTS_PAD": experts_pad,
-        "TOP_K": experts.top_k,
-        "TOP_K_PAD": triton.next_power_of_2(experts.top_k),
-        "RENORMALISED": experts.renormalised,
-        "HIDDEN": hidden,
-        "BLOCK_M": plan.block_m,
-        **pdl_options(x.device),
-    }
-    route_kernel[(triton.cdiv(num_tokens, tokens) * splits,)](
-        *arguments, BLOCK_T=tokens, SPLITS=splits, BLOCK_K=columns, BLOCK_H=_SQUARES_BLOCK,
-        ONE_BLOCK=num_tokens <= tokens, ONE_TOKEN=num_tokens == 1, BLOCK_PAIRS=_SCATTER_BLOCK if scattered else 0,
-        num_warps=8, num_stages=3, **constants,
+        routed.hidden, routed.logits, routed.ids, routed.weights, routed.bins, routed.tiles, call.counters,
+        num_tokens, 0 if call.slots is None else call.slots.shape[0], x.stride(0), call.norm.eps,
     )  # fmt: skip
-    if not scattered:
-        scatter_kernel[(triton.cdiv(num_pairs, _SCATTER_BLOCK),)](
-            ids, ranks, pairs, routed.tiles, num_pairs,
-            BLOCK=_SCATTER_BLOCK, num_warps=4, **pdl_options(x.device),
-        )  # fmt: skip
+    route_kernel[(triton.cdiv(num_tokens, cut.tokens) * cut.splits,)](
+        *arguments,
+        HAS_SLOTS=call.slots is not None,
+        HAS_STATISTICS=call.statistics is not None,
+        NUM_EXPERTS=experts.num_experts,
+        NUM_ROWS=num_rows,
+        EXPERTS_PAD=experts_pad,
+        TOP_K=experts.top_k,
+        TOP_K_PAD=triton.next_power_of_2(experts.top_k),
+        RENORMALISED=experts.renormalised,
+        HIDDEN=hidden,
+        BLOCK_T=cut.tokens,
+        SPLITS=cut.splits,
+        BLOCK_K=cut.columns,
+        BLOCK_H=_SQUARES_BLOCK,
+        FEW=num_tokens <= MAX_FEW,
+        BLOCK_M=plan.block_m,
+        num_warps=8,
+        num_stages=3,
+        **pdl_options(x.device),
+    )
     return routed
 
 
+def _routed(call: MoeCall, plan: MoePlan, cut: RoutePlan, experts_pad: int) -> Routed:
+    """Uninitialised."""
+    (num_tokens, hidden), device = call.x.shape, call.x.device
+    num_experts, num_pairs = call.experts.num_experts, num_tokens * call.experts.top_k
+    ids = torch.empty(num_pairs, dtype=torch.int32, device=device)
+    bins = tiles = ids
+    if num_tokens > MAX_FEW:
+        table_size = TABLE.value + 4 * plan.most_tiles(num_pairs, num_experts)
+        tables = torch.empty(table_size + num_experts * num_tokens, dtype=torch.int32, device=device)
+        tiles, bins = tables[:table_size], tables[table_size:]
+    return Routed(
+        torch.empty_like(call.x),
+        torch.empty(cut.splits, num_tokens, experts_pad, dtype=torch.float32, device=device),
+        ids,
+        torch.empty(num_pairs, dtype=torch.float32, device=device),
+        bins,
+        tiles,
+        experts_pad,
+    )
+
+
 def gate_up(call: MoeCall, plan: MoePlan, routed: Routed) -> Launch:
-    """silu(gate · h) · (up · h) of every pair, [P, width], by expert."""
+    """silu(gate · h) · (up · h) of every pair, [P, width]: of few tokens in their order, of many by expert."""
     return _products(
         call, plan, plan.gate_up, routed, routed.hidden, call.experts.gate_up, call.experts.width
     )
@@ -155,7 +149,7 @@ def combines(call: MoeCall, plan: MoePlan) -> bool:
     """Whether the kernel of down leaves no sum to do."""
     num_tokens, hidden = call.x.shape
     return (
-        plan.combined and num_tokens <= MAX_COMBINED and triton.cdiv(hidden, plan.down.block_n) < NUM_TICKETS
+        plan.combined and num_tokens <= MAX_FEW and triton.cdiv(hidden, plan.down.block_n) < NUM_TICKETS
     )
 
 
@@ -169,21 +163,24 @@ def _products(
     out_size: int,
 ) -> Launch:
     gated = weight is call.experts.gate_up
-    num_tokens, num_pairs = call.x.shape[0], routed.pairs.shape[0]
-    combined = not gated and combines(call, plan)
+    num_tokens, num_experts, top_k = call.x.shape[0], call.experts.num_experts, call.experts.top_k
+    num_pairs = num_tokens * top_k
+    few, combined = num_tokens <= MAX_FEW, not gated and combines(call, plan)
     out = torch.empty(num_pairs, out_size, dtype=x.dtype, device=x.device)
-    num_tiles = plan.most_tiles(num_pairs, call.experts.num_experts)
+    num_tiles = min(num_pairs, num_experts) if few else plan.most_tiles(num_pairs, num_experts)
     tensors, strides, constants = _sum_arguments(call, routed)
     arguments = (
-        x, weight, out, routed.pairs, routed.weights, routed.tiles, call.x, *tensors, call.counters,
+        x, weight, out, routed.ids, routed.weights, routed.bins, routed.tiles, call.x, *tensors, call.counters,
         out_size, x.stride(0), *strides,
     )  # fmt: skip
     constants |= {
         "IN_SIZE": weight.shape[2],
         "GATED": gated,
-        "ONE_TOKEN": num_tokens == 1,
+        "TOP_K_PAD": triton.next_power_of_2(top_k),
+        "FEW": few,
+        "BY_PAIR": few and num_pairs <= num_experts,
         "TOKENS_WIDE": product.kind == "tokens",
-        "BLOCK_M": plan.block_m,
+        "BLOCK_M": max(_LEAST_ROWS[product.kind], triton.next_power_of_2(num_tokens)) if few else plan.block_m,
         "BLOCK_N": product.block_n,
         "BLOCK_K": product.block_k,
         "PREFETCH": 0 if gated else product.prefetch,

@@ -21,23 +21,20 @@ if TYPE_CHECKING:
 FILES: Final[Mapping[str, str]] = {"NVIDIA H200": "nvidia_h200.json"}
 """Beginning of the card's name → file in `configs`."""
 
-MAX_ONE_BLOCK: Final = 32
-"""Tokens that one program of the routing kernel chooses experts for, and puts in order."""
+MAX_FEW: Final = 32
+"""Tokens that all fit a tile of each expert, so that nothing is put in order. Down's kernel may do their sums."""
 MAX_SPLIT: Final = 512
 """Up to so many tokens a program has a slice of the hidden size, of more all of it."""
-_ROUTE_TOKENS: Final = ((MAX_SPLIT, 16), (2048, 32))
+_ROUTE_TOKENS: Final = ((128, 8), (MAX_SPLIT, 16), (2048, 32))
 """(up to that many tokens, those of a program otherwise): the more there are, the fewer read the router."""
 _MOST_ROUTE_TOKENS: Final = 64
-MAX_COMBINED: Final = 32
-"""Tokens whose sums down's kernel may do."""
-_ROUTE_SPLITS: Final = 8
+_ROUTE_SPLITS: Final = ((2, 32), (64, 16), (MAX_SPLIT, 8))
+"""(up to that many tokens, slices of the hidden size)."""
 _MOST_SPLITS: Final = 32
 _SLICE_BYTES: Final = 64 << 10
 """Of the router, for a program that has one slice of it…"""
 _STAGE_BYTES: Final = 32 << 10
 """…and in each stage of one that has several."""
-MAX_SCATTERED: Final = 4096
-"""Pairs that the routing kernel's last program puts in order itself; more are a kernel's of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +61,15 @@ class MoePlan:
     def most_tiles(self, num_pairs: int, num_experts: int) -> int:
         """Each expert with pairs has a tile that may not be full."""
         return min(num_pairs, num_experts + num_pairs // self.block_m)
+
+
+@dataclass(frozen=True, slots=True)
+class RoutePlan:
+    """Constants of `triton.routing.route_kernel`: tokens of a block, slices of the hidden size, columns of a product."""
+
+    tokens: int
+    splits: int
+    columns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +119,16 @@ def _plan_of(entry: Mapping[str, object]) -> MoePlan:
     return MoePlan(gate_up=ProductPlan(**gate_up), down=ProductPlan(**down), **rest)  # type: ignore[arg-type]
 
 
-def route_plan(num_tokens: int, hidden: int, experts_pad: int, item_bytes: int) -> tuple[int, int, int]:
-    """Of the routing kernel: tokens of a block, slices of the hidden size, columns of a product."""
+def route_plan(num_tokens: int, hidden: int, experts_pad: int, item_bytes: int) -> RoutePlan:
+    """How routing is cut."""
     tokens = next((size for most, size in _ROUTE_TOKENS if num_tokens <= most), _MOST_ROUTE_TOKENS)
-    if num_tokens <= MAX_ONE_BLOCK:
-        tokens = max(8, 1 << (num_tokens - 1).bit_length())
-    slice_size = max(16, 1 << (-(-hidden // _ROUTE_SPLITS) - 1).bit_length())
+    wanted = next((splits for most, splits in _ROUTE_SPLITS if num_tokens <= most), 1)
+    slice_size = max(16, 1 << (-(-hidden // wanted) - 1).bit_length())
     columns = min(slice_size, max(16, _SLICE_BYTES // (item_bytes * experts_pad)))
     splits = -(-hidden // columns)
     if num_tokens <= MAX_SPLIT and splits <= _MOST_SPLITS:
-        return tokens, splits, columns
-    return tokens, 1, min(columns, max(16, _STAGE_BYTES // (item_bytes * experts_pad)))
+        return RoutePlan(tokens, splits, columns)
+    return RoutePlan(tokens, 1, min(columns, max(16, _STAGE_BYTES // (item_bytes * experts_pad))))
 
 
 def plan_by_rule(item_bytes: int, num_tokens: int, shape: Shape) -> MoePlan:

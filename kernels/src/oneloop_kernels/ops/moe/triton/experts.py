@@ -9,27 +9,32 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from oneloop_kernels.ops.moe.triton.routing import TABLE
 from oneloop_kernels.ops.silu_mul.triton import silu_mul_tile
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_slots"])
 def experts_kernel(
-    x_ptr, weight_ptr, out_ptr, pairs_ptr, factors_ptr, tiles_ptr,
+    x_ptr, weight_ptr, out_ptr, ids_ptr, factors_ptr, bins_ptr, tiles_ptr,
     sum_ptr, shared_ptr, logits_ptr, slots_ptr, counters_ptr,
     out_size, x_stride, num_tokens, num_slots, sum_stride, shared_stride, shared_in_stride,
-    IN_SIZE: tl.constexpr, GATED: tl.constexpr, TOP_K: tl.constexpr, EXPERTS_PAD: tl.constexpr,
-    ONE_TOKEN: tl.constexpr, TOKENS_WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    IN_SIZE: tl.constexpr, GATED: tl.constexpr, TOP_K: tl.constexpr, TOP_K_PAD: tl.constexpr, EXPERTS_PAD: tl.constexpr,
+    FEW: tl.constexpr, BY_PAIR: tl.constexpr, TOKENS_WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, PREFETCH: tl.constexpr, COMBINED: tl.constexpr, NUM_EXPERTS: tl.constexpr,
     HAS_GATE: tl.constexpr, HAS_SHARED: tl.constexpr, HAS_SLOTS: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """Of each pair: silu(gate · x) · (up · x) if GATED, else weight · x multiplied by the pair's factor.
 
-    weight: [experts, 2 · out_size if GATED else out_size, IN_SIZE]. GATED: x has a row per token, and out one per place
-    in `pairs`; else x has that order, and out a row per pair, token by token. pairs, tiles: see `routing`.
-    BLOCK_N: results of a program, a multiple of 8. Grid: [most tiles · ceil(out_size / BLOCK_N)].
+    weight: [experts, 2 · out_size if GATED else out_size, IN_SIZE]. out has a row per pair; so has x unless GATED, when
+    it has one per token. BLOCK_N: results of a program, a multiple of 8. Grid: [tiles · ceil(out_size / BLOCK_N)].
+
+    FEW: all tokens fit a tile. With BY_PAIR there is one for each pair, of which the first of an expert's has them all,
+    else one for each expert. Rows are in the order of pairs.
+    Else tiles are those of the table, as many as there could be, and what lies between the two products is by expert:
+    see `routing`.
 
     COMBINED: 0, or a power of two that holds all tokens: who comes last of a block of columns adds them up into sum,
-    as `combine_kernel` does, for which counters (see MoeCall) has a ticket. Not GATED.
+    as `combine_kernel` does, for which counters (see MoeCall) has a ticket. With FEW, not GATED.
 
     PREFETCH: bytes of each row of weights that are asked for before the kernel's turn has come: for the kernel behind
     one that has itself waited for the routing.
@@ -40,11 +45,19 @@ def experts_kernel(
     block = tl.program_id(0) % num_blocks
     if USE_PDL and PREFETCH == 0:
         tl.extra.cuda.gdc_wait()
-    num_tiles = tl.load(tiles_ptr + EXPERTS_PAD, cache_modifier=".cg")
-    place = tiles_ptr + EXPERTS_PAD + 1 + 3 * tile  # at once, though it may be beyond the last
-    expert = tl.load(place, cache_modifier=".cg").to(tl.int64)
-    first = tl.load(place + 1, cache_modifier=".cg")
-    end = tl.load(place + 2, cache_modifier=".cg")
+    if FEW:
+        is_tile, expert, tokens, rows, live = _few(
+            tile, ids_ptr, num_tokens, TOP_K, TOP_K_PAD, BY_PAIR, BLOCK_M
+        )
+    else:
+        place = tiles_ptr + TABLE + 4 * tile  # at once, though it may be beyond the last
+        is_tile = tile < tl.load(tiles_ptr, cache_modifier=".cg")
+        expert = tl.load(place, cache_modifier=".cg")
+        first = tl.load(place + 1, cache_modifier=".cg")
+        end = tl.load(place + 2, cache_modifier=".cg")
+        pairs_ptr = bins_ptr + tl.load(place + 3, cache_modifier=".cg")
+        rows = first + tl.arange(0, BLOCK_M)
+        live = rows < end
     # Eight rows of the gate, then eight of up, and so on: a thread of the tensor cores has both of a result.
     index = tl.arange(0, halves * BLOCK_N)
     if GATED:
@@ -52,25 +65,25 @@ def experts_kernel(
         row = tl.minimum(column, out_size - 1) + index // 8 % 2 * out_size
     else:
         row = tl.minimum(block * BLOCK_N + index, out_size - 1)
-    weight_rows = weight_ptr + (expert * (halves * out_size) + row) * IN_SIZE
+    weight_rows = weight_ptr + (expert.to(tl.int64) * (halves * out_size) + row) * IN_SIZE
     if USE_PDL and PREFETCH > 0:
-        if tile < num_tiles:
+        if is_tile:
             _prefetch(weight_rows, PREFETCH, halves * BLOCK_N)
         tl.extra.cuda.gdc_wait()
     if USE_PDL:
         tl.extra.cuda.gdc_launch_dependents()  # after the wait: who comes next may rely on the routing
-    if tile < num_tiles:
-        rows = first + tl.arange(0, BLOCK_M)
-        live = rows < end
-        pairs = tl.load(pairs_ptr + rows, mask=live, other=0, cache_modifier=".cg")
-        sources = rows
-        if GATED:
-            sources = rows * 0 if ONE_TOKEN else pairs // TOP_K
-        x_rows = x_ptr + sources.to(tl.int64) * x_stride
+    columns = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    if is_tile:
+        if FEW:
+            pairs = rows
+        else:
+            pairs = tl.load(pairs_ptr + tl.arange(0, BLOCK_M), mask=live, other=0, cache_modifier=".cg")
+            tokens = pairs // TOP_K
+        sources = tokens if GATED else rows
         sums = _products(
-            x_rows, live, weight_rows, IN_SIZE, TOKENS_WIDE, BLOCK_M, halves * BLOCK_N, BLOCK_K,
+            x_ptr + sources.to(tl.int64) * x_stride, live, weight_rows, IN_SIZE, TOKENS_WIDE, BLOCK_M, halves * BLOCK_N,
+            BLOCK_K,
         )  # fmt: skip
-        columns = block * BLOCK_N + tl.arange(0, BLOCK_N)
         mask = live[:, None] & (columns < out_size)[None, :]
         if GATED:
             sums = sums.reshape(BLOCK_M, BLOCK_N // 8, 2, 8).permute(0, 1, 3, 2).reshape(BLOCK_M, BLOCK_N, 2)
@@ -83,16 +96,34 @@ def experts_kernel(
             targets = pairs
         places = out_ptr + targets.to(tl.int64)[:, None] * out_size + columns[None, :]
         tl.store(places, out.to(out_ptr.dtype.element_ty), mask=mask)
-        if COMBINED > 0:
-            tl.debug_barrier()  # all of the results are written before the ticket is taken
-            ticket_ptr = counters_ptr + NUM_EXPERTS + 1 + block
-            if tl.atomic_add(ticket_ptr, 1, sem="acq_rel") == num_tiles - 1:
-                tl.store(ticket_ptr, 0)
-                _combine(
-                    out_ptr, shared_ptr, logits_ptr, slots_ptr, sum_ptr, tl.arange(0, COMBINED), columns,
-                    num_tokens, num_slots, out_size, sum_stride, shared_stride, shared_in_stride,
-                    NUM_EXPERTS, EXPERTS_PAD, TOP_K, HAS_GATE, HAS_SHARED, HAS_SLOTS,
-                )  # fmt: skip
+    if COMBINED > 0:
+        tl.debug_barrier()  # all of the results are written before the ticket is taken
+        ticket_ptr = counters_ptr + NUM_EXPERTS + 1 + block
+        if tl.atomic_add(ticket_ptr, 1, sem="acq_rel") == tl.num_programs(0) // num_blocks - 1:
+            tl.store(ticket_ptr, 0)
+            _combine(
+                out_ptr, shared_ptr, logits_ptr, slots_ptr, sum_ptr, tl.arange(0, COMBINED), columns,
+                num_tokens, num_slots, out_size, sum_stride, shared_stride, shared_in_stride,
+                NUM_EXPERTS, EXPERTS_PAD, TOP_K, HAS_GATE, HAS_SHARED, HAS_SLOTS,
+            )  # fmt: skip
+
+
+@triton.jit
+def _few(
+    tile, ids_ptr, num_tokens,
+    TOP_K: tl.constexpr, TOP_K_PAD: tl.constexpr, BY_PAIR: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """Whether there is such a tile, its expert, and for each token its index, its pair and whether it is sent there."""
+    tokens, places = tl.arange(0, BLOCK_M), tl.arange(0, TOP_K_PAD)
+    own = ids_ptr + tokens[:, None] * TOP_K + places[None, :]
+    known = (tokens < num_tokens)[:, None] & (places < TOP_K)[None, :]
+    expert = tl.load(ids_ptr + tile, cache_modifier=".cg") if BY_PAIR else tile
+    mine = tl.load(own, mask=known, other=-1, cache_modifier=".cg") == tl.maximum(expert, 0)
+    place = tl.max(tl.where(mine, places[None, :], -1), 1)
+    live = place >= 0
+    first = tl.min(tl.where(live, tokens, BLOCK_M), 0)
+    is_tile = (expert >= 0) & (first == tile // TOP_K) if BY_PAIR else first < BLOCK_M
+    return is_tile, tl.maximum(expert, 0), tokens, tokens * TOP_K + place, live
 
 
 @triton.jit
