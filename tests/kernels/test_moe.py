@@ -224,6 +224,25 @@ def test_plans(inputs, kernel_dtype, name, num_tokens):
     check(call, lambda call: run(call, PLANS[name]))
 
 
+@pytest.mark.parametrize("block_m", [64, 128])
+@pytest.mark.parametrize(
+    ("num_tokens", "hidden", "width"), [(33, HIDDEN, WIDTH), (300, 256, 128), (1500, 128, 192)]
+)
+def test_grouped_products(inputs, kernel_device, kernel_dtype, block_m, num_tokens, hidden, width):
+    """Rows gathered where their tokens are, tiles that are not full, and more tiles than programs."""
+    from oneloop_kernels.ops.linear.plans import can_stream
+    from oneloop_kernels.ops.moe.gpu import run
+
+    if not can_stream(kernel_device) or kernel_dtype.itemsize != 2:
+        pytest.skip("for Hopper and 16-bit types")
+    call = make_call(inputs, kernel_dtype, num_tokens, shared=True, gate=True, hidden=hidden, width=width)
+    slots = torch.arange(num_tokens, device=inputs.device)
+    call = call._replace(slots=slots.masked_fill(slots >= num_tokens - 3, -1))
+    products = (ProductPlan("grouped", block_n, 64, 3) for block_n in (64, 128))
+    plan = MoePlan(block_m, *products)
+    check(call, lambda call: run(call, plan))
+
+
 @pytest.mark.parametrize("num_tokens", [6, 45])
 def test_a_token_alone_and_among_others(inputs, kernel_dtype, num_tokens):
     """By the same plan, its result does not hang on who else is there, or where it stands."""

@@ -167,6 +167,8 @@ def candidates(block_m: int, *, gated: bool, many: bool, full: Shape) -> Iterato
     halves = 2 if gated else 1
     in_size = full.hidden if gated else full.width
     if many:
+        for stages in (3, 4):
+            yield ProductPlan("grouped", 128 if gated else 256, 64, stages, block_m // 16)
         for block_n, stages, warps in itertools.product((64, 128, 256), (3, 4), (4, 8)):
             columns = halves * block_n
             sums = block_m * columns // (32 * warps)

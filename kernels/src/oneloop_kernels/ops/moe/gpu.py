@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 import triton
 
-from oneloop_kernels.launch import pdl_options
-from oneloop_kernels.ops.linear.launches import Launch
+from oneloop_kernels.launch import num_sms, pdl_options
+from oneloop_kernels.ops.linear.launches import ROWS_OF_A_WARP, Launch, tensor_map
 from oneloop_kernels.ops.moe import NUM_TICKETS, num_counters
 from oneloop_kernels.ops.moe.plans import (
     MAX_FEW,
@@ -162,6 +162,8 @@ def _products(
     weight: torch.Tensor,
     out_size: int,
 ) -> Launch:
+    if product.kind == "grouped":
+        return _grouped(call, plan, product, routed, x, weight)
     gated = weight is call.experts.gate_up
     num_tokens, num_experts, top_k = call.x.shape[0], call.experts.num_experts, call.experts.top_k
     num_pairs = num_tokens * top_k
@@ -193,6 +195,43 @@ def _products(
         constants |= {"HAS_GATE": False, "HAS_SHARED": False, "HAS_SLOTS": False}
     grid = (num_tiles * triton.cdiv(out_size, product.block_n),)
     return Launch(experts_kernel, grid, arguments, constants, out)
+
+
+def _grouped(
+    call: MoeCall, plan: MoePlan, product: ProductPlan, routed: Routed, x: torch.Tensor, weight: torch.Tensor
+) -> Launch:
+    """By the kernel of Hopper."""
+    from oneloop_kernels.ops.moe.triton.grouped import grouped_kernel
+
+    if call.x.shape[0] <= MAX_FEW:
+        raise ValueError(f"grouped products are for more than {MAX_FEW} tokens")
+    gated = weight is call.experts.gate_up
+    out_size, in_size = weight.shape[1] // (2 if gated else 1), weight.shape[2]
+    num_pairs, device = call.x.shape[0] * call.experts.top_k, x.device
+    out = torch.empty(num_pairs, out_size, dtype=x.dtype, device=device)
+    num_items = plan.most_tiles(num_pairs, call.experts.num_experts) * -(-out_size // product.block_n)
+    arguments = (
+        x,
+        tensor_map(x, plan.block_m, product.block_k),
+        tensor_map(weight.view(-1, in_size), product.block_n, product.block_k),
+        out,
+        routed.weights,
+        routed.bins,
+        routed.tiles,
+        out_size,
+    )
+    constants: dict[str, object] = {
+        "IN_SIZE": in_size,
+        "GATED": gated,
+        "TOP_K": call.experts.top_k,
+        "BLOCK_M": plan.block_m,
+        "BLOCK_N": product.block_n,
+        "BLOCK_K": product.block_k,
+        "STAGES": product.num_stages,
+        "num_warps": plan.block_m // ROWS_OF_A_WARP,
+        **pdl_options(device),
+    }
+    return Launch(grouped_kernel, (min(num_items, num_sms(device)),), arguments, constants, out)
 
 
 def combine(call: MoeCall, routed: Routed, outputs: torch.Tensor) -> None:

@@ -39,9 +39,11 @@ _STAGE_BYTES: Final = 32 << 10
 
 @dataclass(frozen=True, slots=True)
 class ProductPlan:
-    """Constants of `triton.experts.experts_kernel`. kind: which are the wide side. prefetch: for down."""
+    """Constants of `triton.experts.experts_kernel`, or with the kind "grouped" of `triton.grouped.grouped_kernel`, which
+    is for Hopper, 16-bit types and more than MAX_FEW tokens. kind: else which are the wide side. prefetch: for down.
+    """
 
-    kind: Literal["weights", "tokens"]
+    kind: Literal["weights", "tokens", "grouped"]
     block_n: int
     block_k: int
     num_stages: int
