@@ -181,6 +181,7 @@ def _products(
         "TOP_K_PAD": triton.next_power_of_2(top_k),
         "FEW": few,
         "BY_PAIR": few and num_pairs <= num_experts,
+        "ONE_TOKEN": num_tokens == 1,
         "TOKENS_WIDE": product.kind == "tokens",
         "BLOCK_M": max(_LEAST_ROWS[product.kind], triton.next_power_of_2(num_tokens)) if few else plan.block_m,
         "BLOCK_N": product.block_n,

@@ -19,7 +19,7 @@ def experts_kernel(
     sum_ptr, shared_ptr, logits_ptr, slots_ptr, counters_ptr,
     out_size, x_stride, num_tokens, num_slots, sum_stride, shared_stride, shared_in_stride,
     IN_SIZE: tl.constexpr, GATED: tl.constexpr, TOP_K: tl.constexpr, TOP_K_PAD: tl.constexpr, EXPERTS_PAD: tl.constexpr,
-    FEW: tl.constexpr, BY_PAIR: tl.constexpr, TOKENS_WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    FEW: tl.constexpr, BY_PAIR: tl.constexpr, ONE_TOKEN: tl.constexpr, TOKENS_WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, PREFETCH: tl.constexpr, COMBINED: tl.constexpr, NUM_EXPERTS: tl.constexpr,
     HAS_GATE: tl.constexpr, HAS_SHARED: tl.constexpr, HAS_SLOTS: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
@@ -47,7 +47,7 @@ def experts_kernel(
         tl.extra.cuda.gdc_wait()
     if FEW:
         is_tile, expert, tokens, rows, live = _few(
-            tile, ids_ptr, num_tokens, TOP_K, TOP_K_PAD, BY_PAIR, BLOCK_M
+            tile, ids_ptr, num_tokens, TOP_K, TOP_K_PAD, BY_PAIR, ONE_TOKEN, BLOCK_M
         )
     else:
         place = tiles_ptr + TABLE + 4 * tile  # at once, though it may be beyond the last
@@ -111,13 +111,15 @@ def experts_kernel(
 @triton.jit
 def _few(
     tile, ids_ptr, num_tokens,
-    TOP_K: tl.constexpr, TOP_K_PAD: tl.constexpr, BY_PAIR: tl.constexpr, BLOCK_M: tl.constexpr,
+    TOP_K: tl.constexpr, TOP_K_PAD: tl.constexpr, BY_PAIR: tl.constexpr, ONE_TOKEN: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """Whether there is such a tile, its expert, and for each token its index, its pair and whether it is sent there."""
     tokens, places = tl.arange(0, BLOCK_M), tl.arange(0, TOP_K_PAD)
+    expert = tl.load(ids_ptr + tile, cache_modifier=".cg") if BY_PAIR else tile
+    if ONE_TOKEN and BY_PAIR:  # whose experts are all different
+        return expert >= 0, tl.maximum(expert, 0), tokens, tokens + tile, tokens == 0
     own = ids_ptr + tokens[:, None] * TOP_K + places[None, :]
     known = (tokens < num_tokens)[:, None] & (places < TOP_K)[None, :]
-    expert = tl.load(ids_ptr + tile, cache_modifier=".cg") if BY_PAIR else tile
     mine = tl.load(own, mask=known, other=-1, cache_modifier=".cg") == tl.maximum(expert, 0)
     place = tl.max(tl.where(mine, places[None, :], -1), 1)
     live = place >= 0
