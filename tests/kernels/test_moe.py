@@ -31,6 +31,10 @@ PLANS = {
     "prefetch": MoePlan(
         block_m=16, gate_up=WIDE_WEIGHTS, down=replace(WIDE_WEIGHTS, block_n=64, prefetch=64)
     ),
+    "together": MoePlan(block_m=16, gate_up=WIDE_WEIGHTS, down=WIDE_WEIGHTS, combined=True, together=True),
+    "together ahead": MoePlan(
+        block_m=64, gate_up=WIDE_TOKENS, down=replace(WIDE_WEIGHTS, prefetch=64), together=True
+    ),
 }
 HIDDEN, WIDTH = 96, 40
 

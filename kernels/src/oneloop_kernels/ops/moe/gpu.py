@@ -19,7 +19,7 @@ from oneloop_kernels.ops.moe.plans import (
     plan_for,
     route_plan,
 )
-from oneloop_kernels.ops.moe.triton.experts import combine_kernel, experts_kernel
+from oneloop_kernels.ops.moe.triton.experts import both_kernel, combine_kernel, experts_kernel
 from oneloop_kernels.ops.moe.triton.routing import TABLE, route_kernel
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Routed(NamedTuple):
 
     hidden: [num_tokens, hidden], norm(x). logits: [splits, num_tokens, experts_pad] float32, of which the first has the
     shared gate's column. ids: [P] int32, −1 for padding. weights: [P] float32. bins, tiles: of many tokens, see
-    `triton.routing.route_kernel`; of few the same as ids, which nobody reads there.
+    `triton.routing.route_kernel`; of few the same as ids, which nobody reads there. flags: int32 zeros, one per tile.
     """
 
     hidden: torch.Tensor
@@ -47,6 +47,7 @@ class Routed(NamedTuple):
     weights: torch.Tensor
     bins: torch.Tensor
     tiles: torch.Tensor
+    flags: torch.Tensor
     experts_pad: int
 
 
@@ -65,8 +66,11 @@ def shape_of(call: MoeCall) -> Shape:
 def run(call: MoeCall, plan: MoePlan) -> None:
     """The call by that plan."""
     routed = route(call, plan)
-    inner = gate_up(call, plan, routed).run()
-    outputs = down(call, plan, routed, inner).run()
+    if plan.together:
+        outputs = both(call, plan, routed).run()
+    else:
+        inner = gate_up(call, plan, routed).run()
+        outputs = down(call, plan, routed, inner).run()
     if not combines(call, plan):
         combine(call, routed, outputs)
 
@@ -85,8 +89,8 @@ def route(call: MoeCall, plan: MoePlan, cut: RoutePlan | None = None) -> Routed:
         x, call.norm.weight, experts.router,
         x if call.slots is None else call.slots,
         x if call.statistics is None else call.statistics,
-        routed.hidden, routed.logits, routed.ids, routed.weights, routed.bins, routed.tiles, call.counters,
-        num_tokens, 0 if call.slots is None else call.slots.shape[0], x.stride(0), call.norm.eps,
+        routed.hidden, routed.logits, routed.ids, routed.weights, routed.bins, routed.tiles, routed.flags, call.counters,
+        routed.flags.numel(), num_tokens, 0 if call.slots is None else call.slots.shape[0], x.stride(0), call.norm.eps,
     )  # fmt: skip
     route_kernel[(triton.cdiv(num_tokens, cut.tokens) * cut.splits,)](
         *arguments,
@@ -114,14 +118,16 @@ def route(call: MoeCall, plan: MoePlan, cut: RoutePlan | None = None) -> Routed:
 
 def _routed(call: MoeCall, plan: MoePlan, cut: RoutePlan, experts_pad: int) -> Routed:
     """Uninitialised."""
-    (num_tokens, hidden), device = call.x.shape, call.x.device
+    num_tokens, device = call.x.shape[0], call.x.device
     num_experts, num_pairs = call.experts.num_experts, num_tokens * call.experts.top_k
     ids = torch.empty(num_pairs, dtype=torch.int32, device=device)
     bins = tiles = ids
+    num_flags = -(-_num_tiles(call, plan) // 4) * 4  # so that what lies behind is at 16 bytes
+    flags = torch.empty(num_flags, dtype=torch.int32, device=device)
     if num_tokens > MAX_FEW:
-        table_size = TABLE.value + 4 * plan.most_tiles(num_pairs, num_experts)
-        tables = torch.empty(table_size + num_experts * num_tokens, dtype=torch.int32, device=device)
-        tiles, bins = tables[:table_size], tables[table_size:]
+        table_size = TABLE.value + 4 * num_flags
+        tables = torch.empty(num_flags + table_size + num_experts * num_tokens, dtype=torch.int32, device=device)
+        flags, tiles, bins = tables.split([num_flags, table_size, num_experts * num_tokens])
     return Routed(
         torch.empty_like(call.x),
         torch.empty(cut.splits, num_tokens, experts_pad, dtype=torch.float32, device=device),
@@ -129,6 +135,7 @@ def _routed(call: MoeCall, plan: MoePlan, cut: RoutePlan, experts_pad: int) -> R
         torch.empty(num_pairs, dtype=torch.float32, device=device),
         bins,
         tiles,
+        flags,
         experts_pad,
     )
 
@@ -165,37 +172,87 @@ def _products(
     if product.kind == "grouped":
         return _grouped(call, plan, product, routed, x, weight)
     gated = weight is call.experts.gate_up
-    num_tokens, num_experts, top_k = call.x.shape[0], call.experts.num_experts, call.experts.top_k
-    num_pairs = num_tokens * top_k
-    few, combined = num_tokens <= MAX_FEW, not gated and combines(call, plan)
-    out = torch.empty(num_pairs, out_size, dtype=x.dtype, device=x.device)
-    num_tiles = min(num_pairs, num_experts) if few else plan.most_tiles(num_pairs, num_experts)
-    tensors, strides, constants = _sum_arguments(call, routed)
+    num_tokens, few = call.x.shape[0], call.x.shape[0] <= MAX_FEW
+    combined = not gated and combines(call, plan)
+    out = torch.empty(num_tokens * call.experts.top_k, out_size, dtype=x.dtype, device=x.device)
+    tensors, strides, around = _sum_arguments(call, routed, combined=combined)
     arguments = (
         x, weight, out, routed.ids, routed.weights, routed.bins, routed.tiles, call.x, *tensors, call.counters,
         out_size, x.stride(0), *strides,
     )  # fmt: skip
-    constants |= {
+    constants = {
+        **around,
+        **_tile_constants(call),
         "IN_SIZE": weight.shape[2],
         "GATED": gated,
-        "TOP_K_PAD": triton.next_power_of_2(top_k),
-        "FEW": few,
-        "BY_PAIR": few and num_pairs <= num_experts,
-        "ONE_TOKEN": num_tokens == 1,
         "TOKENS_WIDE": product.kind == "tokens",
-        "BLOCK_M": max(_LEAST_ROWS[product.kind], triton.next_power_of_2(num_tokens)) if few else plan.block_m,
+        "BLOCK_M": _rows_of_few(num_tokens, product) if few else plan.block_m,
         "BLOCK_N": product.block_n,
         "BLOCK_K": product.block_k,
+        "STAGES": product.num_stages,
         "PREFETCH": 0 if gated else product.prefetch,
-        "COMBINED": max(2, triton.next_power_of_2(num_tokens)) if combined else 0,
         "num_warps": product.num_warps,
-        "num_stages": product.num_stages,
         **pdl_options(x.device),
     }
-    if not combined:
-        constants |= {"HAS_GATE": False, "HAS_SHARED": False, "HAS_SLOTS": False}
-    grid = (num_tiles * triton.cdiv(out_size, product.block_n),)
+    grid = (_num_tiles(call, plan) * triton.cdiv(out_size, product.block_n),)
     return Launch(experts_kernel, grid, arguments, constants, out)
+
+
+def both(call: MoeCall, plan: MoePlan, routed: Routed) -> Launch:
+    """gate_up and down by one kernel; the result as of `down`."""
+    (num_tokens, hidden), experts = call.x.shape, call.experts
+    first, second = plan.gate_up, plan.down
+    few, num_tiles = num_tokens <= MAX_FEW, _num_tiles(call, plan)
+    inner = torch.empty(num_tokens * experts.top_k, experts.width, dtype=call.x.dtype, device=call.x.device)
+    out = torch.empty(num_tokens * experts.top_k, hidden, dtype=call.x.dtype, device=call.x.device)
+    tensors, strides, around = _sum_arguments(call, routed, combined=combines(call, plan))
+    arguments = (
+        routed.hidden, experts.gate_up, inner, experts.down, out, routed.ids, routed.weights, routed.bins, routed.tiles,
+        routed.flags, call.x, *tensors, call.counters, num_tiles, *strides,
+    )  # fmt: skip
+    constants = {
+        **around,
+        **_tile_constants(call),
+        "HIDDEN": hidden,
+        "WIDTH": experts.width,
+        "BLOCK_M": max(_rows_of_few(num_tokens, one) for one in (first, second)) if few else plan.block_m,
+        "GATE_WIDE": first.kind == "tokens",
+        "GATE_N": first.block_n,
+        "GATE_K": first.block_k,
+        "GATE_STAGES": first.num_stages,
+        "DOWN_WIDE": second.kind == "tokens",
+        "DOWN_N": second.block_n,
+        "DOWN_K": second.block_k,
+        "DOWN_STAGES": second.num_stages,
+        "PREFETCH": second.prefetch,
+        "num_warps": second.num_warps,
+        **pdl_options(call.x.device),
+    }
+    grid = (num_tiles * (triton.cdiv(experts.width, first.block_n) + triton.cdiv(hidden, second.block_n)),)
+    return Launch(both_kernel, grid, arguments, constants, out)
+
+
+def _num_tiles(call: MoeCall, plan: MoePlan) -> int:
+    """As many as there could be."""
+    num_pairs, num_experts = call.x.shape[0] * call.experts.top_k, call.experts.num_experts
+    few = call.x.shape[0] <= MAX_FEW
+    return min(num_pairs, num_experts) if few else plan.most_tiles(num_pairs, num_experts)
+
+
+def _rows_of_few(num_tokens: int, product: ProductPlan) -> int:
+    """Rows of a tile that has all tokens."""
+    return max(_LEAST_ROWS[product.kind], triton.next_power_of_2(num_tokens))
+
+
+def _tile_constants(call: MoeCall) -> dict[str, object]:
+    """Of how a program finds its tile."""
+    num_tokens, experts = call.x.shape[0], call.experts
+    return {
+        "TOP_K_PAD": triton.next_power_of_2(experts.top_k),
+        "FEW": num_tokens <= MAX_FEW,
+        "BY_PAIR": num_tokens <= MAX_FEW and num_tokens * experts.top_k <= experts.num_experts,
+        "ONE_TOKEN": num_tokens == 1,
+    }
 
 
 def _grouped(
@@ -210,7 +267,7 @@ def _grouped(
     out_size, in_size = weight.shape[1] // (2 if gated else 1), weight.shape[2]
     num_pairs, device = call.x.shape[0] * call.experts.top_k, x.device
     out = torch.empty(num_pairs, out_size, dtype=x.dtype, device=device)
-    num_items = plan.most_tiles(num_pairs, call.experts.num_experts) * -(-out_size // product.block_n)
+    num_items = _num_tiles(call, plan) * -(-out_size // product.block_n)
     arguments = (
         x,
         tensor_map(x, plan.block_m, product.block_k),
@@ -238,7 +295,8 @@ def _grouped(
 def combine(call: MoeCall, routed: Routed, outputs: torch.Tensor) -> None:
     """x += the sum of each token's rows, and the shared expert's."""
     num_tokens, hidden = call.x.shape
-    tensors, (_, num_slots, *strides), constants = _sum_arguments(call, routed)
+    tensors, (_, num_slots, *strides), constants = _sum_arguments(call, routed, combined=True)
+    del constants["COMBINED"]
     block = min(_COMBINE_BLOCK, triton.next_power_of_2(hidden))
     combine_kernel[(num_tokens, triton.cdiv(hidden, block))](
         outputs, *tensors, call.x, num_tokens, num_slots, hidden, *strides,
@@ -247,7 +305,7 @@ def combine(call: MoeCall, routed: Routed, outputs: torch.Tensor) -> None:
 
 
 def _sum_arguments(
-    call: MoeCall, routed: Routed
+    call: MoeCall, routed: Routed, *, combined: bool
 ) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...], dict[str, object]]:
     """Of the sum over a token's experts: tensors (shared, logits, slots), numbers and strides, constants."""
     x, shared, slots = call.x, call.shared, call.slots
@@ -258,8 +316,9 @@ def _sum_arguments(
         "NUM_EXPERTS": call.experts.num_experts,
         "EXPERTS_PAD": routed.experts_pad,
         "TOP_K": call.experts.top_k,
-        "HAS_GATE": call.experts.has_shared_gate,
-        "HAS_SHARED": shared is not None,
-        "HAS_SLOTS": slots is not None,
+        "HAS_GATE": combined and call.experts.has_shared_gate,
+        "HAS_SHARED": combined and shared is not None,
+        "HAS_SLOTS": combined and slots is not None,
+        "COMBINED": max(2, triton.next_power_of_2(x.shape[0])) if combined else 0,
     }
     return tensors, (x.shape[0], num_slots, x.stride(0), *shared_strides), constants

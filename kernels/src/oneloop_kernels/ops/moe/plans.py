@@ -53,12 +53,15 @@ class ProductPlan:
 
 @dataclass(frozen=True, slots=True)
 class MoePlan:
-    """block_m: pairs of a tile. combined: down's kernel does the sum, of few tokens."""
+    """block_m: pairs of a tile. combined: down's kernel does the sum, of few tokens. together: both products are one
+    kernel, of down's number of warps; not of the kind "grouped".
+    """
 
     block_m: int
     gate_up: ProductPlan
     down: ProductPlan
     combined: bool = False
+    together: bool = False
 
     def most_tiles(self, num_pairs: int, num_experts: int) -> int:
         """Each expert with pairs has a tile that may not be full."""

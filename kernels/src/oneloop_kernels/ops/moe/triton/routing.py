@@ -21,10 +21,10 @@ TABLE = tl.constexpr(4)
 """Where the entries of the table of tiles begin: behind their number, at 16 bytes."""
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_slots"])
+@triton.jit(do_not_specialize=["num_flags", "num_tokens", "num_slots"])
 def route_kernel(
     x_ptr, norm_ptr, router_ptr, slots_ptr, statistics_ptr, hidden_ptr, logits_ptr, ids_ptr, weights_ptr,
-    bins_ptr, tiles_ptr, counters_ptr, num_tokens, num_slots, x_stride, eps,
+    bins_ptr, tiles_ptr, flags_ptr, counters_ptr, num_flags, num_tokens, num_slots, x_stride, eps,
     HAS_SLOTS: tl.constexpr, HAS_STATISTICS: tl.constexpr, NUM_EXPERTS: tl.constexpr, NUM_ROWS: tl.constexpr,
     EXPERTS_PAD: tl.constexpr, TOP_K: tl.constexpr, TOP_K_PAD: tl.constexpr, RENORMALISED: tl.constexpr,
     HIDDEN: tl.constexpr, BLOCK_T: tl.constexpr, SPLITS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_H: tl.constexpr,
@@ -35,7 +35,7 @@ def route_kernel(
     hidden: [num_tokens, HIDDEN] takes norm(x). logits: float32 [SPLITS, num_tokens, EXPERTS_PAD], EXPERTS_PAD at least
     NUM_ROWS (of the router), takes shares, then in the first the shared gate's logits. ids (int32, −1 for padding) and
     weights (float32): [num_tokens, TOP_K]. bins: int32 [NUM_EXPERTS, num_tokens] takes each expert's pairs, by the index
-    token · TOP_K + place. tiles: see `_write_tiles`. BLOCK_K: columns of a product; where it is a split's slice, the
+    token · TOP_K + place. tiles: see `_write_tiles`. flags: int32 [num_flags] takes zeros. BLOCK_K: columns of a product; where it is a split's slice, the
     router is asked for before the kernel's turn.
     """
     SLICE: tl.constexpr = (HIDDEN + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
@@ -53,6 +53,10 @@ def route_kernel(
     if USE_PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+    if tl.program_id(0) == 0:
+        for start in range(0, num_flags, BLOCK_H):
+            flags = start + tl.arange(0, BLOCK_H)
+            tl.store(flags_ptr + flags, 0, mask=flags < num_flags)
     x_rows = x_ptr + tokens.to(tl.int64) * x_stride
     inverse = tl.rsqrt(_squares(x_rows, live, HIDDEN, BLOCK_T, BLOCK_H) / HIDDEN + eps)
     logits = tl.zeros([EXPERTS_PAD, BLOCK_T], tl.float32)
