@@ -126,7 +126,9 @@ def _routed(call: MoeCall, plan: MoePlan, cut: RoutePlan, experts_pad: int) -> R
     flags = torch.empty(num_flags, dtype=torch.int32, device=device)
     if num_tokens > MAX_FEW:
         table_size = TABLE.value + 4 * num_flags
-        tables = torch.empty(num_flags + table_size + num_experts * num_tokens, dtype=torch.int32, device=device)
+        tables = torch.empty(
+            num_flags + table_size + num_experts * num_tokens, dtype=torch.int32, device=device
+        )
         flags, tiles, bins = tables.split([num_flags, table_size, num_experts * num_tokens])
     return Routed(
         torch.empty_like(call.x),
@@ -155,9 +157,7 @@ def down(call: MoeCall, plan: MoePlan, routed: Routed, inner: torch.Tensor) -> L
 def combines(call: MoeCall, plan: MoePlan) -> bool:
     """Whether the kernel of down leaves no sum to do."""
     num_tokens, hidden = call.x.shape
-    return (
-        plan.combined and num_tokens <= MAX_FEW and triton.cdiv(hidden, plan.down.block_n) < NUM_TICKETS
-    )
+    return plan.combined and num_tokens <= MAX_FEW and triton.cdiv(hidden, plan.down.block_n) < NUM_TICKETS
 
 
 def _products(

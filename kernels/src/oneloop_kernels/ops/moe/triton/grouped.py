@@ -151,7 +151,9 @@ def _gather(
     IN_SIZE: gl.constexpr, TOP_K: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """The warps that copy rows of x from where their tokens are. Rows behind a tile's last are some token's."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // (BLOCK_K // 8), BLOCK_K // 8], [gl.num_warps(), 1], [1, 0])
+    layout: gl.constexpr = gl.BlockedLayout(
+        [1, 8], [32 // (BLOCK_K // 8), BLOCK_K // 8], [gl.num_warps(), 1], [1, 0]
+    )
     index = gl.arange(0, BLOCK_M, gl.SliceLayout(1, layout))
     columns = gl.arange(0, BLOCK_K, gl.SliceLayout(0, layout))
     num_blocks = gl.cdiv(out_size, BLOCK_N)
@@ -159,7 +161,9 @@ def _gather(
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
         place = tiles_ptr + TABLE + 4 * (item // num_blocks)
         count = _fetch(place + 2) - _fetch(place + 1)
-        pairs = gl.load(bins_ptr + _fetch(place + 3) + index, mask=index < count, other=0, cache_modifier=".cg")
+        pairs = gl.load(
+            bins_ptr + _fetch(place + 3) + index, mask=index < count, other=0, cache_modifier=".cg"
+        )
         places = x_ptr + (pairs // TOP_K).to(gl.int64)[:, None] * IN_SIZE + columns[None, :]
         for column in range(0, IN_SIZE, BLOCK_K):
             stage = unit % STAGES
@@ -199,9 +203,7 @@ def _multiply(
             mbarrier.wait(arrived.index(stage), (unit // STAGES) & 1)
             if GATED:
                 fence_async_shared()  # what was gathered was not written by the copy engine
-            sums = warpgroup_mma(
-                rows.index(stage), weights.index(stage).permute((1, 0)), sums, is_async=True
-            )
+            sums = warpgroup_mma(rows.index(stage), weights.index(stage).permute((1, 0)), sums, is_async=True)
             sums = warpgroup_mma_wait(1, deps=[sums])
             # Those of the block before are through; this one's are under way.
             mbarrier.arrive(free.index((unit + STAGES - 1) % STAGES), pred=column > 0)
