@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 import triton
@@ -89,8 +89,8 @@ def route(call: MoeCall, plan: MoePlan, cut: RoutePlan | None = None) -> Routed:
         x, call.norm.weight, experts.router,
         x if call.slots is None else call.slots,
         x if call.statistics is None else call.statistics,
-        routed.hidden, routed.logits, routed.ids, routed.weights, routed.bins, routed.tiles, routed.flags, call.counters,
-        routed.flags.numel(), num_tokens, 0 if call.slots is None else call.slots.shape[0], x.stride(0), call.norm.eps,
+        routed.hidden, routed.logits, routed.ids, routed.weights, routed.bins, routed.tiles, routed.flags,
+        call.counters, routed.flags.numel(), num_tokens, 0 if call.slots is None else call.slots.shape[0], x.stride(0), call.norm.eps,
     )  # fmt: skip
     route_kernel[(triton.cdiv(num_tokens, cut.tokens) * cut.splits,)](
         *arguments,

@@ -39,8 +39,8 @@ _STAGE_BYTES: Final = 32 << 10
 
 @dataclass(frozen=True, slots=True)
 class ProductPlan:
-    """Constants of `triton.experts.experts_kernel`, or with the kind "grouped" of `triton.grouped.grouped_kernel`, which
-    is for Hopper, 16-bit types and more than MAX_FEW tokens. kind: else which are the wide side. prefetch: for down.
+    """Constants of `triton.experts`, or with the kind "grouped" of `triton.grouped`, which is for Hopper, 16-bit types
+    and more than MAX_FEW tokens. kind: else which are the wide side. prefetch: for down.
     """
 
     kind: Literal["weights", "tokens", "grouped"]
@@ -70,7 +70,7 @@ class MoePlan:
 
 @dataclass(frozen=True, slots=True)
 class RoutePlan:
-    """Constants of `triton.routing.route_kernel`: tokens of a block, slices of the hidden size, columns of a product."""
+    """Constants of `triton.routing`: tokens of a block, slices of the hidden size, columns of a product."""
 
     tokens: int
     splits: int

@@ -80,7 +80,7 @@ def both_kernel(
     PREFETCH: tl.constexpr, COMBINED: tl.constexpr, NUM_EXPERTS: tl.constexpr, HAS_GATE: tl.constexpr,
     HAS_SHARED: tl.constexpr, HAS_SLOTS: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
-    """Both products of `experts_kernel`: programs of down behind those of gate and up, of which each waits for its tile.
+    """Both products of `experts_kernel`: programs of down behind those of gate and up. Each waits for its tile.
 
     Programs begin in their order, so that those that are waited for run. flags: int32, a zero per tile, counted up.
     Grid: [num_tiles · (ceil(WIDTH / GATE_N) + ceil(HIDDEN / DOWN_N))].
@@ -102,8 +102,8 @@ def both_kernel(
     if is_gate:
         if is_tile:
             _compute(
-                x_ptr, HIDDEN, _rows_of(gate_up_ptr, expert, block, WIDTH, HIDDEN, True, GATE_N), inner_ptr, factors_ptr,
-                pairs_ptr, tokens, rows, live, block, WIDTH,
+                x_ptr, HIDDEN, _rows_of(gate_up_ptr, expert, block, WIDTH, HIDDEN, True, GATE_N), inner_ptr,
+                factors_ptr, pairs_ptr, tokens, rows, live, block, WIDTH,
                 HIDDEN, True, TOP_K, FEW, GATE_WIDE, BLOCK_M, GATE_N, GATE_K, GATE_STAGES,
             )  # fmt: skip
             tl.debug_barrier()  # all of it is written before it is counted
@@ -156,8 +156,8 @@ def _tile_of(
 def _rows_of(
     weight_ptr, expert, block, out_size, IN_SIZE: tl.constexpr, GATED: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    """Pointers to a block's rows of weights. Eight rows of the gate, then eight of up, and so on: a thread of the tensor
-    cores has both of a result."""
+    """Pointers to a block's rows of weights. Eight of the gate, then eight of up, and so on: a thread of the tensor cores
+    has both of a result."""
     halves: tl.constexpr = 2 if GATED else 1
     index = tl.arange(0, halves * BLOCK_N)
     if GATED:

@@ -1,8 +1,8 @@
 """The experts' products on Hopper for many tokens: tiles of one expert's pairs times blocks of its results.
 
 Programs stay, and take one tile and block after another: those that run at a time share experts and rows, so that
-either comes from memory once. One warp copies weights. Before the gate and up, rows of x are where their tokens are, and
-two warps gather them; before down they lie side by side, and are copied like weights. Four or eight warps multiply.
+either comes from memory once. One warp copies weights. For gate and up, rows of x are where their tokens are, and two
+warps gather them; for down they lie side by side, and are copied like weights. Four or eight warps multiply.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def _out_layout(columns, num_warps):
 @gluon.jit
 def grouped_kernel(
     x_ptr, x_desc, weight_desc, out_ptr, factors_ptr, bins_ptr, tiles_ptr, out_size,
-    IN_SIZE: gl.constexpr, GATED: gl.constexpr, TOP_K: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
-    STAGES: gl.constexpr, USE_PDL: gl.constexpr,
+    IN_SIZE: gl.constexpr, GATED: gl.constexpr, TOP_K: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr, STAGES: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
     """As experts_kernel of tiles of the table: see there. Grid: any size.
 
@@ -119,7 +119,8 @@ def grouped_kernel(
 @gluon.jit
 def _copy(
     x_desc, weight_desc, rows, weights, arrived, free, tiles_ptr, num_items, out_size,
-    IN_SIZE: gl.constexpr, GATED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
+    IN_SIZE: gl.constexpr, GATED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """The warp that copies weights, and rows that lie side by side."""
     halves: gl.constexpr = 2 if GATED else 1
@@ -148,7 +149,8 @@ def _copy(
 @gluon.jit
 def _gather(
     x_ptr, rows, arrived, free, bins_ptr, tiles_ptr, num_items, out_size,
-    IN_SIZE: gl.constexpr, TOP_K: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
+    IN_SIZE: gl.constexpr, TOP_K: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """The warps that copy rows of x from where their tokens are. Rows behind a tile's last are some token's."""
     layout: gl.constexpr = gl.BlockedLayout(
@@ -181,7 +183,8 @@ def _gather(
 @gluon.jit
 def _multiply(
     rows, weights, arrived, free, out_ptr, factors_ptr, bins_ptr, tiles_ptr, num_items, out_size,
-    IN_SIZE: gl.constexpr, GATED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
+    IN_SIZE: gl.constexpr, GATED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """The warps that multiply and write."""
     halves: gl.constexpr = 2 if GATED else 1

@@ -34,9 +34,9 @@ def route_kernel(
 
     hidden: [num_tokens, HIDDEN] takes norm(x). logits: float32 [SPLITS, num_tokens, EXPERTS_PAD], EXPERTS_PAD at least
     NUM_ROWS (of the router), takes shares, then in the first the shared gate's logits. ids (int32, −1 for padding) and
-    weights (float32): [num_tokens, TOP_K]. bins: int32 [NUM_EXPERTS, num_tokens] takes each expert's pairs, by the index
-    token · TOP_K + place. tiles: see `_write_tiles`. flags: int32 [num_flags] takes zeros. BLOCK_K: columns of a product; where it is a split's slice, the
-    router is asked for before the kernel's turn.
+    weights (float32): [num_tokens, TOP_K]. bins: int32 [NUM_EXPERTS, num_tokens] takes each expert's pairs, by the
+    index token · TOP_K + place. tiles: see `_write_tiles`. flags: int32 [num_flags] takes zeros. BLOCK_K: columns of a
+    product; where it is a split's slice, the router is asked for before the kernel's turn.
     """
     SLICE: tl.constexpr = (HIDDEN + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
     block, split = tl.program_id(0) // SPLITS, tl.program_id(0) % SPLITS
