@@ -90,7 +90,8 @@ def route(call: MoeCall, plan: MoePlan, cut: RoutePlan | None = None) -> Routed:
         x if call.slots is None else call.slots,
         x if call.statistics is None else call.statistics,
         routed.hidden, routed.logits, routed.ids, routed.weights, routed.bins, routed.tiles, routed.flags,
-        call.counters, routed.flags.numel(), num_tokens, 0 if call.slots is None else call.slots.shape[0], x.stride(0), call.norm.eps,
+        call.counters, routed.flags.numel(), num_tokens, 0 if call.slots is None else call.slots.shape[0],
+        x.stride(0), call.norm.eps,
     )  # fmt: skip
     route_kernel[(triton.cdiv(num_tokens, cut.tokens) * cut.splits,)](
         *arguments,
@@ -129,7 +130,8 @@ def _routed(call: MoeCall, plan: MoePlan, cut: RoutePlan, experts_pad: int) -> R
         tables = torch.empty(
             num_flags + table_size + num_experts * num_tokens, dtype=torch.int32, device=device
         )
-        flags, tiles, bins = tables.split([num_flags, table_size, num_experts * num_tokens])
+        flags, tiles = tables[:num_flags], tables[num_flags : num_flags + table_size]
+        bins = tables[num_flags + table_size :]
     return Routed(
         torch.empty_like(call.x),
         torch.empty(cut.splits, num_tokens, experts_pad, dtype=torch.float32, device=device),
@@ -241,7 +243,7 @@ def _num_tiles(call: MoeCall, plan: MoePlan) -> int:
 
 def _rows_of_few(num_tokens: int, product: ProductPlan) -> int:
     """Rows of a tile that has all tokens."""
-    return max(_LEAST_ROWS[product.kind], triton.next_power_of_2(num_tokens))
+    return max(_LEAST_ROWS[product.kind], 1 << (num_tokens - 1).bit_length())
 
 
 def _tile_constants(call: MoeCall) -> dict[str, object]:

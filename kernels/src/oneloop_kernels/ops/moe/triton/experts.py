@@ -156,8 +156,8 @@ def _tile_of(
 def _rows_of(
     weight_ptr, expert, block, out_size, IN_SIZE: tl.constexpr, GATED: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    """Pointers to a block's rows of weights. Eight of the gate, then eight of up, and so on: a thread of the tensor cores
-    has both of a result."""
+    """Pointers to a block's rows of weights. Eight of the gate, then eight of up, and so on: a thread of the tensor
+    cores has both of a result."""
     halves: tl.constexpr = 2 if GATED else 1
     index = tl.arange(0, halves * BLOCK_N)
     if GATED:
