@@ -21,6 +21,7 @@ from oneloop_kernels.ops.moe.plans import (
 )
 from oneloop_kernels.ops.moe.triton.experts import both_kernel, combine_kernel, experts_kernel
 from oneloop_kernels.ops.moe.triton.routing import TABLE, route_kernel
+from oneloop_kernels.order import order_is_fixed
 
 if TYPE_CHECKING:
     from oneloop_kernels.ops.moe import MoeCall
@@ -53,8 +54,10 @@ class Routed(NamedTuple):
 
 def moe(call: MoeCall) -> None:
     """See ops.moe.Moe."""
-    if call.x.shape[0]:
-        run(call, plan_for(call.x.device, call.x.dtype, call.x.shape[0], shape_of(call)))
+    num_tokens = call.x.shape[0]
+    if num_tokens:
+        least = MAX_FEW + 1 if order_is_fixed() else 1  # few tokens have products of other instructions
+        run(call, plan_for(call.x.device, call.x.dtype, max(num_tokens, least), shape_of(call)))
 
 
 def shape_of(call: MoeCall) -> Shape:
@@ -83,7 +86,7 @@ def route(call: MoeCall, plan: MoePlan, cut: RoutePlan | None = None) -> Routed:
         raise ValueError(f"counters: {num_counters(experts.num_experts)} are needed")
     num_rows = experts.router.shape[0]
     experts_pad = max(_MIN_ROWS, triton.next_power_of_2(num_rows))
-    cut = cut or route_plan(num_tokens, hidden, experts_pad, x.dtype.itemsize)
+    cut = cut or route_plan(num_tokens, hidden, experts_pad, x.dtype.itemsize, fixed=order_is_fixed())
     routed = _routed(call, plan, cut, experts_pad)
     arguments = (
         x, call.norm.weight, experts.router,
@@ -108,7 +111,7 @@ def route(call: MoeCall, plan: MoePlan, cut: RoutePlan | None = None) -> Routed:
         SPLITS=cut.splits,
         BLOCK_K=cut.columns,
         BLOCK_H=_SQUARES_BLOCK,
-        FEW=num_tokens <= MAX_FEW,
+        FEW=_is_few(call),
         BLOCK_M=plan.block_m,
         num_warps=8,
         num_stages=3,
@@ -125,7 +128,7 @@ def _routed(call: MoeCall, plan: MoePlan, cut: RoutePlan, experts_pad: int) -> R
     bins = tiles = ids
     num_flags = -(-_num_tiles(call, plan) // 4) * 4  # so that what lies behind is at 16 bytes
     flags = torch.empty(num_flags, dtype=torch.int32, device=device)
-    if num_tokens > MAX_FEW:
+    if not _is_few(call):
         table_size = TABLE.value + 4 * num_flags
         tables = torch.empty(
             num_flags + table_size + num_experts * num_tokens, dtype=torch.int32, device=device
@@ -159,7 +162,7 @@ def down(call: MoeCall, plan: MoePlan, routed: Routed, inner: torch.Tensor) -> L
 def combines(call: MoeCall, plan: MoePlan) -> bool:
     """Whether the kernel of down leaves no sum to do."""
     num_tokens, hidden = call.x.shape
-    return plan.combined and num_tokens <= MAX_FEW and triton.cdiv(hidden, plan.down.block_n) < NUM_TICKETS
+    return plan.combined and _is_few(call) and triton.cdiv(hidden, plan.down.block_n) < NUM_TICKETS
 
 
 def _products(
@@ -174,7 +177,7 @@ def _products(
     if product.kind == "grouped":
         return _grouped(call, plan, product, routed, x, weight)
     gated = weight is call.experts.gate_up
-    num_tokens, few = call.x.shape[0], call.x.shape[0] <= MAX_FEW
+    num_tokens = call.x.shape[0]
     combined = not gated and combines(call, plan)
     out = torch.empty(num_tokens * call.experts.top_k, out_size, dtype=x.dtype, device=x.device)
     tensors, strides, around = _sum_arguments(call, routed, combined=combined)
@@ -188,7 +191,7 @@ def _products(
         "IN_SIZE": weight.shape[2],
         "GATED": gated,
         "TOKENS_WIDE": product.kind == "tokens",
-        "BLOCK_M": _rows_of_few(num_tokens, product) if few else plan.block_m,
+        "BLOCK_M": _rows_of_few(num_tokens, product) if _is_few(call) else plan.block_m,
         "BLOCK_N": product.block_n,
         "BLOCK_K": product.block_k,
         "STAGES": product.num_stages,
@@ -204,7 +207,7 @@ def both(call: MoeCall, plan: MoePlan, routed: Routed) -> Launch:
     """gate_up and down by one kernel; the result as of `down`."""
     (num_tokens, hidden), experts = call.x.shape, call.experts
     first, second = plan.gate_up, plan.down
-    few, num_tiles = num_tokens <= MAX_FEW, _num_tiles(call, plan)
+    few, num_tiles = _is_few(call), _num_tiles(call, plan)
     inner = torch.empty(num_tokens * experts.top_k, experts.width, dtype=call.x.dtype, device=call.x.device)
     out = torch.empty(num_tokens * experts.top_k, hidden, dtype=call.x.dtype, device=call.x.device)
     tensors, strides, around = _sum_arguments(call, routed, combined=combines(call, plan))
@@ -234,11 +237,15 @@ def both(call: MoeCall, plan: MoePlan, routed: Routed) -> Launch:
     return Launch(both_kernel, grid, arguments, constants, out)
 
 
+def _is_few(call: MoeCall) -> bool:
+    """Whether nothing is put in order. In the fixed order all numbers of tokens go one way."""
+    return call.x.shape[0] <= MAX_FEW and not order_is_fixed()
+
+
 def _num_tiles(call: MoeCall, plan: MoePlan) -> int:
     """As many as there could be."""
     num_pairs, num_experts = call.x.shape[0] * call.experts.top_k, call.experts.num_experts
-    few = call.x.shape[0] <= MAX_FEW
-    return min(num_pairs, num_experts) if few else plan.most_tiles(num_pairs, num_experts)
+    return min(num_pairs, num_experts) if _is_few(call) else plan.most_tiles(num_pairs, num_experts)
 
 
 def _rows_of_few(num_tokens: int, product: ProductPlan) -> int:
@@ -248,12 +255,12 @@ def _rows_of_few(num_tokens: int, product: ProductPlan) -> int:
 
 def _tile_constants(call: MoeCall) -> dict[str, object]:
     """Of how a program finds its tile."""
-    num_tokens, experts = call.x.shape[0], call.experts
+    num_tokens, experts, few = call.x.shape[0], call.experts, _is_few(call)
     return {
         "TOP_K_PAD": triton.next_power_of_2(experts.top_k),
-        "FEW": num_tokens <= MAX_FEW,
-        "BY_PAIR": num_tokens <= MAX_FEW and num_tokens * experts.top_k <= experts.num_experts,
-        "ONE_TOKEN": num_tokens == 1,
+        "FEW": few,
+        "BY_PAIR": few and num_tokens * experts.top_k <= experts.num_experts,
+        "ONE_TOKEN": few and num_tokens == 1,
     }
 
 
@@ -263,7 +270,7 @@ def _grouped(
     """By the kernel of Hopper."""
     from oneloop_kernels.ops.moe.triton.grouped import grouped_kernel
 
-    if call.x.shape[0] <= MAX_FEW:
+    if _is_few(call):
         raise ValueError(f"grouped products are for more than {MAX_FEW} tokens")
     gated = weight is call.experts.gate_up
     out_size, in_size = weight.shape[1] // (2 if gated else 1), weight.shape[2]

@@ -124,8 +124,12 @@ def _plan_of(entry: Mapping[str, object]) -> MoePlan:
     return MoePlan(gate_up=ProductPlan(**gate_up), down=ProductPlan(**down), **rest)  # type: ignore[arg-type]
 
 
-def route_plan(num_tokens: int, hidden: int, experts_pad: int, item_bytes: int) -> RoutePlan:
-    """How routing is cut."""
+def route_plan(
+    num_tokens: int, hidden: int, experts_pad: int, item_bytes: int, *, fixed: bool = False
+) -> RoutePlan:
+    """How routing is cut. fixed: the same for any number of tokens."""
+    if fixed:
+        num_tokens = MAX_SPLIT + 1
     tokens = next((size for most, size in _ROUTE_TOKENS if num_tokens <= most), _MOST_ROUTE_TOKENS)
     wanted = next((splits for most, splits in _ROUTE_SPLITS if num_tokens <= most), 1)
     slice_size = max(16, 1 << (-(-hidden // wanted) - 1).bit_length())
