@@ -207,7 +207,8 @@ def sweep(bench: KernelBench, name: str, shape: Shape, num_tokens: int) -> MoePl
     for plan in sorted(wholes, key=lambda plan: wholes[plan])[:6]:
         products = f"{short(plan.gate_up)} {short(plan.down)} ahead {plan.down.prefetch}"
         print(
-            f"  {name} whole m{plan.block_m}: {wholes[plan]:.1f} {products} combined {plan.combined}",
+            f"  {name} whole m{plan.block_m}: {wholes[plan]:.1f} {products} combined {plan.combined} "
+            f"together {plan.together}",
             flush=True,
         )
     if not wholes:
@@ -224,13 +225,15 @@ def sweep(bench: KernelBench, name: str, shape: Shape, num_tokens: int) -> MoePl
 def whole_plans(
     start: MoePlan, gate_up: ProductPlan, down: ProductPlan, num_tokens: int
 ) -> Iterator[MoePlan]:
-    """What only the whole shows: down's weights asked for ahead, and the sum in its kernel."""
+    """What only the whole shows: both products by one kernel, down's weights asked for ahead, the sum in its kernel."""
     plan = with_products(start, {"gate_up": gate_up, "down": down})
     yield plan
-    if down.kind == "weights" and num_tokens <= MAX_FEW:
-        for prefetch, combined in itertools.product((0, 256, 512, 1024, 1536), (False, True)):
-            ahead = replace(down, prefetch=prefetch)
-            yield replace(with_products(plan, {"down": ahead}), combined=combined)
+    if down.kind != "weights" or gate_up.kind != "weights":
+        return
+    sums = (False, True) if num_tokens <= MAX_FEW else (False,)
+    for prefetch, combined, together in itertools.product((0, 256, 512, 1024), sums, (False, True)):
+        ahead = replace(down, prefetch=prefetch)
+        yield replace(with_products(plan, {"down": ahead}), combined=combined, together=together)
 
 
 def time_whole(bench: KernelBench, sets: Sequence[Inputs], plan: MoePlan) -> float:

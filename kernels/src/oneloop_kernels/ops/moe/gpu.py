@@ -161,7 +161,7 @@ def down(call: MoeCall, plan: MoePlan, routed: Routed, inner: torch.Tensor) -> L
 
 def combines(call: MoeCall, plan: MoePlan) -> bool:
     """Whether the kernel of down leaves no sum to do."""
-    num_tokens, hidden = call.x.shape
+    _, hidden = call.x.shape
     return plan.combined and _is_few(call) and triton.cdiv(hidden, plan.down.block_n) < NUM_TICKETS
 
 
