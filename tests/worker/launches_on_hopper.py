@@ -237,6 +237,7 @@ def launch_experts() -> None:
 
     odd, whole = (Shape(num_experts=4, top_k=2, hidden=size, width=size) for size in (72, 256))
     cases = {(odd, count, plan_by_rule(2, count, odd)) for count in (1, 24, 40, 600, 4096)}
+    cases |= {(odd, count, plan_by_rule(2, count, odd, hopper=True)) for count in (40, 600, 4096)}
     ahead = ProductPlan("weights", block_n=64, block_k=64, num_stages=3, prefetch=64)
     cases |= {(whole, count, MoePlan(16, ahead, ahead, combined=True)) for count in (1, 8)}
     cases |= {

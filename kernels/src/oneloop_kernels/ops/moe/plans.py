@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Final, Literal
 
 from oneloop_kernels.launch import card_name, of_card
+from oneloop_kernels.ops.linear.plans import can_stream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,17 +94,18 @@ ONE_PLAN_FROM: Final = 2048
 
 def plan_for(device: torch.device, dtype: torch.dtype, num_tokens: int, shape: Shape) -> MoePlan:
     """The plan for that many tokens."""
-    return _plan_for(card_name(device), dtype.itemsize, min(num_tokens, ONE_PLAN_FROM + 1), shape)
+    num_tokens = min(num_tokens, ONE_PLAN_FROM + 1)
+    return _plan_for(card_name(device), can_stream(device), dtype.itemsize, num_tokens, shape)
 
 
 @cache
-def _plan_for(card: str, item_bytes: int, num_tokens: int, shape: Shape) -> MoePlan:
+def _plan_for(card: str, hopper: bool, item_bytes: int, num_tokens: int, shape: Shape) -> MoePlan:
     name = of_card(card, FILES)
     if name is not None and item_bytes == 2:
         for most, plan in read_plans(name).get(shape, ()):
             if num_tokens <= most:
                 return plan
-    return plan_by_rule(item_bytes, num_tokens, shape)
+    return plan_by_rule(item_bytes, num_tokens, shape, hopper=hopper)
 
 
 @cache
@@ -140,7 +142,7 @@ def route_plan(
     return RoutePlan(tokens, 1, min(columns, max(16, _STAGE_BYTES // (item_bytes * experts_pad))))
 
 
-def plan_by_rule(item_bytes: int, num_tokens: int, shape: Shape) -> MoePlan:
+def plan_by_rule(item_bytes: int, num_tokens: int, shape: Shape, *, hopper: bool = False) -> MoePlan:
     """Tiles with room for twice the mean tokens of an expert, weights as the wide side, while those are few."""
     mean = num_tokens * shape.top_k / shape.num_experts
     if num_tokens > ONE_PLAN_FROM:
@@ -159,6 +161,12 @@ def plan_by_rule(item_bytes: int, num_tokens: int, shape: Shape) -> MoePlan:
         )
     # A tile of 128 pairs is worth it where the last one of an expert, half empty, is one of several.
     block_m = 64 if mean < 256 else 128
+    if hopper and num_tokens > MAX_FEW and shape.hidden % 8 == shape.width % 8 == 0:  # for the copy engine
+        return MoePlan(
+            block_m=block_m,
+            gate_up=ProductPlan("grouped", block_n=128, block_k=64, num_stages=4),
+            down=ProductPlan("grouped", block_n=256, block_k=64, num_stages=4),
+        )
     return MoePlan(
         block_m=block_m,
         gate_up=ProductPlan("tokens", block_n=128, block_k=64, num_stages=3, num_warps=8),
