@@ -32,7 +32,7 @@ from oneloop_kernels.ops.moe.reference import route as reference_route
 from oneloop_kernels.ops.rms_norm.reference import rms_norm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence, Set
 
     from oneloop_kernels.ops.moe.gpu import Routed
 
@@ -176,11 +176,13 @@ def candidates(block_m: int, *, gated: bool, many: bool, full: Shape) -> Iterato
             if 32 <= sums <= 256 and 64 <= columns <= 256 and shared <= MAX_SHARED_BYTES:
                 yield ProductPlan("tokens", block_n, 64, stages, warps)
         return
-    for columns, block_k, programs in itertools.product((64, 128), (128,), (2, 3, 4)):
+    for columns, programs in itertools.product((32, 64, 128, 256), (1, 2, 3, 4)):
+        block_k = 64 if columns == 256 else 128
         stage_bytes = (columns + block_m) * block_k * 2
         stages = min(MAX_SHARED_BYTES // programs // stage_bytes, in_size // block_k + 1, 10)
         if stages >= 2 and in_size % block_k == 0:
-            yield ProductPlan("weights", columns // halves, block_k, stages)
+            warps = 8 if columns * block_m > 8192 else 4
+            yield ProductPlan("weights", columns // halves, block_k, stages, warps)
 
 
 def sweep(bench: KernelBench, name: str, shape: Shape, num_tokens: int) -> MoePlan | None:
@@ -196,7 +198,7 @@ def sweep(bench: KernelBench, name: str, shape: Shape, num_tokens: int) -> MoePl
         prepared = [prepare(one, start) for one in sets]
         ranked: dict[str, list[ProductPlan]] = {}
         for part in ("gate_up", "down"):
-            tried = list(candidates(block_m, gated=part == "gate_up", many=mean >= MANY, full=shape))
+            tried = set(candidates(block_m, gated=part == "gate_up", many=mean >= MANY, full=shape))
             times = sweep_part(bench, prepared, start, part, tried)
             ranked[part] = sorted(times, key=lambda plan: times[plan])
             if times:
@@ -246,7 +248,7 @@ def time_whole(bench: KernelBench, sets: Sequence[Inputs], plan: MoePlan) -> flo
 
 
 def sweep_part(
-    bench: KernelBench, prepared: Sequence[Prepared], start: MoePlan, part: str, tried: Sequence[ProductPlan]
+    bench: KernelBench, prepared: Sequence[Prepared], start: MoePlan, part: str, tried: Set[ProductPlan]
 ) -> dict[ProductPlan, float]:
     """Plan → µs, of those that run."""
     launches = {plan: parts_of(with_products(start, {part: plan}))[part] for plan in tried}

@@ -29,8 +29,7 @@ MAX_SPLIT: Final = 512
 _ROUTE_TOKENS: Final = ((128, 8), (MAX_SPLIT, 16), (2048, 32))
 """(up to that many tokens, those of a program otherwise): the more there are, the fewer read the router."""
 _MOST_ROUTE_TOKENS: Final = 64
-_ROUTE_SPLITS: Final = ((2, 32), (64, 16), (MAX_SPLIT, 8))
-"""(up to that many tokens, slices of the hidden size)."""
+_ROUTE_SPLITS: Final = 8
 _MOST_SPLITS: Final = 32
 _SLICE_BYTES: Final = 64 << 10
 """Of the router, for a program that has one slice of it…"""
@@ -133,8 +132,7 @@ def route_plan(
     if fixed:
         num_tokens = MAX_SPLIT + 1
     tokens = next((size for most, size in _ROUTE_TOKENS if num_tokens <= most), _MOST_ROUTE_TOKENS)
-    wanted = next((splits for most, splits in _ROUTE_SPLITS if num_tokens <= most), 1)
-    slice_size = max(16, 1 << (-(-hidden // wanted) - 1).bit_length())
+    slice_size = max(16, 1 << (-(-hidden // _ROUTE_SPLITS) - 1).bit_length())
     columns = min(slice_size, max(16, _SLICE_BYTES // (item_bytes * experts_pad)))
     splits = -(-hidden // columns)
     if num_tokens <= MAX_SPLIT and splits <= _MOST_SPLITS:

@@ -152,7 +152,7 @@ def _gather(
     IN_SIZE: gl.constexpr, TOP_K: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """The warps that copy rows of x from where their tokens are. Rows behind a tile's last are some token's."""
+    """The warps that copy rows of x from where their tokens are. Rows behind a tile's last are zero."""
     layout: gl.constexpr = gl.BlockedLayout(
         [1, 8], [32 // (BLOCK_K // 8), BLOCK_K // 8], [gl.num_warps(), 1], [1, 0]
     )
@@ -163,6 +163,7 @@ def _gather(
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
         place = tiles_ptr + TABLE + 4 * (item // num_blocks)
         count = _fetch(place + 2) - _fetch(place + 1)
+        live = (index < count)[:, None]
         pairs = gl.load(
             bins_ptr + _fetch(place + 3) + index, mask=index < count, other=0, cache_modifier=".cg"
         )
@@ -170,11 +171,10 @@ def _gather(
         for column in range(0, IN_SIZE, BLOCK_K):
             stage = unit % STAGES
             mbarrier.wait(free.index(stage), (unit // STAGES - 1) & 1)
-            if IN_SIZE % BLOCK_K == 0:
-                async_copy.async_copy_global_to_shared(rows.index(stage), places + column)
-            else:
-                within = (column + columns < IN_SIZE)[None, :]
-                async_copy.async_copy_global_to_shared(rows.index(stage), places + column, mask=within)
+            mask = live
+            if IN_SIZE % BLOCK_K != 0:
+                mask &= (column + columns < IN_SIZE)[None, :]
+            async_copy.async_copy_global_to_shared(rows.index(stage), places + column, mask=mask)
             async_copy.mbarrier_arrive(arrived.index(stage), increment_count=False)
             unit += 1
     async_copy.wait_group(0)
