@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from oneloop_kernels.ops.linear import Norm
-from oneloop_kernels.ops.moe import MOE, Experts, MoeCall, num_counters
+from oneloop_kernels.ops.moe import MOE, NUM_TICKETS, Experts, MoeCall, num_counters
 from oneloop_kernels.ops.moe.plans import (
     FILES,
     MoePlan,
@@ -17,6 +17,7 @@ from oneloop_kernels.ops.moe.plans import (
     plan_by_rule,
     plan_for,
     read_plans,
+    route_plan,
 )
 from oneloop_kernels.ops.moe.reference import route
 from oneloop_kernels.ops.rms_norm.reference import rms_norm
@@ -295,3 +296,10 @@ def test_the_rule_and_the_table(monkeypatch):
     for dtype, count in ((torch.bfloat16, 65), (torch.float32, 8)):
         assert plan_for(device, dtype, count, shape) == plan_by_rule(dtype.itemsize, count, shape)
     plans._plan_for.cache_clear()
+
+
+def test_tickets_suffice():
+    """Of the routing's blocks; see MoeCall.counters."""
+    for num_tokens in range(1, 2000):
+        cut = route_plan(num_tokens, 2048, 128, 2)
+        assert cut.splits == 1 or -(-num_tokens // cut.tokens) < NUM_TICKETS
