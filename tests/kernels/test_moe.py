@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from oneloop_kernels.ops.linear import Norm
-from oneloop_kernels.ops.moe import MOE, Experts, MoeCall, num_counters
+from oneloop_kernels.ops.moe import MOE, NUM_TICKETS, Experts, MoeCall, num_counters
 from oneloop_kernels.ops.moe.plans import (
     FILES,
     MoePlan,
@@ -17,6 +17,7 @@ from oneloop_kernels.ops.moe.plans import (
     plan_by_rule,
     plan_for,
     read_plans,
+    route_plan,
 )
 from oneloop_kernels.ops.moe.reference import route
 from oneloop_kernels.ops.rms_norm.reference import rms_norm
@@ -30,6 +31,10 @@ PLANS = {
     "combined": MoePlan(block_m=16, gate_up=WIDE_WEIGHTS, down=WIDE_WEIGHTS, combined=True),
     "prefetch": MoePlan(
         block_m=16, gate_up=WIDE_WEIGHTS, down=replace(WIDE_WEIGHTS, block_n=64, prefetch=64)
+    ),
+    "together": MoePlan(block_m=16, gate_up=WIDE_WEIGHTS, down=WIDE_WEIGHTS, combined=True, together=True),
+    "together ahead": MoePlan(
+        block_m=64, gate_up=WIDE_TOKENS, down=replace(WIDE_WEIGHTS, prefetch=64), together=True
     ),
 }
 HIDDEN, WIDTH = 96, 40
@@ -132,11 +137,23 @@ def test_routing_of_more_tokens(inputs, kernel_dtype, num_tokens):
     same = (ids == expected.ids).all(1)
     assert same[sure].float().mean() > 0.98
     torch.testing.assert_close(weights[same], expected.weights[same], atol=0.01, rtol=0.05)
-    by_expert = ids.flatten()[routed.pairs.long()]
-    assert torch.equal(by_expert, by_expert.sort().values)
-    assert torch.equal(routed.pairs.sort().values.cpu(), torch.arange(2 * num_tokens, dtype=torch.int32))
+    assert pairs_by_tile(routed, num_tokens, 40, ids.flatten()) == set(range(2 * num_tokens))
     assert torch.equal(call.statistics, ids.flatten().bincount(minlength=40))
     assert not call.counters.any()
+
+
+def pairs_by_tile(routed, num_tokens, num_experts, ids):
+    """All that tiles have, each once; rows follow one another, and each tile's pairs are of its expert."""
+    table = routed.tiles[4 : 4 + 4 * routed.tiles[0]].view(-1, 4).tolist()
+    found, row = [], 0
+    for expert, first, end, place in table:
+        assert first == row
+        assert place // num_tokens == expert < num_experts
+        pairs = routed.bins[place : place + end - first].tolist()
+        assert {int(ids[pair]) for pair in pairs} == {expert}
+        found, row = found + pairs, end
+    assert len(found) == len(set(found))
+    return set(found)
 
 
 @pytest.mark.parametrize("num_tokens", [4, 40])
@@ -212,12 +229,23 @@ def test_plans(inputs, kernel_dtype, name, num_tokens):
     check(call, lambda call: run(call, PLANS[name]))
 
 
-def test_pairs_are_put_in_order_by_a_kernel_of_its_own(inputs, kernel_dtype, monkeypatch):
-    """Where there are too many for one program."""
-    from oneloop_kernels.ops.moe import gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("block_m", [64, 128])
+@pytest.mark.parametrize(
+    ("num_tokens", "hidden", "width"), [(33, HIDDEN, WIDTH), (300, 256, 128), (1500, 128, 192)]
+)
+def test_grouped_products(inputs, kernel_device, kernel_dtype, block_m, num_tokens, hidden, width):
+    """Rows gathered where their tokens are, tiles that are not full, and more tiles than programs."""
+    from oneloop_kernels.ops.linear.plans import can_stream
+    from oneloop_kernels.ops.moe.gpu import run
 
-    monkeypatch.setattr(gpu, "MAX_SCATTERED", 100)
-    check(make_call(inputs, kernel_dtype, 50, shared=True, gate=True), gpu.moe)
+    assert can_stream(kernel_device), "the GPU tests need a Hopper GPU"
+    call = make_call(inputs, kernel_dtype, num_tokens, shared=True, gate=True, hidden=hidden, width=width)
+    slots = torch.arange(num_tokens, device=inputs.device)
+    call = call._replace(slots=slots.masked_fill(slots >= num_tokens - 3, -1))
+    products = (ProductPlan("grouped", block_n, 64, 3) for block_n in (64, 128))
+    plan = MoePlan(block_m, *products)
+    check(call, lambda call: run(call, plan))
 
 
 @pytest.mark.parametrize("num_tokens", [6, 45])
@@ -268,3 +296,10 @@ def test_the_rule_and_the_table(monkeypatch):
     for dtype, count in ((torch.bfloat16, 65), (torch.float32, 8)):
         assert plan_for(device, dtype, count, shape) == plan_by_rule(dtype.itemsize, count, shape)
     plans._plan_for.cache_clear()
+
+
+def test_tickets_suffice():
+    """Of the routing's blocks; see MoeCall.counters."""
+    for num_tokens in range(1, 2000):
+        cut = route_plan(num_tokens, 2048, 128, 2)
+        assert cut.splits == 1 or -(-num_tokens // cut.tokens) < NUM_TICKETS

@@ -237,8 +237,14 @@ def launch_experts() -> None:
 
     odd, whole = (Shape(num_experts=4, top_k=2, hidden=size, width=size) for size in (72, 256))
     cases = {(odd, count, plan_by_rule(2, count, odd)) for count in (1, 24, 40, 600, 4096)}
+    cases |= {(odd, count, plan_by_rule(2, count, odd, hopper=True)) for count in (40, 600, 4096)}
     ahead = ProductPlan("weights", block_n=64, block_k=64, num_stages=3, prefetch=64)
     cases |= {(whole, count, MoePlan(16, ahead, ahead, combined=True)) for count in (1, 8)}
+    cases |= {
+        (whole, count, MoePlan(16, ahead, ahead, combined=count < 40, together=True)) for count in (1, 24, 40)
+    }
+    grouped = ProductPlan("grouped", block_n=64, block_k=64, num_stages=3)
+    cases |= {(shape, 100, MoePlan(64, grouped, grouped)) for shape in (odd, whole)}
     for shape, plans in read_plans(FILES[H200.name]).items():
         cases |= {(shape, most, plan) for most, plan in plans}
     for index, (shape, num_tokens, plan) in enumerate(sorted(cases, key=str)):

@@ -27,12 +27,12 @@ from oneloop_kernels.launch import INTERPRETED, compiling_ahead
 from oneloop_kernels.ops.linear import Norm
 from oneloop_kernels.ops.moe import Experts, MoeCall, num_counters
 from oneloop_kernels.ops.moe.gpu import combine, down, gate_up, route, run
-from oneloop_kernels.ops.moe.plans import MAX_COMBINED, MoePlan, ProductPlan, Shape, plan_for
+from oneloop_kernels.ops.moe.plans import MAX_FEW, MoePlan, ProductPlan, Shape, plan_for
 from oneloop_kernels.ops.moe.reference import route as reference_route
 from oneloop_kernels.ops.rms_norm.reference import rms_norm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence, Set
 
     from oneloop_kernels.ops.moe.gpu import Routed
 
@@ -172,6 +172,8 @@ def candidates(block_m: int, *, gated: bool, many: bool, full: Shape) -> Iterato
     halves = 2 if gated else 1
     in_size = full.hidden if gated else full.width
     if many:
+        for stages in (3, 4):
+            yield ProductPlan("grouped", 128 if gated else 256, 64, stages, block_m // 16)
         for block_n, stages, warps in itertools.product((64, 128, 256), (3, 4), (4, 8)):
             columns = halves * block_n
             sums = block_m * columns // (32 * warps)
@@ -179,11 +181,13 @@ def candidates(block_m: int, *, gated: bool, many: bool, full: Shape) -> Iterato
             if 32 <= sums <= 256 and 64 <= columns <= 256 and shared <= MAX_SHARED_BYTES:
                 yield ProductPlan("tokens", block_n, 64, stages, warps)
         return
-    for columns, block_k, programs in itertools.product((64, 128), (128,), (2, 3, 4)):
+    for columns, programs in itertools.product((32, 64, 128, 256), (1, 2, 3, 4)):
+        block_k = 64 if columns == 256 else 128
         stage_bytes = (columns + block_m) * block_k * 2
         stages = min(MAX_SHARED_BYTES // programs // stage_bytes, in_size // block_k + 1, 10)
         if stages >= 2 and in_size % block_k == 0:
-            yield ProductPlan("weights", columns // halves, block_k, stages)
+            warps = 8 if columns * block_m > 8192 else 4
+            yield ProductPlan("weights", columns // halves, block_k, stages, warps)
 
 
 def sweep(bench: KernelBench, name: str, shape: Shape, num_tokens: int) -> MoePlan | None:
@@ -199,7 +203,7 @@ def sweep(bench: KernelBench, name: str, shape: Shape, num_tokens: int) -> MoePl
         prepared = [prepare(one, start) for one in sets]
         ranked: dict[str, list[ProductPlan]] = {}
         for part in ("gate_up", "down"):
-            tried = list(candidates(block_m, gated=part == "gate_up", many=mean >= MANY, full=shape))
+            tried = set(candidates(block_m, gated=part == "gate_up", many=mean >= MANY, full=shape))
             times = sweep_part(bench, prepared, start, part, tried)
             ranked[part] = sorted(times, key=lambda plan: times[plan])
             if times:
@@ -210,7 +214,8 @@ def sweep(bench: KernelBench, name: str, shape: Shape, num_tokens: int) -> MoePl
     for plan in sorted(wholes, key=lambda plan: wholes[plan])[:6]:
         products = f"{short(plan.gate_up)} {short(plan.down)} ahead {plan.down.prefetch}"
         print(
-            f"  {name} whole m{plan.block_m}: {wholes[plan]:.1f} {products} combined {plan.combined}",
+            f"  {name} whole m{plan.block_m}: {wholes[plan]:.1f} {products} combined {plan.combined} "
+            f"together {plan.together}",
             flush=True,
         )
     if not wholes:
@@ -227,13 +232,15 @@ def sweep(bench: KernelBench, name: str, shape: Shape, num_tokens: int) -> MoePl
 def whole_plans(
     start: MoePlan, gate_up: ProductPlan, down: ProductPlan, num_tokens: int
 ) -> Iterator[MoePlan]:
-    """What only the whole shows: down's weights asked for ahead, and the sum in its kernel."""
+    """What only the whole shows: both products by one kernel, down's weights asked for ahead, the sum in its kernel."""
     plan = with_products(start, {"gate_up": gate_up, "down": down})
     yield plan
-    if down.kind == "weights" and num_tokens <= MAX_COMBINED:
-        for prefetch, combined in itertools.product((0, 256, 512, 1024, 1536), (False, True)):
-            ahead = replace(down, prefetch=prefetch)
-            yield replace(with_products(plan, {"down": ahead}), combined=combined)
+    if down.kind != "weights" or gate_up.kind != "weights":
+        return
+    sums = (False, True) if num_tokens <= MAX_FEW else (False,)
+    for prefetch, combined, together in itertools.product((0, 256, 512, 1024), sums, (False, True)):
+        ahead = replace(down, prefetch=prefetch)
+        yield replace(with_products(plan, {"down": ahead}), combined=combined, together=together)
 
 
 def time_whole(bench: KernelBench, sets: Sequence[Inputs], plan: MoePlan) -> float:
@@ -246,7 +253,7 @@ def time_whole(bench: KernelBench, sets: Sequence[Inputs], plan: MoePlan) -> flo
 
 
 def sweep_part(
-    bench: KernelBench, prepared: Sequence[Prepared], start: MoePlan, part: str, tried: Sequence[ProductPlan]
+    bench: KernelBench, prepared: Sequence[Prepared], start: MoePlan, part: str, tried: Set[ProductPlan]
 ) -> dict[ProductPlan, float]:
     """Plan → µs, of those that run."""
     launches = {plan: parts_of(with_products(start, {part: plan}))[part] for plan in tried}

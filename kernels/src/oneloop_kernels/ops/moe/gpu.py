@@ -2,57 +2,65 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 import triton
 
-from oneloop_kernels.launch import pdl_options
-from oneloop_kernels.ops.linear.launches import Launch
+from oneloop_kernels.launch import num_sms, pdl_options
+from oneloop_kernels.ops.linear.launches import ROWS_OF_A_WARP, Launch, tensor_map
 from oneloop_kernels.ops.moe import NUM_TICKETS, num_counters
 from oneloop_kernels.ops.moe.plans import (
-    MAX_COMBINED,
-    MAX_SCATTERED,
+    MAX_FEW,
     MoePlan,
     ProductPlan,
+    RoutePlan,
     Shape,
     plan_for,
     route_plan,
 )
-from oneloop_kernels.ops.moe.triton.experts import combine_kernel, experts_kernel
-from oneloop_kernels.ops.moe.triton.routing import route_kernel, scatter_kernel
+from oneloop_kernels.ops.moe.triton.experts import both_kernel, combine_kernel, experts_kernel
+from oneloop_kernels.ops.moe.triton.routing import TABLE, route_kernel
+from oneloop_kernels.order import order_is_fixed
 
 if TYPE_CHECKING:
     from oneloop_kernels.ops.moe import MoeCall
 
 _SQUARES_BLOCK: Final = 256
-_SCATTER_BLOCK: Final = 1024
 _COMBINE_BLOCK: Final = 1024
 _MIN_ROWS: Final = 16
 """Of a matrix product on tensor cores."""
+_MAX_AHEAD: Final = 4
+AHEAD_BYTES = 16 << 20
+AHEAD_KEPT = False
+_LEAST_ROWS: Final = {"weights": 8, "tokens": 64}
+"""Of a tile that has all tokens, by the side that is wide."""
 
 
 class Routed(NamedTuple):
     """What routing leaves for the experts. P = num_tokens · top_k.
 
     hidden: [num_tokens, hidden], norm(x). logits: [splits, num_tokens, experts_pad] float32, of which the first has the
-    shared gate's column. ids, pairs, ranks: [P] int32. weights: [P] float32. tiles: see `triton.routing._tiles_of`.
+    shared gate's column. ids: [P] int32, −1 for padding. weights: [P] float32. bins, tiles: of many tokens, see
+    `triton.routing.route_kernel`; of few the same as ids, which nobody reads there. flags: int32 zeros, one per tile.
     """
 
     hidden: torch.Tensor
     logits: torch.Tensor
     ids: torch.Tensor
     weights: torch.Tensor
-    ranks: torch.Tensor
-    pairs: torch.Tensor
+    bins: torch.Tensor
     tiles: torch.Tensor
+    flags: torch.Tensor
     experts_pad: int
 
 
 def moe(call: MoeCall) -> None:
     """See ops.moe.Moe."""
-    if call.x.shape[0]:
-        run(call, plan_for(call.x.device, call.x.dtype, call.x.shape[0], shape_of(call)))
+    num_tokens = call.x.shape[0]
+    if num_tokens:
+        least = MAX_FEW + 1 if order_is_fixed() else 1  # few tokens have products of other instructions
+        run(call, plan_for(call.x.device, call.x.dtype, max(num_tokens, least), shape_of(call)))
 
 
 def shape_of(call: MoeCall) -> Shape:
@@ -64,83 +72,88 @@ def shape_of(call: MoeCall) -> Shape:
 def run(call: MoeCall, plan: MoePlan) -> None:
     """The call by that plan."""
     routed = route(call, plan)
-    inner = gate_up(call, plan, routed).run()
-    outputs = down(call, plan, routed, inner).run()
+    if plan.together:
+        outputs = both(call, plan, routed).run()
+    else:
+        inner = gate_up(call, plan, routed).run()
+        outputs = down(call, plan, routed, inner).run()
     if not combines(call, plan):
         combine(call, routed, outputs)
 
 
-def route(call: MoeCall, plan: MoePlan) -> Routed:
-    """One launch, and for many pairs one that puts them in order."""
+def route(call: MoeCall, plan: MoePlan, cut: RoutePlan | None = None) -> Routed:
+    """One launch. cut: instead of the one that is chosen by the number of tokens."""
     x, experts = call.x, call.experts
     num_tokens, hidden = x.shape
-    num_rows, num_pairs = experts.router.shape[0], num_tokens * experts.top_k
     if call.counters.numel() < num_counters(experts.num_experts):
         raise ValueError(f"counters: {num_counters(experts.num_experts)} are needed")
+    num_rows = experts.router.shape[0]
     experts_pad = max(_MIN_ROWS, triton.next_power_of_2(num_rows))
-    tokens, splits, columns = route_plan(num_tokens, hidden, experts_pad, x.dtype.itemsize)
-    most_tiles = plan.most_tiles(num_pairs, experts.num_experts)
-    aligned = -(-num_pairs // 4) * 4  # what Triton specialises on, whatever the number of tokens
-    ints = torch.empty(3 * aligned + experts_pad + 1 + 3 * most_tiles, dtype=torch.int32, device=x.device)
-    ids, ranks, pairs = (ints[start : start + num_pairs] for start in (0, aligned, 2 * aligned))
-    routed = Routed(
-        torch.empty_like(x),
-        torch.empty(splits, num_tokens, experts_pad, dtype=torch.float32, device=x.device),
-        ids,
-        torch.empty(num_pairs, dtype=torch.float32, device=x.device),
-        ranks,
-        pairs,
-        ints[3 * aligned :],
-        experts_pad,
-    )
+    cut = cut or route_plan(num_tokens, hidden, experts_pad, x.dtype.itemsize, fixed=order_is_fixed())
+    routed = _routed(call, plan, cut, experts_pad)
     arguments = (
-        x,
-        call.norm.weight,
-        experts.router,
+        x, call.norm.weight, experts.router,
         x if call.slots is None else call.slots,
         x if call.statistics is None else call.statistics,
-        routed.hidden,
-        routed.logits,
-        ids,
-        routed.weights,
-        ranks,
-        pairs,
-        routed.tiles,
-        call.counters,
-        num_tokens,
-        0 if call.slots is None else call.slots.shape[0],
-        x.stride(0),
-        call.norm.eps,
-    )
-    scattered = num_pairs <= MAX_SCATTERED
-    constants: dict[str, Any] = {
-        "HAS_SLOTS": call.slots is not None,
-        "HAS_STATISTICS": call.statistics is not None,
-        "NUM_EXPERTS": experts.num_experts,
-        "NUM_ROWS": num_rows,
-        "EXPERTS_PAD": experts_pad,
-        "TOP_K": experts.top_k,
-        "TOP_K_PAD": triton.next_power_of_2(experts.top_k),
-        "RENORMALISED": experts.renormalised,
-        "HIDDEN": hidden,
-        "BLOCK_M": plan.block_m,
-        **pdl_options(x.device),
-    }
-    route_kernel[(triton.cdiv(num_tokens, tokens) * splits,)](
-        *arguments, BLOCK_T=tokens, SPLITS=splits, BLOCK_K=columns, BLOCK_H=_SQUARES_BLOCK,
-        ONE_BLOCK=num_tokens <= tokens, ONE_TOKEN=num_tokens == 1, BLOCK_PAIRS=_SCATTER_BLOCK if scattered else 0,
-        num_warps=8, num_stages=3, **constants,
+        routed.hidden, routed.logits, routed.ids, routed.weights, routed.bins, routed.tiles, routed.flags,
+        call.counters, x if call.ahead is None else call.ahead, routed.flags.numel(), num_tokens, 0 if call.slots is None else call.slots.shape[0],
+        x.stride(0), call.norm.eps,
     )  # fmt: skip
-    if not scattered:
-        scatter_kernel[(triton.cdiv(num_pairs, _SCATTER_BLOCK),)](
-            ids, ranks, pairs, routed.tiles, num_pairs,
-            BLOCK=_SCATTER_BLOCK, num_warps=4, **pdl_options(x.device),
-        )  # fmt: skip
+    route_kernel[(triton.cdiv(num_tokens, cut.tokens) * cut.splits,)](
+        *arguments,
+        HAS_SLOTS=call.slots is not None,
+        HAS_STATISTICS=call.statistics is not None,
+        NUM_EXPERTS=experts.num_experts,
+        NUM_ROWS=num_rows,
+        EXPERTS_PAD=experts_pad,
+        TOP_K=experts.top_k,
+        TOP_K_PAD=triton.next_power_of_2(experts.top_k),
+        RENORMALISED=experts.renormalised,
+        HIDDEN=hidden,
+        BLOCK_T=cut.tokens,
+        SPLITS=cut.splits,
+        BLOCK_K=cut.columns,
+        BLOCK_H=_SQUARES_BLOCK,
+        FEW=_is_few(call),
+        BLOCK_M=plan.block_m,
+        AHEAD=0 if call.ahead is None or num_tokens > _MAX_AHEAD else min(call.ahead.nbytes, AHEAD_BYTES),
+        KEPT=AHEAD_KEPT,
+        num_warps=8,
+        num_stages=3,
+        **pdl_options(x.device),
+    )
     return routed
 
 
+def _routed(call: MoeCall, plan: MoePlan, cut: RoutePlan, experts_pad: int) -> Routed:
+    """Uninitialised."""
+    num_tokens, device = call.x.shape[0], call.x.device
+    num_experts, num_pairs = call.experts.num_experts, num_tokens * call.experts.top_k
+    ids = torch.empty(num_pairs, dtype=torch.int32, device=device)
+    bins = tiles = ids
+    num_flags = -(-_num_tiles(call, plan) // 4) * 4  # so that what lies behind is at 16 bytes
+    flags = torch.empty(num_flags, dtype=torch.int32, device=device)
+    if not _is_few(call):
+        table_size = TABLE.value + 4 * num_flags
+        tables = torch.empty(
+            num_flags + table_size + num_experts * num_tokens, dtype=torch.int32, device=device
+        )
+        flags, tiles = tables[:num_flags], tables[num_flags : num_flags + table_size]
+        bins = tables[num_flags + table_size :]
+    return Routed(
+        torch.empty_like(call.x),
+        torch.empty(cut.splits, num_tokens, experts_pad, dtype=torch.float32, device=device),
+        ids,
+        torch.empty(num_pairs, dtype=torch.float32, device=device),
+        bins,
+        tiles,
+        flags,
+        experts_pad,
+    )
+
+
 def gate_up(call: MoeCall, plan: MoePlan, routed: Routed) -> Launch:
-    """silu(gate · h) · (up · h) of every pair, [P, width], by expert."""
+    """silu(gate · h) · (up · h) of every pair, [P, width]: of few tokens in their order, of many by expert."""
     return _products(
         call, plan, plan.gate_up, routed, routed.hidden, call.experts.gate_up, call.experts.width
     )
@@ -153,10 +166,8 @@ def down(call: MoeCall, plan: MoePlan, routed: Routed, inner: torch.Tensor) -> L
 
 def combines(call: MoeCall, plan: MoePlan) -> bool:
     """Whether the kernel of down leaves no sum to do."""
-    num_tokens, hidden = call.x.shape
-    return (
-        plan.combined and num_tokens <= MAX_COMBINED and triton.cdiv(hidden, plan.down.block_n) < NUM_TICKETS
-    )
+    _, hidden = call.x.shape
+    return plan.combined and _is_few(call) and triton.cdiv(hidden, plan.down.block_n) < NUM_TICKETS
 
 
 def _products(
@@ -168,40 +179,138 @@ def _products(
     weight: torch.Tensor,
     out_size: int,
 ) -> Launch:
+    if product.kind == "grouped":
+        return _grouped(call, plan, product, routed, x, weight)
     gated = weight is call.experts.gate_up
-    num_tokens, num_pairs = call.x.shape[0], routed.pairs.shape[0]
+    num_tokens = call.x.shape[0]
     combined = not gated and combines(call, plan)
-    out = torch.empty(num_pairs, out_size, dtype=x.dtype, device=x.device)
-    num_tiles = plan.most_tiles(num_pairs, call.experts.num_experts)
-    tensors, strides, constants = _sum_arguments(call, routed)
+    out = torch.empty(num_tokens * call.experts.top_k, out_size, dtype=x.dtype, device=x.device)
+    tensors, strides, around = _sum_arguments(call, routed, combined=combined)
     arguments = (
-        x, weight, out, routed.pairs, routed.weights, routed.tiles, call.x, *tensors, call.counters,
+        x, weight, out, routed.ids, routed.weights, routed.bins, routed.tiles, call.x, *tensors, call.counters,
         out_size, x.stride(0), *strides,
     )  # fmt: skip
-    constants |= {
+    constants = {
+        **around,
+        **_tile_constants(call),
         "IN_SIZE": weight.shape[2],
         "GATED": gated,
-        "ONE_TOKEN": num_tokens == 1,
         "TOKENS_WIDE": product.kind == "tokens",
+        "BLOCK_M": _rows_of_few(num_tokens, product) if _is_few(call) else plan.block_m,
+        "BLOCK_N": product.block_n,
+        "BLOCK_K": product.block_k,
+        "STAGES": product.num_stages,
+        "PREFETCH": 0 if gated else product.prefetch,
+        "num_warps": product.num_warps,
+        **pdl_options(x.device),
+    }
+    grid = (_num_tiles(call, plan) * triton.cdiv(out_size, product.block_n),)
+    return Launch(experts_kernel, grid, arguments, constants, out)
+
+
+def both(call: MoeCall, plan: MoePlan, routed: Routed) -> Launch:
+    """gate_up and down by one kernel; the result as of `down`."""
+    (num_tokens, hidden), experts = call.x.shape, call.experts
+    first, second = plan.gate_up, plan.down
+    few, num_tiles = _is_few(call), _num_tiles(call, plan)
+    inner = torch.empty(num_tokens * experts.top_k, experts.width, dtype=call.x.dtype, device=call.x.device)
+    out = torch.empty(num_tokens * experts.top_k, hidden, dtype=call.x.dtype, device=call.x.device)
+    tensors, strides, around = _sum_arguments(call, routed, combined=combines(call, plan))
+    arguments = (
+        routed.hidden, experts.gate_up, inner, experts.down, out, routed.ids, routed.weights, routed.bins, routed.tiles,
+        routed.flags, call.x, *tensors, call.counters, num_tiles, *strides,
+    )  # fmt: skip
+    constants = {
+        **around,
+        **_tile_constants(call),
+        "HIDDEN": hidden,
+        "WIDTH": experts.width,
+        "BLOCK_M": max(_rows_of_few(num_tokens, one) for one in (first, second)) if few else plan.block_m,
+        "GATE_WIDE": first.kind == "tokens",
+        "GATE_N": first.block_n,
+        "GATE_K": first.block_k,
+        "GATE_STAGES": first.num_stages,
+        "DOWN_WIDE": second.kind == "tokens",
+        "DOWN_N": second.block_n,
+        "DOWN_K": second.block_k,
+        "DOWN_STAGES": second.num_stages,
+        "PREFETCH": second.prefetch,
+        "num_warps": second.num_warps,
+        **pdl_options(call.x.device),
+    }
+    grid = (num_tiles * (triton.cdiv(experts.width, first.block_n) + triton.cdiv(hidden, second.block_n)),)
+    return Launch(both_kernel, grid, arguments, constants, out)
+
+
+def _is_few(call: MoeCall) -> bool:
+    """Whether nothing is put in order. In the fixed order all numbers of tokens go one way."""
+    return call.x.shape[0] <= MAX_FEW and not order_is_fixed()
+
+
+def _num_tiles(call: MoeCall, plan: MoePlan) -> int:
+    """As many as there could be."""
+    num_pairs, num_experts = call.x.shape[0] * call.experts.top_k, call.experts.num_experts
+    return min(num_pairs, num_experts) if _is_few(call) else plan.most_tiles(num_pairs, num_experts)
+
+
+def _rows_of_few(num_tokens: int, product: ProductPlan) -> int:
+    """Rows of a tile that has all tokens."""
+    return max(_LEAST_ROWS[product.kind], 1 << (num_tokens - 1).bit_length())
+
+
+def _tile_constants(call: MoeCall) -> dict[str, object]:
+    """Of how a program finds its tile."""
+    num_tokens, experts, few = call.x.shape[0], call.experts, _is_few(call)
+    return {
+        "TOP_K_PAD": triton.next_power_of_2(experts.top_k),
+        "FEW": few,
+        "BY_PAIR": few and num_tokens * experts.top_k <= experts.num_experts,
+        "ONE_TOKEN": few and num_tokens == 1,
+    }
+
+
+def _grouped(
+    call: MoeCall, plan: MoePlan, product: ProductPlan, routed: Routed, x: torch.Tensor, weight: torch.Tensor
+) -> Launch:
+    """By the kernel of Hopper."""
+    from oneloop_kernels.ops.moe.triton.grouped import grouped_kernel
+
+    if _is_few(call):
+        raise ValueError(f"grouped products are for more than {MAX_FEW} tokens")
+    gated = weight is call.experts.gate_up
+    out_size, in_size = weight.shape[1] // (2 if gated else 1), weight.shape[2]
+    num_pairs, device = call.x.shape[0] * call.experts.top_k, x.device
+    out = torch.empty(num_pairs, out_size, dtype=x.dtype, device=device)
+    num_items = _num_tiles(call, plan) * -(-out_size // product.block_n)
+    arguments = (
+        x,
+        tensor_map(x, plan.block_m, product.block_k),
+        tensor_map(weight.view(-1, in_size), product.block_n, product.block_k),
+        out,
+        routed.weights,
+        routed.bins,
+        routed.tiles,
+        out_size,
+    )
+    constants: dict[str, object] = {
+        "IN_SIZE": in_size,
+        "GATED": gated,
+        "TOP_K": call.experts.top_k,
         "BLOCK_M": plan.block_m,
         "BLOCK_N": product.block_n,
         "BLOCK_K": product.block_k,
-        "PREFETCH": 0 if gated else product.prefetch,
-        "COMBINED": max(2, triton.next_power_of_2(num_tokens)) if combined else 0,
-        "num_warps": product.num_warps,
-        "num_stages": product.num_stages,
-        **pdl_options(x.device),
+        "STAGES": product.num_stages,
+        "num_warps": plan.block_m // ROWS_OF_A_WARP,
+        **pdl_options(device),
     }
-    if not combined:
-        constants |= {"HAS_GATE": False, "HAS_SHARED": False, "HAS_SLOTS": False}
-    grid = (num_tiles * triton.cdiv(out_size, product.block_n),)
-    return Launch(experts_kernel, grid, arguments, constants, out)
+    return Launch(grouped_kernel, (min(num_items, num_sms(device)),), arguments, constants, out)
 
 
 def combine(call: MoeCall, routed: Routed, outputs: torch.Tensor) -> None:
     """x += the sum of each token's rows, and the shared expert's."""
     num_tokens, hidden = call.x.shape
-    tensors, (_, num_slots, *strides), constants = _sum_arguments(call, routed)
+    tensors, (_, num_slots, *strides), constants = _sum_arguments(call, routed, combined=True)
+    del constants["COMBINED"]
     block = min(_COMBINE_BLOCK, triton.next_power_of_2(hidden))
     combine_kernel[(num_tokens, triton.cdiv(hidden, block))](
         outputs, *tensors, call.x, num_tokens, num_slots, hidden, *strides,
@@ -210,7 +319,7 @@ def combine(call: MoeCall, routed: Routed, outputs: torch.Tensor) -> None:
 
 
 def _sum_arguments(
-    call: MoeCall, routed: Routed
+    call: MoeCall, routed: Routed, *, combined: bool
 ) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...], dict[str, object]]:
     """Of the sum over a token's experts: tensors (shared, logits, slots), numbers and strides, constants."""
     x, shared, slots = call.x, call.shared, call.slots
@@ -221,8 +330,9 @@ def _sum_arguments(
         "NUM_EXPERTS": call.experts.num_experts,
         "EXPERTS_PAD": routed.experts_pad,
         "TOP_K": call.experts.top_k,
-        "HAS_GATE": call.experts.has_shared_gate,
-        "HAS_SHARED": shared is not None,
-        "HAS_SLOTS": slots is not None,
+        "HAS_GATE": combined and call.experts.has_shared_gate,
+        "HAS_SHARED": combined and shared is not None,
+        "HAS_SLOTS": combined and slots is not None,
+        "COMBINED": max(2, triton.next_power_of_2(x.shape[0])) if combined else 0,
     }
     return tensors, (x.shape[0], num_slots, x.stride(0), *shared_strides), constants

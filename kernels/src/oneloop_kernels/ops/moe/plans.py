@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Final, Literal
 
 from oneloop_kernels.launch import card_name, of_card
+from oneloop_kernels.ops.linear.plans import can_stream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,30 +22,28 @@ if TYPE_CHECKING:
 FILES: Final[Mapping[str, str]] = {"NVIDIA H200": "nvidia_h200.json"}
 """Beginning of the card's name → file in `configs`."""
 
-MAX_ONE_BLOCK: Final = 32
-"""Tokens that one program of the routing kernel chooses experts for, and puts in order."""
+MAX_FEW: Final = 32
+"""Tokens that all fit a tile of each expert, so that nothing is put in order. Down's kernel may do their sums."""
 MAX_SPLIT: Final = 512
 """Up to so many tokens a program has a slice of the hidden size, of more all of it."""
-_ROUTE_TOKENS: Final = ((MAX_SPLIT, 16), (2048, 32))
+_ROUTE_TOKENS: Final = ((128, 8), (MAX_SPLIT, 16), (2048, 32))
 """(up to that many tokens, those of a program otherwise): the more there are, the fewer read the router."""
 _MOST_ROUTE_TOKENS: Final = 64
-MAX_COMBINED: Final = 32
-"""Tokens whose sums down's kernel may do."""
 _ROUTE_SPLITS: Final = 8
 _MOST_SPLITS: Final = 32
 _SLICE_BYTES: Final = 64 << 10
 """Of the router, for a program that has one slice of it…"""
 _STAGE_BYTES: Final = 32 << 10
 """…and in each stage of one that has several."""
-MAX_SCATTERED: Final = 4096
-"""Pairs that the routing kernel's last program puts in order itself; more are a kernel's of their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProductPlan:
-    """Constants of `triton.experts.experts_kernel`. kind: which are the wide side. prefetch: for down."""
+    """Constants of `triton.experts`, or with the kind "grouped" of `triton.grouped`, which is for Hopper, 16-bit types
+    and more than MAX_FEW tokens. kind: else which are the wide side. prefetch: for down.
+    """
 
-    kind: Literal["weights", "tokens"]
+    kind: Literal["weights", "tokens", "grouped"]
     block_n: int
     block_k: int
     num_stages: int
@@ -54,16 +53,28 @@ class ProductPlan:
 
 @dataclass(frozen=True, slots=True)
 class MoePlan:
-    """block_m: pairs of a tile. combined: down's kernel does the sum, of few tokens."""
+    """block_m: pairs of a tile. combined: down's kernel does the sum, of few tokens. together: both products are one
+    kernel, of down's number of warps; not of the kind "grouped".
+    """
 
     block_m: int
     gate_up: ProductPlan
     down: ProductPlan
     combined: bool = False
+    together: bool = False
 
     def most_tiles(self, num_pairs: int, num_experts: int) -> int:
         """Each expert with pairs has a tile that may not be full."""
         return min(num_pairs, num_experts + num_pairs // self.block_m)
+
+
+@dataclass(frozen=True, slots=True)
+class RoutePlan:
+    """Constants of `triton.routing`: tokens of a block, slices of the hidden size, columns of a product."""
+
+    tokens: int
+    splits: int
+    columns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +93,18 @@ ONE_PLAN_FROM: Final = 2048
 
 def plan_for(device: torch.device, dtype: torch.dtype, num_tokens: int, shape: Shape) -> MoePlan:
     """The plan for that many tokens."""
-    return _plan_for(card_name(device), dtype.itemsize, min(num_tokens, ONE_PLAN_FROM + 1), shape)
+    num_tokens = min(num_tokens, ONE_PLAN_FROM + 1)
+    return _plan_for(card_name(device), can_stream(device), dtype.itemsize, num_tokens, shape)
 
 
 @cache
-def _plan_for(card: str, item_bytes: int, num_tokens: int, shape: Shape) -> MoePlan:
+def _plan_for(card: str, hopper: bool, item_bytes: int, num_tokens: int, shape: Shape) -> MoePlan:
     name = of_card(card, FILES)
     if name is not None and item_bytes == 2:
         for most, plan in read_plans(name).get(shape, ()):
             if num_tokens <= most:
                 return plan
-    return plan_by_rule(item_bytes, num_tokens, shape)
+    return plan_by_rule(item_bytes, num_tokens, shape, hopper=hopper)
 
 
 @cache
@@ -113,20 +125,22 @@ def _plan_of(entry: Mapping[str, object]) -> MoePlan:
     return MoePlan(gate_up=ProductPlan(**gate_up), down=ProductPlan(**down), **rest)  # type: ignore[arg-type]
 
 
-def route_plan(num_tokens: int, hidden: int, experts_pad: int, item_bytes: int) -> tuple[int, int, int]:
-    """Of the routing kernel: tokens of a block, slices of the hidden size, columns of a product."""
+def route_plan(
+    num_tokens: int, hidden: int, experts_pad: int, item_bytes: int, *, fixed: bool = False
+) -> RoutePlan:
+    """How routing is cut. fixed: the same for any number of tokens."""
+    if fixed:
+        num_tokens = MAX_SPLIT + 1
     tokens = next((size for most, size in _ROUTE_TOKENS if num_tokens <= most), _MOST_ROUTE_TOKENS)
-    if num_tokens <= MAX_ONE_BLOCK:
-        tokens = max(8, 1 << (num_tokens - 1).bit_length())
     slice_size = max(16, 1 << (-(-hidden // _ROUTE_SPLITS) - 1).bit_length())
     columns = min(slice_size, max(16, _SLICE_BYTES // (item_bytes * experts_pad)))
     splits = -(-hidden // columns)
     if num_tokens <= MAX_SPLIT and splits <= _MOST_SPLITS:
-        return tokens, splits, columns
-    return tokens, 1, min(columns, max(16, _STAGE_BYTES // (item_bytes * experts_pad)))
+        return RoutePlan(tokens, splits, columns)
+    return RoutePlan(tokens, 1, min(columns, max(16, _STAGE_BYTES // (item_bytes * experts_pad))))
 
 
-def plan_by_rule(item_bytes: int, num_tokens: int, shape: Shape) -> MoePlan:
+def plan_by_rule(item_bytes: int, num_tokens: int, shape: Shape, *, hopper: bool = False) -> MoePlan:
     """Tiles with room for twice the mean tokens of an expert, weights as the wide side, while those are few."""
     mean = num_tokens * shape.top_k / shape.num_experts
     if num_tokens > ONE_PLAN_FROM:
@@ -145,6 +159,12 @@ def plan_by_rule(item_bytes: int, num_tokens: int, shape: Shape) -> MoePlan:
         )
     # A tile of 128 pairs is worth it where the last one of an expert, half empty, is one of several.
     block_m = 64 if mean < 256 else 128
+    if hopper and num_tokens > MAX_FEW and shape.hidden % 8 == shape.width % 8 == 0:  # for the copy engine
+        return MoePlan(
+            block_m=block_m,
+            gate_up=ProductPlan("grouped", block_n=128, block_k=64, num_stages=4),
+            down=ProductPlan("grouped", block_n=256, block_k=64, num_stages=4),
+        )
     return MoePlan(
         block_m=block_m,
         gate_up=ProductPlan("tokens", block_n=128, block_k=64, num_stages=3, num_warps=8),
