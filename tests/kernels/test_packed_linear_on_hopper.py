@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from oneloop_kernels.ops.linear import NUM_TICKETS
+from oneloop_kernels.ops.linear import NUM_TICKETS, Norm
 from oneloop_kernels.ops.packed_linear import PackedCall, PackedWeight
 from oneloop_kernels.ops.packed_linear.launches import few_rows, stream, unpacked
 from oneloop_kernels.ops.packed_linear.plans import StreamPlan, fitting
@@ -29,6 +29,7 @@ class Case:
     shift: str = "none"
     groups: int = 1
     gated: bool = False
+    norm: bool = False
     dtype: torch.dtype = torch.bfloat16
 
 
@@ -37,6 +38,10 @@ CASES = {
     "one row, zeros": Case(StreamPlan(1, 16, residents=3), 1, shift="zero"),
     "gated": Case(StreamPlan(1, 16, residents=2), 16, gated=True),
     "sixteen rows": Case(StreamPlan(1, 16, residents=2), 16, shift="zero", dtype=torch.float16),
+    "normed row": Case(StreamPlan(2, 16, residents=2), 1, norm=True),
+    "normed, gated": Case(StreamPlan(2, 16, residents=2), 1, gated=True, norm=True),
+    "sixteen normed rows, gated": Case(StreamPlan(1, 16, residents=2), 16, gated=True, norm=True),
+    "normed q4_1": Case(StreamPlan(2, 16, residents=2), 8, shift="offset", groups=4, gated=True, norm=True),
     "many rows": Case(StreamPlan(1, 16), 64),
     "q4_k": Case(StreamPlan(1, 16, residents=2), 8, shift="offset", groups=4),
     "q6_k": Case(StreamPlan(1, 16, residents=2), 8, bits=6, groups=8),
@@ -72,8 +77,9 @@ def call_of(case):
     return PackedCall(
         tensor(case.num_tokens, 4096, dtype=case.dtype),
         weight,
+        norm=Norm(tensor(4096, dtype=case.dtype), 1e-5) if case.norm else None,
         gated=case.gated,
-        residual=None if case.gated else tensor(case.num_tokens, 6144, dtype=case.dtype),
+        residual=None if case.gated or case.norm else tensor(case.num_tokens, 6144, dtype=case.dtype),
         tickets=tensor(NUM_TICKETS),
     )
 

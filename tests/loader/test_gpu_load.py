@@ -178,6 +178,7 @@ def kept_tensors(model: Model) -> list[torch.Tensor]:
     tensors: list[torch.Tensor] = []
     assert isinstance(model, Decoder)
     for layer in model.layers:
+        assert layer.mlp is not None
         for linear in (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down):
             stored = linear.stored
             if isinstance(stored, Fp8Weight):

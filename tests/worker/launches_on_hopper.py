@@ -159,18 +159,18 @@ def launch_packed_linear_maps() -> None:
     for (rows, columns, gated), num_tokens, one, *kind in sorted(cases, key=str):
         bias = kind[1] == "zero"
         dtype = torch.float16 if kind[0] == 4 and kind[1] != "none" else torch.bfloat16
-        call = prepared(
-            PackedCall(
-                tensor(num_tokens, columns, dtype=dtype),
-                packed_weight(rows, columns, *kind, gated=gated, dtype=dtype),
-                tensor(rows, dtype=dtype) if bias else None,
-                gated=gated,
-                residual=None if gated or bias else tensor(num_tokens, rows, dtype=dtype),
-                tickets=tensor(NUM_TICKETS, dtype=torch.int32),
-            )
+        call = PackedCall(
+            tensor(num_tokens, columns, dtype=dtype),
+            packed_weight(rows, columns, *kind, gated=gated, dtype=dtype),
+            tensor(rows, dtype=dtype) if bias else None,
+            norm=Norm(tensor(columns, dtype=dtype), 1e-5) if gated else None,
+            gated=gated,
+            residual=None if gated or bias else tensor(num_tokens, rows, dtype=dtype),
+            tickets=tensor(NUM_TICKETS, dtype=torch.int32),
         )
-        stream(fitting(one, call.weight, num_tokens, gated=gated), call).run()
-        few_rows(call).run()
+        inside = prepared(call, norm_inside=one.takes_norm(call.weight, num_tokens))
+        stream(fitting(one, call.weight, num_tokens, gated=gated), inside).run()
+        few_rows(prepared(call)).run()
         unpacked(call.weight).run()
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from oneloop_kernels.ops.packed_linear import Bits, Shift
 
 MODEL: Final = "llama8b"
-SWEEP_EFFORT: Final = Effort(launches=32, seconds=0.02, replays=5)
+SWEEP_EFFORT: Final = Effort(launches=32, seconds=0.01, replays=5)
 KINDS: Final[dict[str, tuple[Bits, Shift, int]]] = {
     "w4": (4, "none", 1),
     "w4z": (4, "zero", 1),
@@ -60,7 +60,7 @@ class Inputs:
 
     def streamed(self, plan: StreamPlan) -> object:
         """By the plan, as far as shared memory has room for its stages."""
-        call = prepared(self.call)
+        call = prepared(self.call, norm_inside=plan.takes_norm(self.call.weight, self.call.x.shape[0]))
         return stream(fitting(plan, call.weight, call.x.shape[0], gated=call.gated), call).run()
 
     def written_out(self) -> object:
@@ -124,11 +124,13 @@ def candidates(one: Map, num_tokens: int, device: torch.device) -> Iterator[Stre
         room = residents * num_sms(device)
         tiles = plan.num_tiles(num_tokens, one.result_size)
         whole = tiles * (room // tiles) if tiles <= room else -(-tiles // -(-tiles // room))
-        ways = (True, False) if plan.block_m(num_tokens) <= 16 else (False,)
-        for scales_sums in ways:
-            yield replace(plan, programs=whole, scales_sums=scales_sums)
+        few = plan.block_m(num_tokens) <= 16
+        ways = {few, few and num_tokens <= 8}, {few and one.norm, False}
+        for scales_sums, norms_x in itertools.product(*ways):
+            chosen = replace(plan, programs=whole, scales_sums=scales_sums, norms_x=norms_x)
+            yield chosen
             if whole * 10 < room * 9:
-                yield replace(plan, programs=room, scales_sums=scales_sums)
+                yield replace(chosen, programs=room)
 
 
 def compile_all(ways: Sequence[tuple[Inputs, Callable[[Inputs], object]]], device: torch.device) -> None:
@@ -185,7 +187,8 @@ def way(plan: StreamPlan | None) -> Callable[[Inputs], object]:
 def short(plan: StreamPlan) -> str:
     """A name for the table."""
     tile = f"tiles {plan.column_tiles} rows {plan.most_rows}"
-    return f"{tile} residents {plan.residents} programs {plan.programs}{' sums' * plan.scales_sums}"
+    inside = " sums" * plan.scales_sums + " norms" * plan.norms_x
+    return f"{tile} residents {plan.residents} programs {plan.programs}{inside}"
 
 
 def compare(bench: KernelBench, maps: Sequence[Map], rows: Sequence[int], kind: str) -> None:

@@ -25,21 +25,31 @@ _STREAM_WARPS = 4
 """That multiply: a tensor core instruction of 64 rows."""
 
 
-def prepared(call: PackedCall) -> PackedCall:
-    """The norm and the order of x's columns launched at once, where there are.
+def prepared(call: PackedCall, *, norm_inside: bool = False) -> PackedCall:
+    """The norm and the order of x's columns launched at once, where there are. norm_inside: the kernel takes the norm.
 
     ValueError where the weight's rows are not in the halves that the call takes them for.
     """
     if (call.weight.halves == 2) != call.gated and call.weight.rows // 2 % TILE_ROWS:
         raise ValueError(f"halves: a weight of {call.weight.halves} for a call with gated {call.gated}")
+    if norm_inside:
+        return call
     x = call.x if call.norm is None else rms_norm(call.x, call.norm.weight, call.norm.eps)
     if call.weight.order is not None:
         x = x.index_select(1, call.weight.order)
     return call._replace(x=x, norm=None)
 
 
+def may_stream(call: PackedCall) -> bool:
+    """Whether the copy engine can read x: rows at multiples of 16 bytes."""
+    return call.x.stride(0) % 8 == 0 and call.x.data_ptr() % 16 == 0
+
+
 def stream(plan: StreamPlan, call: PackedCall) -> Launch:
-    """A `prepared` call by the kernel of Hopper. x: rows at multiples of 16 bytes. tickets: one at least per tile."""
+    """A `prepared` call by the kernel of Hopper. x: see `may_stream`. tickets: one at least per tile.
+
+    With a norm the plan must be one that takes it.
+    """
     from oneloop_kernels.ops.packed_linear.triton.stream import stream_kernel
 
     x, weight = call.x, call.weight
@@ -50,25 +60,30 @@ def stream(plan: StreamPlan, call: PackedCall) -> Launch:
     if call.tickets is None or call.tickets.numel() < num_tiles:
         raise ValueError(f"tickets: {num_tiles} are needed to split sums among programs")
     part_size = TILE_ROWS * block_m * (2 if call.gated else 1)
+    left = 2 * programs * (part_size + (0 if call.norm is None else block_m))
     out = _result(call)
+    rows = tensor_map(x, block_m, TILE_COLUMNS)
     words = _map_of_tiles(weight.words, 4, 4 * plan.column_tiles)
     lines = max(1, weight.params.shape[2] * weight.params.shape[3] // _LONGEST_LINE)
     arguments = (
-        tensor_map(x, block_m, TILE_COLUMNS),
+        rows,
+        rows if call.norm is None else _map_of_norm(call.norm.weight, TILE_COLUMNS * plan.column_tiles),
         words,
         words if weight.high is None else _map_of_tiles(weight.high, 4, 4 * plan.column_tiles),
         _map_of_tiles(weight.params, lines, lines * plan.column_tiles),
         x if call.bias is None else call.bias,
         out,
-        torch.empty(2 * programs * part_size if cut else 1, dtype=torch.float32, device=device),
+        torch.empty(left if cut else 1, dtype=torch.float32, device=device),
         call.tickets,
         num_tokens,
         weight.columns,
         call.out_size,
         weight.words.shape[0] // 2,
         out.stride(0),
+        0.0 if call.norm is None else call.norm.eps,
     )
     constants: dict[str, object] = {
+        "HAS_NORM": call.norm is not None,
         **_surroundings(call),
         **_kind(weight),
         "ON_SUMS": plan.on_sums(weight, num_tokens),
@@ -165,12 +180,20 @@ def _map_of_tiles(tiles: torch.Tensor, lines: int, block_lines: int) -> Any:
     seen = tiles.view(tiles.shape[0], tiles.shape[1] * lines, -1)
     shape = list(seen.shape)
     box = [1, block_lines, shape[2]]
-    return TensorDescriptor(seen, shape, list(seen.stride()), box, _plain(8 * seen.element_size()))
+    return TensorDescriptor(seen, shape, list(seen.stride()), box, _plain(8 * seen.element_size(), 3))
+
+
+def _map_of_norm(weight: torch.Tensor, block_columns: int) -> Any:
+    """For copies of so many columns of a norm's weight."""
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    shape, layout = [1, weight.shape[0]], _plain(8 * weight.element_size(), 2)
+    return TensorDescriptor(weight.view(1, -1), shape, [weight.shape[0], 1], [1, block_columns], layout)
 
 
 @cache
-def _plain(bits: int) -> Any:
+def _plain(bits: int, rank: int) -> Any:
     """Boxes that lie in shared memory as in memory."""
     from triton.experimental.gluon import language as gl
 
-    return gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=bits, rank=3)
+    return gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=bits, rank=rank)

@@ -40,7 +40,8 @@ class StreamPlan:
 
     column_tiles: in a copy, 1 or 2. num_stages: copies under way. residents: programs that share a multiprocessor, 1 to
     3. programs: in the grid, at most (0: by a rule). most_rows: of x in a tile. scales_sums: where it can,
-    the kernel scales sums, exactly, instead of weights, which rounds them.
+    the kernel scales sums, exactly, instead of weights, which rounds them. norms_x: where it can, the kernel takes the
+    norm, instead of one before it.
     """
 
     column_tiles: int
@@ -49,6 +50,7 @@ class StreamPlan:
     programs: int = 0
     most_rows: int = 64
     scales_sums: bool = True
+    norms_x: bool = True
 
     @property
     def max_registers(self) -> int | None:
@@ -67,6 +69,13 @@ class StreamPlan:
         """Whether the kernel scales sums: of 4 bits in groups of 128 columns or more."""
         few = self.block_m(num_tokens) <= _MAX_SUMMED_ROWS
         return self.scales_sums and few and weight.bits == 4 and weight.groups == 1
+
+    def takes_norm(self, weight: PackedWeight, num_tokens: int) -> bool:
+        """Whether the kernel norms x: of few rows in the weight's order, and in bfloat16: x times the norm's weight can
+        pass float16's range before it is divided by the root of the squares."""
+        few = self.block_m(num_tokens) <= _MAX_SUMMED_ROWS
+        plain = weight.order is None and weight.columns % 8 == 0
+        return self.norms_x and few and plain and weight.dtype is torch.bfloat16
 
     def grid(self, device: torch.device, num_tiles: int, columns: int) -> int:
         """Programs for so many tiles of so many columns.
@@ -100,7 +109,8 @@ def stage_bytes(plan: StreamPlan, weight: PackedWeight, num_tokens: int, *, gate
     if weight.high is not None:
         tile += weight.high.shape[2] * weight.high.element_size()
     tiles = plan.column_tiles * (2 if gated else 1)
-    return tiles * tile + 2 * plan.column_tiles * TILE_COLUMNS * plan.block_m(num_tokens)
+    rows = plan.block_m(num_tokens) + 1  # the norm's weight too
+    return tiles * tile + 2 * plan.column_tiles * TILE_COLUMNS * rows
 
 
 def plan_for(weight: PackedWeight, num_tokens: int, *, gated: bool, may_split: bool) -> StreamPlan | None:

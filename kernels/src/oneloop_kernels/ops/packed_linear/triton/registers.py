@@ -175,6 +175,17 @@ def scaled_weights(
 
 
 @gluon.jit
+def times_weight(x, norm, stage, tile, COLUMN_TILES: gl.constexpr, sums: gl.constexpr):
+    """x [128, rows of x], as the tensor cores take it, times the norm's weight of a stage's tile."""
+    columns = _of_tile(norm, stage, tile, x.dtype, [COLUMN_TILES, TILE_COLUMNS])
+    weight = columns.load(gl.SliceLayout(1, gl.DotOperandLayout(1, sums, 2)))
+    x, weight = gl.broadcast(x, weight[:, None])
+    return gl.inline_asm_elementwise(
+        "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [x, weight], dtype=x.dtype, is_pure=True, pack=2
+    )
+
+
+@gluon.jit
 def tile_scale(
     params,
     place,
