@@ -95,6 +95,11 @@ def stream_specs():
                 f"sums of {kind}: {num_tokens} rows",
                 Spec(STREAMS["cut"], KINDS[kind], num_tokens, 200, 456, "everything"),
             )
+            by_ones = replace(STREAMS["cut"], centres=False)
+            yield (
+                f"sums of {kind} by ones: {num_tokens} rows",
+                Spec(by_ones, KINDS[kind], num_tokens, 200, 456, "norm-bias"),
+            )
             rounding = replace(STREAMS["cut"], scales_sums=False)
             yield (
                 f"weights of {kind}: {num_tokens} rows",

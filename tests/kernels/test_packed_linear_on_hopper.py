@@ -35,6 +35,8 @@ class Case:
 
 CASES = {
     "one row": Case(StreamPlan(2, 16, residents=2), 1),
+    "one row, by ones": Case(StreamPlan(2, 16, residents=2, centres=False), 1),
+    "one row, zeros by ones": Case(StreamPlan(1, 16, residents=3, centres=False), 1, shift="zero"),
     "one row, zeros": Case(StreamPlan(1, 16, residents=3), 1, shift="zero"),
     "gated": Case(StreamPlan(1, 16, residents=2), 16, gated=True),
     "sixteen rows": Case(StreamPlan(1, 16, residents=2), 16, shift="zero", dtype=torch.float16),
@@ -120,13 +122,14 @@ def test_numbers_go_straight_to_the_tensor_cores(reports, name):
     tiles = case.plan.column_tiles * halves
     assert report.count(r"LDS\.128") >= 2 * tiles
     on_sums = case.plan.on_sums(call_of(case).weight, case.num_tokens)
-    scaling = "HFMA2" if case.shift == "offset" else "HMUL2"
+    by_ones = on_sums and not case.plan.centred(call_of(case).weight, case.num_tokens)
+    scaling = r"HFMA2" if case.shift == "offset" else r"HMUL2"
     assert (report.count(scaling) >= 32 * tiles) != on_sums
     if case.num_tokens > 16:
         assert report.count(rf"HGMMA\.64x{case.num_tokens}x16\.F32") == 8 * tiles
     else:
         products = 8 * max(1, case.num_tokens // 8)
-        assert report.count(r"HMMA\.16816\.F32") == products * (tiles + on_sums * case.plan.column_tiles)
+        assert report.count(r"HMMA\.16816\.F32") == products * (tiles + by_ones * case.plan.column_tiles)
         assert report.count(r"LDSM\.16\.M88\.4") >= 4 * case.plan.column_tiles
     assert report.shared * case.plan.residents <= 227 * 1024
 

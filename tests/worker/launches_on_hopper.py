@@ -151,7 +151,8 @@ def launch_packed_linear_maps() -> None:
         ((512, 1024, gated), num_tokens, plan, *kind)
         for gated, num_tokens, kind in itertools.product((False, True), (4, 64), kinds)
     }
-    cases.add(((512, 1024, False), 16, replace(plan, scales_sums=False), 4, "zero", 1))
+    for other in (replace(plan, scales_sums=False), replace(plan, centres=False)):
+        cases.add(((512, 1024, False), 16, other, 4, "zero", 1))
     for shape, choices in TUNED[H200.name].items():
         cases |= {
             (shape, most, one, 4, shift, 1) for most, one in choices if one for shift in ("none", "zero")

@@ -125,9 +125,8 @@ def candidates(one: Map, num_tokens: int, device: torch.device) -> Iterator[Stre
         tiles = plan.num_tiles(num_tokens, one.result_size)
         whole = tiles * (room // tiles) if tiles <= room else -(-tiles // -(-tiles // room))
         few = plan.block_m(num_tokens) <= 16
-        ways = {few, few and num_tokens <= 8}, {few and one.norm, False}
-        for scales_sums, norms_x in itertools.product(*ways):
-            chosen = replace(plan, programs=whole, scales_sums=scales_sums, norms_x=norms_x)
+        for centres, norms_x in itertools.product({few, False}, {few and one.norm, False}):
+            chosen = replace(plan, programs=whole, scales_sums=few, centres=centres, norms_x=norms_x)
             yield chosen
             if whole * 10 < room * 9:
                 yield replace(chosen, programs=room)
@@ -187,7 +186,7 @@ def way(plan: StreamPlan | None) -> Callable[[Inputs], object]:
 def short(plan: StreamPlan) -> str:
     """A name for the table."""
     tile = f"tiles {plan.column_tiles} rows {plan.most_rows}"
-    inside = " sums" * plan.scales_sums + " norms" * plan.norms_x
+    inside = " sums" * plan.scales_sums + " centred" * plan.centres + " norms" * plan.norms_x
     return f"{tile} residents {plan.residents} programs {plan.programs}{inside}"
 
 

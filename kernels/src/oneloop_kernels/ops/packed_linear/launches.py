@@ -87,6 +87,7 @@ def stream(plan: StreamPlan, call: PackedCall) -> Launch:
         **_surroundings(call),
         **_kind(weight),
         "ON_SUMS": plan.on_sums(weight, num_tokens),
+        "CENTRED": plan.centred(weight, num_tokens),
         "BLOCK_M": block_m,
         "COLUMN_TILES": plan.column_tiles,
         "STAGES": plan.num_stages,

@@ -40,7 +40,8 @@ class StreamPlan:
 
     column_tiles: in a copy, 1 or 2. num_stages: copies under way. residents: programs that share a multiprocessor, 1 to
     3. programs: in the grid, at most (0: by a rule). most_rows: of x in a tile. scales_sums: where it can,
-    the kernel scales sums, exactly, instead of weights, which rounds them. norms_x: where it can, the kernel takes the
+    the kernel scales sums, exactly, instead of weights, which rounds them. centres: then zeros are subtracted from
+    numbers, where there are no offsets, and not so many times the sum of x. norms_x: where it can, the kernel takes the
     norm, instead of one before it.
     """
 
@@ -50,6 +51,7 @@ class StreamPlan:
     programs: int = 0
     most_rows: int = 64
     scales_sums: bool = True
+    centres: bool = True
     norms_x: bool = True
 
     @property
@@ -69,6 +71,10 @@ class StreamPlan:
         """Whether the kernel scales sums: of 4 bits in groups of 128 columns or more."""
         few = self.block_m(num_tokens) <= _MAX_SUMMED_ROWS
         return self.scales_sums and few and weight.bits == 4 and weight.groups == 1
+
+    def centred(self, weight: PackedWeight, num_tokens: int) -> bool:
+        """Whether numbers lose their zeros as they are unpacked, where sums are scaled."""
+        return self.centres and weight.shift != "offset" and self.on_sums(weight, num_tokens)
 
     def takes_norm(self, weight: PackedWeight, num_tokens: int) -> bool:
         """Whether the kernel norms x: of few rows in the weight's order, and in bfloat16: x times the norm's weight can

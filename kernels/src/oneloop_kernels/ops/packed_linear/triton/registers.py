@@ -39,19 +39,28 @@ def unpack_constraints(bits: int, shift: str) -> str:
 
 
 @gluon.constexpr_function
-def raw_asm(is_bf16: bool) -> str:
-    """Two words of 4 bits to eight pairs of numbers, each with a power of two on top."""
-    power = 0x43004300 if is_bf16 else 0x64006400
-    lines: list[str] = [".reg .b32 power;", f"mov.b32 power, {power:#x};"]
+def raw_asm(centre: str, is_bf16: bool) -> str:
+    """Two words of 4 bits to eight pairs of numbers, each with a power of two on top, less what `centre` says.
+
+    "kept": nothing. "middle": the power and 8. "zero": what inputs after the words give, as in `unpack_asm`.
+    """
+    kind, power = ("bf16x2", 0x4300) if is_bf16 else ("f16x2", 0x6400)
+    constants = {"power": power, "middle": power + 8}
+    lines: list[str] = [f".reg .b32 {', '.join(constants)};"]
+    lines += [f"mov.b32 {name}, {value << 16 | value:#x};" for name, value in constants.items()]
     for number in range(OUTPUTS):
-        lines += _nibble(f"${number}", OUTPUTS + number // 4, number % 4, "power")
+        d, place, r = number // 4, number % 4, number % 2
+        lines += _nibble(f"${number}", OUTPUTS + d, place, "power")
+        if centre != "kept":
+            less = "middle" if centre == "middle" else f"${OUTPUTS + 2 + 2 * r + d}"
+            lines.append(f"sub.rn.{kind} ${number}, ${number}, {less};")
     return "{\n" + "\n".join(lines) + "\n}"
 
 
 @gluon.constexpr_function
-def raw_constraints() -> str:
+def raw_constraints(centre: str) -> str:
     """Of `raw_asm`."""
-    return ",".join(["=&r"] * OUTPUTS + ["r"] * 2)
+    return ",".join(["=&r"] * OUTPUTS + ["r"] * (6 if centre == "zero" else 2))
 
 
 @gluon.constexpr_function
@@ -130,13 +139,20 @@ def _flat(rank):
 
 
 @gluon.jit
-def raw_numbers(words, place, tile, COLUMN_TILES: gl.constexpr, kind: gl.constexpr, sums: gl.constexpr):
-    """[64, 128] of a stage's tile, each number with a power of two on top."""
-    numbers = _numbers(words, place, tile, COLUMN_TILES, gl.int32)
+def raw_numbers(
+    words, params, place, tile,
+    SHIFT: gl.constexpr, CENTRED: gl.constexpr, COLUMN_TILES: gl.constexpr, kind: gl.constexpr, sums: gl.constexpr,
+):  # fmt: skip
+    """[64, 128] of a stage's tile, unscaled: less their zero with CENTRED, else with a power of two on top."""
+    inputs = (_numbers(words, place, tile, COLUMN_TILES, gl.int32),)
+    centre: gl.constexpr = "kept" if not CENTRED else "middle" if SHIFT == "none" else "zero"
+    if centre == "zero":
+        both = _of_tile(params, place, tile, gl.int64, [COLUMN_TILES, 1, 4, 8, 1, 1, 1]).load(_words_layout())
+        inputs = inputs + _twice((both >> 32).to(gl.int32))
     o = gl.inline_asm_elementwise(
-        raw_asm(kind == gl.bfloat16),
-        raw_constraints(),
-        [numbers],
+        raw_asm(centre, kind == gl.bfloat16),
+        raw_constraints(centre),
+        inputs,
         dtype=(gl.int16, gl.int16, gl.int16, gl.int16, gl.int16, gl.int16, gl.int16, gl.int16),
         is_pure=True,
         pack=2,
@@ -195,7 +211,7 @@ def tile_scale(
     kind: gl.constexpr,
     sums: gl.constexpr,
 ):
-    """float32 [64] each: what a tile's sums are multiplied by, and what the sum of x."""
+    """float32 [64] each: what a tile's sums are multiplied by, and, unless numbers are centred, what the sum of x."""
     power: gl.constexpr = 128.0 if kind == gl.bfloat16 else 1024.0
     middle: gl.constexpr = power + 8.0
     layout: gl.constexpr = _rows_layout()

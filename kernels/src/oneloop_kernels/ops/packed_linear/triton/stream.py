@@ -3,9 +3,10 @@
 Tiles of packed numbers and their scales stream through shared memory; each thread reads its own numbers, 16 bytes at a
 time, and unpacks them to the registers that the tensor cores multiply from, while they multiply those before.
 
-Unpacking takes the time that memory leaves. So where a group is a whole tile and rows are few, numbers are multiplied
-as they are unpacked with a shift and a mask, each with a power of two on top, and scaled as sums: the tensor cores also
-multiply by ones, and so many times that product is what the powers of two and the zeros have added.
+Unpacking takes the time that memory leaves. So where a group is a whole tile and rows are few, sums are scaled in the
+place of numbers. Those are unpacked with a shift and a mask, which leaves a power of two on top; either that is
+subtracted with the zero, or the tensor cores also multiply by ones, and so many times that product is what the powers
+and the zeros have added.
 
 Of few rows the kernel norms x itself: x is multiplied by the norm's weight as it is taken from shared memory, and its
 squares are added up on the way, a piece of a tile its own; the root of the tile's divides the sums.
@@ -66,7 +67,7 @@ def stream_kernel(
     x_desc, norm_desc, words_desc, high_desc, params_desc, bias_ptr, out_ptr, partial_ptr, tickets_ptr,
     num_tokens, in_size, out_size, up_tile, out_stride, eps,
     HAS_NORM: gl.constexpr, HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
-    BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr, ON_SUMS: gl.constexpr,
+    BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr, ON_SUMS: gl.constexpr, CENTRED: gl.constexpr,
     BLOCK_M: gl.constexpr, COLUMN_TILES: gl.constexpr, STAGES: gl.constexpr,
     MERGE: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
@@ -77,7 +78,8 @@ def stream_kernel(
     as [row tiles, 4 · column tiles, 256], boxes [1, 4 · COLUMN_TILES, 256]. params_desc: seen as
     [row tiles, lines, …] with 256 numbers to a line at most (a longer one is copied in parts, each box of all its
     lines), boxes [1, the lines of COLUMN_TILES tiles, …]. out_size: columns of the result; up_tile: the row tile where
-    up begins. ON_SUMS: scaled as sums; 4 bits, GROUPS = 1. Four warps. partial: with HAS_NORM float32 [2 · programs,
+    up begins. ON_SUMS: scaled as sums; 4 bits, GROUPS = 1; CENTRED: without the product of ones, not
+    with offsets. Four warps. partial: with HAS_NORM float32 [2 · programs,
     BLOCK_M] more. The rest as in `linear.triton.stream`.
     """
     halves: gl.constexpr = 2 if GATED else 1
@@ -124,8 +126,8 @@ def stream_kernel(
                     words, high, params, rows, norm, arrived, rows_arrived, free, bias_ptr, out_ptr, partial_ptr,
                     tickets_ptr, num_tokens, in_size, num_blocks, token_tiles, out_size, out_stride, eps, program,
                     base, extra, begin, end,
-                    HAS_NORM, HAS_BIAS, GATED, HAS_RESIDUAL, BITS, SHIFT, GROUPS, ON_SUMS, BLOCK_M, COLUMN_TILES,
-                    STAGES, MERGE, USE_PDL,
+                    HAS_NORM, HAS_BIAS, GATED, HAS_RESIDUAL, BITS, SHIFT, GROUPS, ON_SUMS, CENTRED,
+                    BLOCK_M, COLUMN_TILES, STAGES, MERGE, USE_PDL,
                 ),
             ),
             (
@@ -225,32 +227,40 @@ def _multiply(
     words, high, params, rows, norm, arrived, rows_arrived, free, bias_ptr, out_ptr, partial_ptr, tickets_ptr,
     num_tokens, in_size, num_blocks, token_tiles, out_size, out_stride, eps, program, base, extra, begin, end,
     HAS_NORM: gl.constexpr, HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
-    BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr, ON_SUMS: gl.constexpr,
+    BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr, ON_SUMS: gl.constexpr, CENTRED: gl.constexpr,
     BLOCK_M: gl.constexpr, COLUMN_TILES: gl.constexpr, STAGES: gl.constexpr,
     MERGE: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
     """The warps that unpack, multiply and finish."""
     layout: gl.constexpr = _layout_of(BLOCK_M, gl.num_warps())
     out_layout: gl.constexpr = _out_layout(BLOCK_M, TILE_ROWS, gl.num_warps(), layout)
+    EARLY: gl.constexpr = BLOCK_M <= FEW_ROWS  # there are no registers for more
     halves: gl.constexpr = 2 if GATED else 1
     squares_ptr = partial_ptr + 2 * gl.num_programs(0) * (halves * TILE_ROWS * BLOCK_M)
+    if USE_PDL:
+        tl.extra.cuda.gdc_wait()  # the kernel before may read what is written here, or write what is added
     unit = begin
     while unit < end:
         tile = unit // num_blocks
         first = unit - tile * num_blocks
         count = gl.minimum(end - unit, num_blocks - first)
+        first_column = tile // token_tiles * TILE_ROWS
+        columns = first_column + gl.arange(0, TILE_ROWS, gl.SliceLayout(1, out_layout))
+        tokens = tile % token_tiles * BLOCK_M + gl.arange(0, BLOCK_M, gl.SliceLayout(0, out_layout))
+        places = out_ptr + tokens[None, :].to(gl.int64) * out_stride + columns[:, None]
+        mask = (columns < out_size)[:, None] & (tokens < num_tokens)[None, :]
+        if HAS_RESIDUAL and EARLY:
+            residual = gl.load(places, mask=mask, other=0.0)  # long before it is needed
         if BLOCK_M <= FEW_ROWS:
             gate, up, squares = _few_rows(
                 words, high, params, rows, norm, arrived, rows_arrived, free, unit - begin, count,
-                HAS_NORM, GATED, BITS, SHIFT, GROUPS, ON_SUMS, BLOCK_M, COLUMN_TILES, STAGES, layout,
+                HAS_NORM, GATED, BITS, SHIFT, GROUPS, ON_SUMS, CENTRED, BLOCK_M, COLUMN_TILES, STAGES, layout,
             )  # fmt: skip
         else:
             gate, up = _products(
                 words, high, params, rows, arrived, rows_arrived, free, unit - begin, count,
                 GATED, BITS, SHIFT, GROUPS, BLOCK_M, COLUMN_TILES, STAGES, layout,
             )  # fmt: skip
-        if USE_PDL:
-            tl.extra.cuda.gdc_wait()  # the kernel before may read what is written here, or write what is added
         whole = count == num_blocks
         if not whole:
             second = (unit != begin).to(gl.int32)
@@ -268,14 +278,11 @@ def _multiply(
                 factors = gl.rsqrt(squares / in_size + eps)[None, :]
                 gate *= factors
                 up *= factors
-            columns = tile // token_tiles * TILE_ROWS + gl.arange(0, TILE_ROWS, gl.SliceLayout(1, out_layout))
-            tokens = tile % token_tiles * BLOCK_M + gl.arange(0, BLOCK_M, gl.SliceLayout(0, out_layout))
-            places = out_ptr + tokens[None, :].to(gl.int64) * out_stride + columns[:, None]
-            mask = (columns < out_size)[:, None] & (tokens < num_tokens)[None, :]
-            first_column = tile // token_tiles * TILE_ROWS
             gate = _activate(gate, up, bias_ptr, first_column, out_size, HAS_BIAS, GATED, TILE_ROWS, layout)
             out = gl.convert_layout(gate, out_layout)
-            if HAS_RESIDUAL:
+            if HAS_RESIDUAL and EARLY:
+                out += residual.to(gl.float32)
+            elif HAS_RESIDUAL:
                 out += gl.load(places, mask=mask, other=0.0).to(gl.float32)
             gl.store(places, out.to(out_ptr.dtype.element_ty), mask=mask)
         unit += count
@@ -285,7 +292,7 @@ def _multiply(
 def _few_rows(
     words, high, params, rows, norm, arrived, rows_arrived, free, begin, count,
     HAS_NORM: gl.constexpr, GATED: gl.constexpr,
-    BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr, ON_SUMS: gl.constexpr,
+    BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr, ON_SUMS: gl.constexpr, CENTRED: gl.constexpr,
     BLOCK_M: gl.constexpr, COLUMN_TILES: gl.constexpr, STAGES: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
     """As `_products`, by instructions of a warp: they need no agreement of four, and unpacking goes on beside them.
@@ -301,7 +308,9 @@ def _few_rows(
         mbarrier.wait(arrived.index(stage), (step // STAGES) & 1)
         for tile in gl.static_range(COLUMN_TILES):
             if ON_SUMS:
-                weights = raw_numbers(words, stage * halves, tile, COLUMN_TILES, rows.dtype, layout)
+                weights = raw_numbers(
+                    words, params, stage * halves, tile, SHIFT, CENTRED, COLUMN_TILES, rows.dtype, layout
+                )
             else:
                 weights = scaled_weights(
                     words,
@@ -325,17 +334,39 @@ def _few_rows(
                 squares += plain * plain
                 x = times_weight(x, norm, stage, tile, COLUMN_TILES, layout)
             if ON_SUMS:
-                sums = _sums_of(x, BLOCK_M, layout)
+                sums = gate
+                if not CENTRED:
+                    sums = _sums_of(x, BLOCK_M, layout)
                 gate = _add_scaled(
-                    gate, weights, x, sums, params, stage * halves, tile, SHIFT, COLUMN_TILES, layout
+                    gate, weights, x, sums, params, stage * halves, tile, SHIFT, CENTRED, COLUMN_TILES, layout
                 )
             else:
                 gate = mma_v2(weights, x, gate)
             if GATED:
                 if ON_SUMS:
-                    weights = raw_numbers(words, stage * halves + 1, tile, COLUMN_TILES, rows.dtype, layout)
+                    weights = raw_numbers(
+                        words,
+                        params,
+                        stage * halves + 1,
+                        tile,
+                        SHIFT,
+                        CENTRED,
+                        COLUMN_TILES,
+                        rows.dtype,
+                        layout,
+                    )
                     up = _add_scaled(
-                        up, weights, x, sums, params, stage * halves + 1, tile, SHIFT, COLUMN_TILES, layout
+                        up,
+                        weights,
+                        x,
+                        sums,
+                        params,
+                        stage * halves + 1,
+                        tile,
+                        SHIFT,
+                        CENTRED,
+                        COLUMN_TILES,
+                        layout,
                     )
                 else:
                     weights = scaled_weights(
@@ -378,12 +409,15 @@ def _sums_of(x, BLOCK_M: gl.constexpr, layout: gl.constexpr):
 @gluon.jit
 def _add_scaled(
     total, numbers, x, sums, params, place, tile,
-    SHIFT: gl.constexpr, COLUMN_TILES: gl.constexpr, layout: gl.constexpr,
+    SHIFT: gl.constexpr, CENTRED: gl.constexpr, COLUMN_TILES: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """total + scale · Σ (power + u) x + shift · Σ x."""
+    """total + scale · Σ (power + u) x + shift · Σ x; of CENTRED numbers total + scale · Σ (u − zero) x."""
     found = mma_v2(numbers, x, gl.zeros(total.shape, gl.float32, layout))
     scale, shift = tile_scale(params, place, tile, SHIFT, COLUMN_TILES, x.dtype, layout)
-    return total + found * scale[:, None] + sums * shift[:, None]
+    total += found * scale[:, None]
+    if not CENTRED:
+        total += sums * shift[:, None]
+    return total
 
 
 @gluon.jit
