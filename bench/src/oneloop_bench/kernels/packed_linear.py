@@ -121,10 +121,12 @@ def candidates(one: Map, num_tokens: int, device: torch.device) -> Iterator[Stre
         if (num_tokens > 32 and residents == 3) or (num_tokens <= 64 and most_rows > 64):
             continue
         plan = StreamPlan(column_tiles, 16, residents, most_rows=most_rows)
+        few = plan.block_m(num_tokens) <= 16
+        if few and residents == 1:
+            continue
         room = residents * num_sms(device)
         tiles = plan.num_tiles(num_tokens, one.result_size)
         whole = tiles * (room // tiles) if tiles <= room else -(-tiles // -(-tiles // room))
-        few = plan.block_m(num_tokens) <= 16
         for centres, norms_x in itertools.product({few, False}, {few and one.norm, False}):
             chosen = replace(plan, programs=whole, scales_sums=few, centres=centres, norms_x=norms_x)
             yield chosen
