@@ -169,6 +169,7 @@ def sweep(bench: KernelBench, maps: Sequence[Map], rows: Sequence[int], kind: st
         known: dict[str, StreamPlan | None] = {short(plan): plan for plan in plans[name]} | {"out": None}
         best = bench.best(name, {key: way(plan) for key, plan in known.items()}, sets, num_bytes=num_bytes)
         if best is not None:
+            print(f"{bench.rows[-1].us:>9.2f} µs {bench.rows[-1].name}", flush=True)
             plan = known[best]
             fitted = None if plan is None else fitting(plan, weight, num_tokens, gated=one.gated)
             found.setdefault(one, []).append((num_tokens, fitted))
