@@ -65,6 +65,10 @@ STREAMS = {
     "long blocks": StreamPlan(2, 3, programs=5, most_rows=32),
     "three residents": StreamPlan(1, 3, residents=3, programs=9, most_rows=16),
 }
+SLICES = {
+    "a slice a program": StreamPlan(1, 3, residents=2, slices=True),
+    "slices one after the other": StreamPlan(1, 4, residents=2, programs=3, slices=True),
+}
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,7 @@ def stream_specs():
                 Spec(rounding, KINDS[kind], num_tokens, 200, 456, "residual"),
             )
     yield from normed_specs()
+    yield from slice_specs()
     whole_offsets = Kind(4, "offset", 128)
     yield "sums with offsets", Spec(STREAMS["long blocks"], whole_offsets, 3, 200, 456, "everything")
 
@@ -122,6 +127,19 @@ def normed_specs():
         yield f"normed {kind}", Spec(STREAMS["every block apart"], KINDS[kind], 7, 200, 1000, "norm-bias")
     apart = replace(STREAMS["cut"], norms_x=False)
     yield "normed before", Spec(apart, KINDS["gptq"], 3, 200, 456, "norm-bias")
+
+
+def slice_specs():
+    """Columns that end in a copy, rows that end in a slice; more stages than a slice has copies, and fewer."""
+    for name, plan in SLICES.items():
+        for fusion in FUSIONS:
+            yield f"{name}: {fusion}", Spec(plan, KINDS["gptq"], 5, 200, 896, fusion)
+        for kind in ("symmetric", "a scale a row", "q4_0", "q4_k", "q6_k", "q8_0"):
+            yield f"{name}: {kind}", Spec(plan, KINDS[kind], 1, 72, 2432, "norm-gated-bias")
+            yield f"{name}: sixteen rows of {kind}", Spec(plan, KINDS[kind], 16, 72, 640, "residual")
+    by_ones = replace(SLICES["a slice a program"], centres=False)
+    for kind in (KINDS["gptq"], KINDS["symmetric"], Kind(4, "offset", 128)):
+        yield f"slices by ones: {kind.shift}", Spec(by_ones, kind, 3, 72, 640, "norm-bias")
 
 
 HOPPER = dict(stream_specs())
@@ -379,6 +397,22 @@ def test_layers_in_one_graph(inputs, half_dtype, compiled, num_tokens):
         x.copy_(start)
         graph.replay()
         assert_close(x, wanted)
+
+
+def test_where_slices_are_cut(inputs):
+    """Of few rows of x, which one tile has, and whole tiles of columns; elsewhere tiles of 64 rows are."""
+
+    def cuts(plan=SLICES["a slice a program"], num_tokens=16, in_size=384):
+        call = make_call(inputs, torch.float16, KINDS["gptq"], num_tokens, 64, in_size)
+        assert fitting(plan, call.weight, num_tokens, gated=False).slices == plan.cuts_slices(
+            call.weight, num_tokens
+        )
+        return plan.cuts_slices(call.weight, num_tokens)
+
+    assert cuts()
+    assert not cuts(num_tokens=17)
+    assert not cuts(in_size=400)
+    assert not cuts(STREAMS["cut"])
 
 
 def test_which_norms_a_kernel_takes(inputs):

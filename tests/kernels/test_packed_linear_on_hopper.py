@@ -44,6 +44,14 @@ CASES = {
     "normed, gated": Case(StreamPlan(2, 16, residents=2), 1, gated=True, norm=True),
     "sixteen normed rows, gated": Case(StreamPlan(1, 16, residents=2), 16, gated=True, norm=True),
     "normed q4_1": Case(StreamPlan(2, 16, residents=2), 8, shift="offset", groups=4, gated=True, norm=True),
+    "slices": Case(StreamPlan(1, 16, residents=2, slices=True), 1),
+    "slices, zeros": Case(StreamPlan(1, 16, residents=3, slices=True), 1, shift="zero"),
+    "slices by ones": Case(StreamPlan(1, 16, residents=2, slices=True, centres=False), 1),
+    "normed slices, gated": Case(StreamPlan(1, 16, residents=2, slices=True), 1, gated=True, norm=True),
+    "slices of q4_1": Case(
+        StreamPlan(1, 16, residents=2, slices=True), 8, shift="offset", groups=4, norm=True
+    ),
+    "slices of q6_k": Case(StreamPlan(1, 16, residents=2, slices=True), 16, bits=6, groups=8),
     "many rows": Case(StreamPlan(1, 16), 64),
     "q4_k": Case(StreamPlan(1, 16, residents=2), 8, shift="offset", groups=4),
     "q6_k": Case(StreamPlan(1, 16, residents=2), 8, bits=6, groups=8),

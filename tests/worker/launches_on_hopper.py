@@ -153,6 +153,11 @@ def launch_packed_linear_maps() -> None:
     }
     for other in (replace(plan, scales_sums=False), replace(plan, centres=False)):
         cases.add(((512, 1024, False), 16, other, 4, "zero", 1))
+        cases.add(((512, 1024, False), 16, replace(other, slices=True), 4, "zero", 1))
+    slices = replace(plan, slices=True)
+    cases |= {
+        ((512, 1024, gated), 4, slices, *kind) for gated, kind in itertools.product((False, True), kinds)
+    }
     for shape, choices in TUNED[H200.name].items():
         cases |= {
             (shape, most, one, 4, shift, 1) for most, one in choices if one for shift in ("none", "zero")

@@ -127,6 +127,9 @@ def candidates(one: Map, num_tokens: int, device: torch.device) -> Iterator[Stre
         room = residents * num_sms(device)
         tiles = plan.num_tiles(num_tokens, one.result_size)
         whole = tiles * (room // tiles) if tiles <= room else -(-tiles // -(-tiles // room))
+        if few and column_tiles == 1:
+            for norms_x in {one.norm, False}:
+                yield replace(plan, slices=True, norms_x=norms_x)
         for centres, norms_x in itertools.product({few, False}, {few and one.norm, False}):
             chosen = replace(plan, programs=whole, scales_sums=few, centres=centres, norms_x=norms_x)
             yield chosen
@@ -188,7 +191,7 @@ def way(plan: StreamPlan | None) -> Callable[[Inputs], object]:
 
 def short(plan: StreamPlan) -> str:
     """A name for the table."""
-    tile = f"tiles {plan.column_tiles} rows {plan.most_rows}"
+    tile = "slices" if plan.slices else f"tiles {plan.column_tiles} rows {plan.most_rows}"
     inside = " sums" * plan.scales_sums + " centred" * plan.centres + " norms" * plan.norms_x
     return f"{tile} residents {plan.residents} programs {plan.programs}{inside}"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from oneloop_kernels.launch import pdl_options
-from oneloop_kernels.ops.linear.launches import Launch, tensor_map
+from oneloop_kernels.ops.linear.launches import Launch, box_layout, tensor_map
 from oneloop_kernels.ops.packed_linear import TILE_COLUMNS, TILE_ROWS
 from oneloop_kernels.ops.rms_norm.triton import rms_norm
 
@@ -46,10 +46,12 @@ def may_stream(call: PackedCall) -> bool:
 
 
 def stream(plan: StreamPlan, call: PackedCall) -> Launch:
-    """A `prepared` call by the kernel of Hopper. x: see `may_stream`. tickets: one at least per tile.
+    """A `prepared` call by a kernel of Hopper. x: see `may_stream`. tickets: one at least per tile that is cut.
 
     With a norm the plan must be one that takes it.
     """
+    if plan.cuts_slices(call.weight, call.x.shape[0]):
+        return _slices(plan, call)
     from oneloop_kernels.ops.packed_linear.triton.stream import stream_kernel
 
     x, weight = call.x, call.weight
@@ -67,7 +69,7 @@ def stream(plan: StreamPlan, call: PackedCall) -> Launch:
     lines = max(1, weight.params.shape[2] * weight.params.shape[3] // _LONGEST_LINE)
     arguments = (
         rows,
-        rows if call.norm is None else _map_of_norm(call.norm.weight, TILE_COLUMNS * plan.column_tiles),
+        rows if call.norm is None else _map_of_norm(call.norm.weight, 1, TILE_COLUMNS * plan.column_tiles),
         words,
         words if weight.high is None else _map_of_tiles(weight.high, 4, 4 * plan.column_tiles),
         _map_of_tiles(weight.params, lines, lines * plan.column_tiles),
@@ -75,28 +77,39 @@ def stream(plan: StreamPlan, call: PackedCall) -> Launch:
         out,
         torch.empty(left if cut else 1, dtype=torch.float32, device=device),
         call.tickets,
-        num_tokens,
-        weight.columns,
-        call.out_size,
-        weight.words.shape[0] // 2,
-        out.stride(0),
-        0.0 if call.norm is None else call.norm.eps,
+        *_sizes(call, out),
     )
     constants: dict[str, object] = {
-        "HAS_NORM": call.norm is not None,
-        **_surroundings(call),
-        **_kind(weight),
-        "ON_SUMS": plan.on_sums(weight, num_tokens),
-        "CENTRED": plan.centred(weight, num_tokens),
-        "BLOCK_M": block_m,
+        **_constants(plan, call),
         "COLUMN_TILES": plan.column_tiles,
-        "STAGES": plan.num_stages,
         "MERGE": max(1, min(8, _MERGED_PER_THREAD * _STREAM_WARPS * 32 // part_size)),
-        "num_warps": _STREAM_WARPS,
-        **({} if plan.max_registers is None else {"maxnreg": plan.max_registers}),
-        **pdl_options(device),
     }
     return Launch(stream_kernel, (programs,), arguments, constants, out)
+
+
+def _slices(plan: StreamPlan, call: PackedCall) -> Launch:
+    """As stream."""
+    from oneloop_kernels.ops.packed_linear.triton.slices import slices_kernel
+
+    x, weight, out = call.x, call.weight, _result(call)
+    num_tokens, columns = x.shape
+    programs = plan.grid(x.device, plan.num_tiles(num_tokens, call.out_size), columns)
+    in_tiles = x.as_strided(
+        (columns // TILE_COLUMNS, num_tokens, TILE_COLUMNS), (TILE_COLUMNS, x.stride(0), 1)
+    )
+    rows = _map(in_tiles, [4, plan.block_m(num_tokens), TILE_COLUMNS], None)
+    words = _map_of_slices(weight.words, 2)
+    arguments = (
+        rows,
+        rows if call.norm is None else _map_of_norm(call.norm.weight, 4, TILE_COLUMNS),
+        words,
+        words if weight.high is None else _map_of_slices(weight.high, 2),
+        _map_of_slices(weight.params, min(weight.groups, 2)),
+        x if call.bias is None else call.bias,
+        out,
+        *_sizes(call, out),
+    )
+    return Launch(slices_kernel, (programs,), arguments, _constants(plan, call), out)
 
 
 def few_rows(call: PackedCall) -> Launch:
@@ -162,6 +175,29 @@ def _result(call: PackedCall) -> torch.Tensor:
     return torch.empty(call.x.shape[0], call.out_size, dtype=call.x.dtype, device=call.x.device)
 
 
+def _sizes(call: PackedCall, out: torch.Tensor) -> tuple[object, ...]:
+    """What the kernels of Hopper take behind their pointers."""
+    up_tile, eps = call.weight.words.shape[0] // 2, 0.0 if call.norm is None else call.norm.eps
+    return call.x.shape[0], call.weight.columns, call.out_size, up_tile, out.stride(0), eps
+
+
+def _constants(plan: StreamPlan, call: PackedCall) -> dict[str, object]:
+    """That both kernels of Hopper have."""
+    num_tokens = call.x.shape[0]
+    return {
+        "HAS_NORM": call.norm is not None,
+        **_surroundings(call),
+        **_kind(call.weight),
+        "ON_SUMS": plan.on_sums(call.weight, num_tokens),
+        "CENTRED": plan.centred(call.weight, num_tokens),
+        "BLOCK_M": plan.block_m(num_tokens),
+        "STAGES": plan.num_stages,
+        "num_warps": _STREAM_WARPS,
+        **({} if plan.max_registers is None else {"maxnreg": plan.max_registers}),
+        **pdl_options(call.x.device),
+    }
+
+
 def _surroundings(call: PackedCall) -> dict[str, object]:
     return {
         "HAS_BIAS": call.bias is not None,
@@ -174,27 +210,34 @@ def _kind(weight: PackedWeight) -> dict[str, object]:
     return {"BITS": weight.bits, "SHIFT": weight.shift, "GROUPS": weight.groups}
 
 
-def _map_of_tiles(tiles: torch.Tensor, lines: int, block_lines: int) -> Any:
+def _map_of_tiles(tiles: torch.Tensor, lines: int, block_lines: int) -> object:
     """For copies of so many lines of a tile of rows of [row tiles, column tiles, …]; a tile is seen as `lines`."""
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
     seen = tiles.view(tiles.shape[0], tiles.shape[1] * lines, -1)
-    shape = list(seen.shape)
-    box = [1, block_lines, shape[2]]
-    return TensorDescriptor(seen, shape, list(seen.stride()), box, _plain(8 * seen.element_size(), 3))
+    return _map(seen, [1, block_lines, seen.shape[2]], 8 * seen.element_size())
 
 
-def _map_of_norm(weight: torch.Tensor, block_columns: int) -> Any:
-    """For copies of so many columns of a norm's weight."""
+def _map_of_slices(tiles: torch.Tensor, lines: int) -> object:
+    """For copies of a warp's rows of four column tiles of [row tiles, column tiles, lines, warps, …]."""
+    seen = tiles.view(tiles.shape[0], tiles.shape[1] * lines, 4, -1)
+    return _map(seen, [1, 4 * lines, 1, seen.shape[3]], 8 * seen.element_size())
+
+
+def _map_of_norm(weight: torch.Tensor, lines: int, columns: int) -> object:
+    """For copies of so many columns of a norm's weight, or of so many lines of them."""
+    seen = weight.view(-1, columns) if lines > 1 else weight.view(1, -1)
+    return _map(seen, [lines, columns], 8 * weight.element_size())
+
+
+def _map(seen: torch.Tensor, box: list[int], plain_bits: int | None) -> object:
+    """A tensor map whose boxes lie in shared memory as in memory, numbers of so many bits; None: as rows of x do."""
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    shape, layout = [1, weight.shape[0]], _plain(8 * weight.element_size(), 2)
-    return TensorDescriptor(weight.view(1, -1), shape, [weight.shape[0], 1], [1, block_columns], layout)
+    layout = box_layout(seen.dtype, *box) if plain_bits is None else _plain(plain_bits, len(box))
+    return TensorDescriptor(seen, list(seen.shape), list(seen.stride()), box, layout)
 
 
 @cache
 def _plain(bits: int, rank: int) -> Any:
-    """Boxes that lie in shared memory as in memory."""
     from triton.experimental.gluon import language as gl
 
     return gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=bits, rank=rank)

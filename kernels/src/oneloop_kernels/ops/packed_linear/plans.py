@@ -34,15 +34,21 @@ _SHARED_BYTES: Final = {1: 208 << 10, 2: 104 << 10, 3: 68 << 10}
 _MAX_STAGES: Final = 16
 
 
+SLICE_ROWS: Final = 16
+"""Of a tile of `triton.slices`."""
+SLICE_COLUMNS: Final = 4 * TILE_COLUMNS
+"""Of a copy there."""
+
+
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """Constants of `triton.stream.stream_kernel`, for Hopper.
+    """Constants of `triton.stream.stream_kernel`, or of `triton.slices.slices_kernel`, for Hopper.
 
     column_tiles: in a copy, 1 or 2. num_stages: copies under way. residents: programs that share a multiprocessor, 1 to
     3. programs: in the grid, at most (0: by a rule). most_rows: of x in a tile. scales_sums: where it can,
     the kernel scales sums, exactly, instead of weights, which rounds them. centres: then zeros are subtracted from
     numbers, where there are no offsets, and not so many times the sum of x. norms_x: where it can, the kernel takes the
-    norm, instead of one before it.
+    norm, instead of one before it. slices: by the second kernel, where it can: of few rows; it takes no column_tiles.
     """
 
     column_tiles: int
@@ -53,6 +59,7 @@ class StreamPlan:
     scales_sums: bool = True
     centres: bool = True
     norms_x: bool = True
+    slices: bool = False
 
     @property
     def max_registers(self) -> int | None:
@@ -65,7 +72,13 @@ class StreamPlan:
 
     def num_tiles(self, num_tokens: int, out_size: int) -> int:
         """out_size: of the result."""
-        return -(-out_size // TILE_ROWS) * -(-num_tokens // self.block_m(num_tokens))
+        rows = SLICE_ROWS if self.slices else TILE_ROWS
+        return -(-out_size // rows) * -(-num_tokens // self.block_m(num_tokens))
+
+    def cuts_slices(self, weight: PackedWeight, num_tokens: int) -> bool:
+        """Whether the second kernel can: x in one tile of few rows, and whole tiles of columns."""
+        few = num_tokens <= self.block_m(num_tokens) <= _MAX_SUMMED_ROWS
+        return self.slices and few and weight.columns % TILE_COLUMNS == 0
 
     def on_sums(self, weight: PackedWeight, num_tokens: int) -> bool:
         """Whether the kernel scales sums: of 4 bits in groups of 128 columns or more."""
@@ -89,8 +102,10 @@ class StreamPlan:
         The rule: as many to a tile, or tiles to a program, as find room. To put tiles together from pieces of several
         programs takes longer than a few idle multiprocessors cost.
         """
-        units = num_tiles * -(-columns // (TILE_COLUMNS * self.column_tiles))
         room = self.residents * num_sms(device)
+        if self.slices:
+            return min(self.programs or room, num_tiles)
+        units = num_tiles * -(-columns // (TILE_COLUMNS * self.column_tiles))
         programs = self.programs
         if not programs and num_tiles >= room:
             programs = -(-num_tiles // -(-num_tiles // room))
@@ -114,9 +129,11 @@ def stage_bytes(plan: StreamPlan, weight: PackedWeight, num_tokens: int, *, gate
     tile = 4 * weight.words.shape[2] + 4 * weight.params.shape[2] * weight.params.shape[3]
     if weight.high is not None:
         tile += weight.high.shape[2] * weight.high.element_size()
-    tiles = plan.column_tiles * (2 if gated else 1)
+    halves = 2 if gated else 1
     rows = plan.block_m(num_tokens) + 1  # the norm's weight too
-    return tiles * tile + 2 * plan.column_tiles * TILE_COLUMNS * rows
+    if plan.slices:  # a quarter of the rows of four tiles
+        return halves * tile + 2 * SLICE_COLUMNS * rows
+    return plan.column_tiles * (halves * tile + 2 * TILE_COLUMNS * rows)
 
 
 def plan_for(weight: PackedWeight, num_tokens: int, *, gated: bool, may_split: bool) -> StreamPlan | None:
@@ -135,14 +152,17 @@ def plan_for(weight: PackedWeight, num_tokens: int, *, gated: bool, may_split: b
         plan = next((plan for most, plan in choices if num_tokens <= most), None)
     if plan is None:
         return None
+    plan = fitting(plan, weight, num_tokens, gated=gated)
     out_size = weight.rows // 2 if gated else weight.rows
-    if plan.num_tiles(num_tokens, out_size) > NUM_TICKETS:
+    if not plan.slices and plan.num_tiles(num_tokens, out_size) > NUM_TICKETS:
         return None
-    return fitting(plan, weight, num_tokens, gated=gated)
+    return plan
 
 
 def fitting(plan: StreamPlan, weight: PackedWeight, num_tokens: int, *, gated: bool) -> StreamPlan:
-    """With as many stages at most as find room in shared memory."""
+    """With as many stages at most as find room in shared memory; slices only where they can be cut."""
+    if plan.slices and not plan.cuts_slices(weight, num_tokens):
+        plan = replace(plan, slices=False)
     room = _SHARED_BYTES[plan.residents] // stage_bytes(plan, weight, num_tokens, gated=gated)
     return replace(plan, num_stages=max(2, min(plan.num_stages, room)))
 

@@ -3,6 +3,9 @@
 `packing` has put two neighbouring columns 16 bits apart. Under the leading bits of a power of two whose last bit weighs
 one (128 in bfloat16, 1024 in float16) a number is that power plus itself; subtracting the power, with the zero, is
 exact. Then it is scaled, which rounds once.
+
+What is unpacked at once is a tile of 64 rows × 128 columns, or a slice: 16 rows × four tiles of columns. Then
+COLUMN_TILES is SLICE, shapes have the column tile in the place of w, the warp's rows, and a matrix is [4, 16, 128].
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from triton.experimental.gluon import language as gl
 TILE_ROWS = gl.constexpr(64)
 TILE_COLUMNS = gl.constexpr(128)
 OUTPUTS = 8
+SLICE = gl.constexpr(0)
 
 
 @gluon.constexpr_function
@@ -192,10 +196,14 @@ def scaled_weights(
 
 @gluon.jit
 def times_weight(x, norm, stage, tile, COLUMN_TILES: gl.constexpr, sums: gl.constexpr):
-    """x [128, rows of x], as the tensor cores take it, times the norm's weight of a stage's tile."""
-    columns = _of_tile(norm, stage, tile, x.dtype, [COLUMN_TILES, TILE_COLUMNS])
-    weight = columns.load(gl.SliceLayout(1, gl.DotOperandLayout(1, sums, 2)))
-    x, weight = gl.broadcast(x, weight[:, None])
+    """x [(4,) 128, rows of x], as the tensor cores take it, times the norm's weight of a stage's tile."""
+    operand: gl.constexpr = gl.DotOperandLayout(1, sums, 2)
+    if COLUMN_TILES == SLICE:
+        weight = norm.index(stage).load(gl.SliceLayout(2, operand))[:, :, None]
+    else:
+        columns = _of_tile(norm, stage, tile, x.dtype, [COLUMN_TILES, TILE_COLUMNS])
+        weight = columns.load(gl.SliceLayout(1, operand))[:, None]
+    x, weight = gl.broadcast(x, weight)
     return gl.inline_asm_elementwise(
         "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [x, weight], dtype=x.dtype, is_pure=True, pack=2
     )
@@ -211,16 +219,17 @@ def tile_scale(
     kind: gl.constexpr,
     sums: gl.constexpr,
 ):
-    """float32 [64] each: what a tile's sums are multiplied by, and, unless numbers are centred, what the sum of x."""
+    """float32 [64] or [4, 16] each: what a tile's sums are multiplied by, and what the sum of x if not CENTRED."""
     power: gl.constexpr = 128.0 if kind == gl.bfloat16 else 1024.0
     middle: gl.constexpr = power + 8.0
     layout: gl.constexpr = _rows_layout()
+    per_row: gl.constexpr = [COLUMN_TILES, 4, 8, 1]
     if SHIFT == "none":
-        pairs = _of_tile(params, place, tile, gl.int32, [COLUMN_TILES, 4, 8, 1]).load(layout)
+        pairs = _of_tile(params, place, tile, gl.int32, per_row).load(layout)
         scale = _by_rows(pairs, kind, sums)
         shift = scale * -middle
     else:
-        both = _of_tile(params, place, tile, gl.int64, [COLUMN_TILES, 4, 8, 1]).load(layout)
+        both = _of_tile(params, place, tile, gl.int64, per_row).load(layout)
         scale = _by_rows(both.to(gl.int32), kind, sums)
         stored = _by_rows((both >> 32).to(gl.int32), kind, sums)
         shift = stored - scale * middle if SHIFT == "offset" else -scale * stored
@@ -229,13 +238,14 @@ def tile_scale(
 
 @gluon.jit
 def _by_rows(pairs, kind: gl.constexpr, sums: gl.constexpr):
-    """int32 [w, g, 1] of two numbers → float32 [64], a row each."""
+    """int32 [w, g, 1] of two numbers → float32 [64], a row each, or [4, 16]."""
     low = pairs.to(gl.int16).to(kind, bitcast=True).to(gl.float32)
     up = (pairs >> 16).to(gl.int16).to(kind, bitcast=True).to(gl.float32)
+    rank: gl.constexpr = sums.rank
     # [w, g, 1, r] → (w, r, g)
     return gl.convert_layout(
-        gl.join(low, up).permute((0, 3, 1, 2)).reshape([TILE_ROWS]),
-        gl.SliceLayout(1, sums),
+        gl.join(low, up).permute((0, 3, 1, 2)).reshape(_rows_shape(rank)),
+        gl.SliceLayout(rank - 1, sums),
         assert_trivial=True,
     )
 
@@ -248,8 +258,36 @@ def _numbers(words, place, tile, COLUMN_TILES: gl.constexpr, kind: gl.constexpr)
 
 @gluon.jit
 def _of_tile(buffer, place, tile, kind: gl.constexpr, shape: gl.constexpr):
-    """A tile's part of a stage. shape: [column tiles, …]."""
-    return buffer.index(place)._reinterpret(kind, shape, _flat(len(shape) - 1)).index(tile)
+    """A tile's part of a stage. shape: [column tiles, (a,) w, …]; a slice lies as [column tile, (a,) …] in memory."""
+    if shape[0] == SLICE:
+        lying: gl.constexpr = _lying(shape)
+        lies = buffer.index(place)._reinterpret(kind, lying, _flat(len(lying)))
+        part = lies.permute(_standing(len(lying)))
+    else:
+        part = buffer.index(place)._reinterpret(kind, shape, _flat(len(shape) - 1)).index(tile)
+    return part
+
+
+@gluon.constexpr_function
+def _lying(shape):
+    """Of a slice that is to have the shape after its first number: a behind the column tile, where there is an a."""
+    return list(shape[1:]) if len(shape) == 4 else [shape[2], shape[1], *shape[3:]]
+
+
+@gluon.constexpr_function
+def _standing(rank):
+    """The way back."""
+    return list(range(rank)) if rank == 3 else [1, 0, *range(2, rank)]
+
+
+@gluon.constexpr_function
+def _rows_shape(rank):
+    return [64] if rank == 2 else [4, 16]
+
+
+@gluon.constexpr_function
+def _matrix_shape(rank):
+    return [*_rows_shape(rank), 128]
 
 
 @gluon.jit
@@ -258,7 +296,7 @@ def _matrix(o, kind: gl.constexpr, sums: gl.constexpr):
     even = gl.join(gl.join(o[0], o[1]), gl.join(o[2], o[3]))
     odd = gl.join(gl.join(o[4], o[5]), gl.join(o[6], o[7]))
     # [a, w, g, c, b, h, r, s, d] → (w, r, g) × (a, b, d, s, c, h)
-    matrix = gl.join(even, odd).permute((1, 6, 2, 0, 4, 8, 7, 3, 5)).reshape([TILE_ROWS, TILE_COLUMNS])
+    matrix = gl.join(even, odd).permute((1, 6, 2, 0, 4, 8, 7, 3, 5)).reshape(_matrix_shape(sums.rank))
     return gl.convert_layout(
         matrix.to(kind, bitcast=True), gl.DotOperandLayout(0, sums, 2), assert_trivial=True
     )
