@@ -199,7 +199,8 @@ def times_weight(x, norm, stage, tile, COLUMN_TILES: gl.constexpr, sums: gl.cons
     """x [(4,) 128, rows of x], as the tensor cores take it, times the norm's weight of a stage's tile."""
     operand: gl.constexpr = gl.DotOperandLayout(1, sums, 2)
     if COLUMN_TILES == SLICE:
-        weight = norm.index(stage).load(gl.SliceLayout(2, operand))[:, :, None]
+        columns = norm.index(stage)._reinterpret(x.dtype, [4, TILE_COLUMNS], _flat(2))
+        weight = columns.load(gl.SliceLayout(2, operand))[:, :, None]
     else:
         columns = _of_tile(norm, stage, tile, x.dtype, [COLUMN_TILES, TILE_COLUMNS])
         weight = columns.load(gl.SliceLayout(1, operand))[:, None]
