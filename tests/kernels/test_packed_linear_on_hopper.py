@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from oneloop_kernels.ops.linear import NUM_TICKETS, Norm
+from oneloop_kernels.ops.linear.heads import Surroundings
 from oneloop_kernels.ops.packed_linear import PackedCall, PackedWeight
-from oneloop_kernels.ops.packed_linear.launches import few_rows, stream, unpacked
+from oneloop_kernels.ops.packed_linear.launches import few_rows, slices, stream, unpacked
 from oneloop_kernels.ops.packed_linear.plans import StreamPlan, fitting
+from oneloop_kernels.ops.rope import RotaryStep
 from oneloop_kernels.testing.hopper import compile_all_for_hopper, spec_of_launch
 
 UNALIGNED = ("num_tokens", "in_size", "columns")
@@ -48,6 +50,7 @@ CASES = {
     "slices, zeros": Case(StreamPlan(1, 16, residents=3, slices=True), 1, shift="zero"),
     "slices by ones": Case(StreamPlan(1, 16, residents=2, slices=True, centres=False), 1),
     "normed slices, gated": Case(StreamPlan(1, 16, residents=2, slices=True), 1, gated=True, norm=True),
+    "heads": Case(StreamPlan(1, 16, residents=2, slices=True), 1, norm=True),
     "slices of q4_1": Case(
         StreamPlan(1, 16, residents=2, slices=True), 8, shift="offset", groups=4, norm=True
     ),
@@ -97,10 +100,20 @@ def call_of(case):
 def specs():
     """The kernel of each case; those of any card once."""
     for name, case in CASES.items():
+        if name == "heads":
+            continue
         call = call_of(case)
         plan = fitting(case.plan, call.weight, case.num_tokens, gated=case.gated)
         launch = stream(plan, call)
         yield name, spec_of_launch(launch.kernel, launch.arguments, launch.constants, UNALIGNED)
+    call = call_of(CASES["heads"])
+    plan = fitting(CASES["heads"].plan, call.weight, 1, gated=False)
+    angles = torch.empty(1, 128, device="meta")
+    cache = torch.empty(9, 16, 16, 128, dtype=torch.bfloat16, device="meta")
+    slots = torch.empty(1, dtype=torch.int64, device="meta")
+    around = Surroundings(RotaryStep(angles[:, :64], angles[:, 64:]), None, cache, slots)
+    launch = slices(plan, call, around)
+    yield "heads", spec_of_launch(launch.kernel, launch.arguments, launch.constants, (*UNALIGNED, "num_slots"))
     launch = unpacked(call_of(CASES["one row, zeros"]).weight)
     yield "written out", spec_of_launch(launch.kernel, launch.arguments, launch.constants, UNALIGNED)
     launch = few_rows(call_of(CASES["q4_k"]))

@@ -10,9 +10,11 @@ import torch
 from oneloop_kernels.launch import pdl_options
 from oneloop_kernels.ops.linear.launches import Launch, box_layout, tensor_map
 from oneloop_kernels.ops.packed_linear import TILE_COLUMNS, TILE_ROWS
+from oneloop_kernels.ops.packed_linear.plans import SLICE_ROWS
 from oneloop_kernels.ops.rms_norm.triton import rms_norm
 
 if TYPE_CHECKING:
+    from oneloop_kernels.ops.linear.heads import Surroundings
     from oneloop_kernels.ops.packed_linear import PackedCall, PackedWeight
     from oneloop_kernels.ops.packed_linear.plans import StreamPlan
 
@@ -51,7 +53,7 @@ def stream(plan: StreamPlan, call: PackedCall) -> Launch:
     With a norm the plan must be one that takes it.
     """
     if plan.cuts_slices(call.weight, call.x.shape[0]):
-        return _slices(plan, call)
+        return slices(plan, call)
     from oneloop_kernels.ops.packed_linear.triton.stream import stream_kernel
 
     x, weight = call.x, call.weight
@@ -77,7 +79,12 @@ def stream(plan: StreamPlan, call: PackedCall) -> Launch:
         out,
         torch.empty(left if cut else 1, dtype=torch.float32, device=device),
         call.tickets,
-        *_sizes(call, out),
+        num_tokens,
+        weight.columns,
+        call.out_size,
+        weight.words.shape[0] // 2,
+        out.stride(0),
+        0.0 if call.norm is None else call.norm.eps,
     )
     constants: dict[str, object] = {
         **_constants(plan, call),
@@ -87,13 +94,14 @@ def stream(plan: StreamPlan, call: PackedCall) -> Launch:
     return Launch(stream_kernel, (programs,), arguments, constants, out)
 
 
-def _slices(plan: StreamPlan, call: PackedCall) -> Launch:
-    """As stream."""
+def slices(plan: StreamPlan, call: PackedCall, around: Surroundings | None = None) -> Launch:
+    """As stream, by a plan that cuts slices. around: of a map to queries, keys and values, to be rotated and stored."""
     from oneloop_kernels.ops.packed_linear.triton.slices import slices_kernel
 
     x, weight, out = call.x, call.weight, _result(call)
     num_tokens, columns = x.shape
-    programs = plan.grid(x.device, plan.num_tiles(num_tokens, call.out_size), columns)
+    out_size = call.out_size if around is None else call.out_size // 2
+    programs = plan.grid(x.device, plan.num_tiles(num_tokens, out_size), columns)
     in_tiles = x.as_strided(
         (columns // TILE_COLUMNS, num_tokens, TILE_COLUMNS), (TILE_COLUMNS, x.stride(0), 1)
     )
@@ -107,9 +115,25 @@ def _slices(plan: StreamPlan, call: PackedCall) -> Launch:
         _map_of_slices(weight.params, min(weight.groups, 2)),
         x if call.bias is None else call.bias,
         out,
-        *_sizes(call, out),
+        *((x, x, x) if around is None else (around.rotary.cos, around.cache, around.slots)),
+        num_tokens,
+        columns,
+        out_size,
+        weight.words.shape[0] // 2,
+        out.stride(0),
+        0.0 if call.norm is None else call.norm.eps,
+        *((0, 0, 0, 0) if around is None else (len(around.slots), *around.cache.stride()[:3])),
     )
-    return Launch(slices_kernel, (programs,), arguments, _constants(plan, call), out)
+    heads = (0, 1, SLICE_ROWS, 1)
+    if around is not None:
+        half_dim, num_kv_heads = around.cache.shape[3] // 2, around.num_kv_heads
+        num_heads = call.out_size // (2 * half_dim) - 2 * num_kv_heads
+        heads = (num_heads, num_kv_heads, half_dim, around.cache.shape[1])
+    constants: dict[str, object] = {
+        **_constants(plan, call),
+        **dict(zip(("HEADS", "KV_HEADS", "HALF_DIM", "BLOCK_SIZE"), heads, strict=True)),
+    }
+    return Launch(slices_kernel, (programs,), arguments, constants, out)
 
 
 def few_rows(call: PackedCall) -> Launch:
@@ -173,12 +197,6 @@ def _result(call: PackedCall) -> torch.Tensor:
     if call.out is not None:
         return call.out
     return torch.empty(call.x.shape[0], call.out_size, dtype=call.x.dtype, device=call.x.device)
-
-
-def _sizes(call: PackedCall, out: torch.Tensor) -> tuple[object, ...]:
-    """What the kernels of Hopper take behind their pointers."""
-    up_tile, eps = call.weight.words.shape[0] // 2, 0.0 if call.norm is None else call.norm.eps
-    return call.x.shape[0], call.weight.columns, call.out_size, up_tile, out.stride(0), eps
 
 
 def _constants(plan: StreamPlan, call: PackedCall) -> dict[str, object]:
