@@ -24,7 +24,7 @@ from oneloop_kernels.ops.moe import Experts, MoeCall, num_counters
 from oneloop_kernels.ops.moe.plans import MoePlan, ProductPlan, Shape
 from oneloop_kernels.ops.packed_linear import PackedCall, PackedWeight
 from oneloop_kernels.ops.paged_attention import DEVICE_ATTENTION, AttentionShape, AttentionStep
-from oneloop_kernels.ops.rope import ROPE, HeadNorms
+from oneloop_kernels.ops.rope import ROPE, HeadNorms, RotaryStep
 from oneloop_kernels.registry import TRITON, prefer
 from oneloop_kernels.testing.recorded import H200, record_compilations
 
@@ -213,6 +213,30 @@ def launch_heads() -> None:
             assert (done is None) == (plan is None)
 
 
+def launch_packed_heads() -> None:
+    """Of few rows, with and without norm and biases."""
+    from oneloop_kernels.ops.linear.heads import Surroundings
+    from oneloop_kernels.ops.packed_linear.launches import slices
+    from oneloop_kernels.ops.packed_linear.plans import StreamPlan as PackedStreamPlan
+
+    plan = PackedStreamPlan(1, 4, residents=2, slices=True)
+    angles = tensor(4, 128, dtype=torch.float32)
+    around = Surroundings(
+        RotaryStep(angles[:, :64], angles[:, 64:]),
+        None,
+        tensor(9, 4, 16, 128).transpose(1, 2),
+        tensor(4, dtype=torch.int64),
+    )
+    for extras in (False, True):
+        call = PackedCall(
+            tensor(4, 1024),
+            packed_weight(1024, 1024, 4, "none", 1, gated=False, dtype=torch.bfloat16),
+            tensor(1024) if extras else None,
+            norm=Norm(tensor(1024), 1e-5) if extras else None,
+        )
+        slices(plan, call, around).run()
+
+
 def launch_attention() -> None:
     """Windows, caps and sinks, which no model has yet."""
     device, num_rows, num_tokens = torch.device("meta"), 16, 64
@@ -293,6 +317,7 @@ def main() -> None:
         launch_fp8_linear_maps()
         launch_packed_linear_maps()
         launch_heads()
+        launch_packed_heads()
         launch_attention()
         launch_experts()
         launch_norms()
