@@ -32,6 +32,7 @@ class Case:
     groups: int = 1
     gated: bool = False
     norm: bool = False
+    heads: bool = False
     dtype: torch.dtype = torch.bfloat16
 
 
@@ -50,7 +51,7 @@ CASES = {
     "slices, zeros": Case(StreamPlan(1, 16, residents=3, slices=True), 1, shift="zero"),
     "slices by ones": Case(StreamPlan(1, 16, residents=2, slices=True, centres=False), 1),
     "normed slices, gated": Case(StreamPlan(1, 16, residents=2, slices=True), 1, gated=True, norm=True),
-    "heads": Case(StreamPlan(1, 16, residents=2, slices=True), 1, norm=True),
+    "heads": Case(StreamPlan(1, 16, residents=2, slices=True), 1, norm=True, heads=True),
     "slices of q4_1": Case(
         StreamPlan(1, 16, residents=2, slices=True), 8, shift="offset", groups=4, norm=True
     ),
@@ -92,28 +93,38 @@ def call_of(case):
         weight,
         norm=Norm(tensor(4096, dtype=case.dtype), 1e-5) if case.norm else None,
         gated=case.gated,
-        residual=None if case.gated or case.norm else tensor(case.num_tokens, 6144, dtype=case.dtype),
+        residual=None
+        if case.gated or case.norm or case.heads
+        else tensor(case.num_tokens, 6144, dtype=case.dtype),
         tickets=tensor(NUM_TICKETS),
     )
+
+
+def launch_of(case):
+    call = call_of(case)
+    plan = fitting(case.plan, call.weight, case.num_tokens, gated=case.gated or case.heads)
+    if not case.heads:
+        return stream(plan, call)
+
+    def tensor(*sizes, dtype):
+        return torch.empty(sizes, dtype=dtype, device="meta")
+
+    angles = tensor(case.num_tokens, 128, dtype=torch.float32)
+    around = Surroundings(
+        RotaryStep(angles[:, :64], angles[:, 64:]),
+        None,
+        tensor(9, 16, 16, 128, dtype=case.dtype),
+        tensor(case.num_tokens, dtype=torch.int64),
+    )
+    return slices(plan, call, around)
 
 
 def specs():
     """The kernel of each case; those of any card once."""
     for name, case in CASES.items():
-        if name == "heads":
-            continue
-        call = call_of(case)
-        plan = fitting(case.plan, call.weight, case.num_tokens, gated=case.gated)
-        launch = stream(plan, call)
-        yield name, spec_of_launch(launch.kernel, launch.arguments, launch.constants, UNALIGNED)
-    call = call_of(CASES["heads"])
-    plan = fitting(CASES["heads"].plan, call.weight, 1, gated=False)
-    angles = torch.empty(1, 128, device="meta")
-    cache = torch.empty(9, 16, 16, 128, dtype=torch.bfloat16, device="meta")
-    slots = torch.empty(1, dtype=torch.int64, device="meta")
-    around = Surroundings(RotaryStep(angles[:, :64], angles[:, 64:]), None, cache, slots)
-    launch = slices(plan, call, around)
-    yield "heads", spec_of_launch(launch.kernel, launch.arguments, launch.constants, (*UNALIGNED, "num_slots"))
+        launch = launch_of(case)
+        unaligned = (*UNALIGNED, "num_slots")
+        yield name, spec_of_launch(launch.kernel, launch.arguments, launch.constants, unaligned)
     launch = unpacked(call_of(CASES["one row, zeros"]).weight)
     yield "written out", spec_of_launch(launch.kernel, launch.arguments, launch.constants, UNALIGNED)
     launch = few_rows(call_of(CASES["q4_k"]))
@@ -135,11 +146,10 @@ def test_numbers_go_straight_to_the_tensor_cores(reports, name):
     assert report.spilled == 0
     assert report.count("ACQBULK"), "no wait for the kernel before"
     assert report.count("PREEXIT"), "the next kernel is not let in"
-    halves = 2 if case.gated else 1
+    halves = 2 if case.gated or case.heads else 1
     copies = halves * (2 if case.bits == 4 else 3)
-    assert (
-        report.count(r"UTMALDG\.3D") == 2 * copies
-    )  # at the start and later; boxes in parts would lie otherwise
+    copy = r"UTMALDG\.4D" if case.plan.slices else r"UTMALDG\.3D"
+    assert report.count(copy) == 2 * copies  # at the start and later; boxes in parts would lie otherwise
     tiles = case.plan.column_tiles * halves
     assert report.count(r"LDS\.128") >= 2 * tiles
     on_sums = case.plan.on_sums(call_of(case).weight, case.num_tokens)
