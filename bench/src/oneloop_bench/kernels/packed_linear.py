@@ -37,7 +37,7 @@ from oneloop_kernels.ops.packed_linear.plans import StreamPlan, fitting
 from oneloop_kernels.ops.rope import ROPE, RotaryStep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from oneloop_bench.kernels.linear import Map
     from oneloop_kernels.ops.packed_linear import Bits, Shift
@@ -205,7 +205,9 @@ def sweep(bench: KernelBench, maps: Sequence[Map], rows: Sequence[int], kind: st
         for one in (*maps, *maps):
             known: dict[str, StreamPlan | None] = {short(plan): plan for plan in plans[one, num_tokens]}
             known["out"] = None
-            trials = {name: partial(run_layer, plans={**chosen, one: plan}) for name, plan in known.items()}
+            trials: dict[str, Callable[[list[Inputs]], object]] = {
+                name: partial(run_layer, plans={**chosen, one: plan}) for name, plan in known.items()
+            }
             name = f"{MODEL} layer, {one.name} {num_tokens:03d} rows {kind}"
             best = bench.best(name, trials, layers, num_bytes=num_bytes)
             if best is not None:
