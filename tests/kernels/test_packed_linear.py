@@ -99,16 +99,6 @@ def stream_specs():
                 f"sums of {kind}: {num_tokens} rows",
                 Spec(STREAMS["cut"], KINDS[kind], num_tokens, 200, 456, "everything"),
             )
-            by_ones = replace(STREAMS["cut"], centres=False)
-            yield (
-                f"sums of {kind} by ones: {num_tokens} rows",
-                Spec(by_ones, KINDS[kind], num_tokens, 200, 456, "norm-bias"),
-            )
-            rounding = replace(STREAMS["cut"], scales_sums=False)
-            yield (
-                f"weights of {kind}: {num_tokens} rows",
-                Spec(rounding, KINDS[kind], num_tokens, 200, 456, "residual"),
-            )
     yield from normed_specs()
     yield from slice_specs()
     whole_offsets = Kind(4, "offset", 128)
@@ -137,9 +127,8 @@ def slice_specs():
         for kind in ("symmetric", "a scale a row", "q4_0", "q4_k", "q6_k", "q8_0"):
             yield f"{name}: {kind}", Spec(plan, KINDS[kind], 1, 72, 2432, "norm-gated-bias")
             yield f"{name}: sixteen rows of {kind}", Spec(plan, KINDS[kind], 16, 72, 640, "residual")
-    by_ones = replace(SLICES["a slice a program"], centres=False)
-    for kind in (KINDS["gptq"], KINDS["symmetric"], Kind(4, "offset", 128)):
-        yield f"slices by ones: {kind.shift}", Spec(by_ones, kind, 3, 72, 640, "norm-bias")
+    offsets = Kind(4, "offset", 128)
+    yield "slices with offsets", Spec(SLICES["a slice a program"], offsets, 3, 72, 640, "norm-bias")
 
 
 HOPPER = dict(stream_specs())

@@ -38,8 +38,7 @@ class Case:
 
 CASES = {
     "one row": Case(StreamPlan(2, 16, residents=2), 1),
-    "one row, by ones": Case(StreamPlan(2, 16, residents=2, centres=False), 1),
-    "one row, zeros by ones": Case(StreamPlan(1, 16, residents=3, centres=False), 1, shift="zero"),
+    "one row, offsets": Case(StreamPlan(1, 16, residents=3), 1, shift="offset"),
     "one row, zeros": Case(StreamPlan(1, 16, residents=3), 1, shift="zero"),
     "gated": Case(StreamPlan(1, 16, residents=2), 16, gated=True),
     "sixteen rows": Case(StreamPlan(1, 16, residents=2), 16, shift="zero", dtype=torch.float16),
@@ -49,7 +48,7 @@ CASES = {
     "normed q4_1": Case(StreamPlan(2, 16, residents=2), 8, shift="offset", groups=4, gated=True, norm=True),
     "slices": Case(StreamPlan(1, 16, residents=2, slices=True), 1),
     "slices, zeros": Case(StreamPlan(1, 16, residents=3, slices=True), 1, shift="zero"),
-    "slices by ones": Case(StreamPlan(1, 16, residents=2, slices=True, centres=False), 1),
+    "slices, offsets": Case(StreamPlan(1, 16, residents=2, slices=True), 1, shift="offset"),
     "normed slices, gated": Case(StreamPlan(1, 16, residents=2, slices=True), 1, gated=True, norm=True),
     "heads": Case(StreamPlan(1, 16, residents=2, slices=True), 1, norm=True, heads=True),
     "slices of q4_1": Case(
@@ -153,7 +152,7 @@ def test_numbers_go_straight_to_the_tensor_cores(reports, name):
     tiles = case.plan.column_tiles * halves
     assert report.count(r"LDS\.128") >= 2 * tiles
     on_sums = case.plan.on_sums(call_of(case).weight, case.num_tokens)
-    by_ones = on_sums and not case.plan.centred(call_of(case).weight, case.num_tokens)
+    by_ones = on_sums and case.shift == "offset"
     scaling = r"HFMA2" if case.shift == "offset" else r"HMUL2"
     assert (report.count(scaling) >= 32 * tiles) != on_sums
     if case.num_tokens > 16:

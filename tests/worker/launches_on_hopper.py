@@ -151,9 +151,6 @@ def launch_packed_linear_maps() -> None:
         ((512, 1024, gated), num_tokens, plan, *kind)
         for gated, num_tokens, kind in itertools.product((False, True), (4, 64), kinds)
     }
-    for other in (replace(plan, scales_sums=False), replace(plan, centres=False)):
-        cases.add(((512, 1024, False), 16, other, 4, "zero", 1))
-        cases.add(((512, 1024, False), 16, replace(other, slices=True), 4, "zero", 1))
     slices = replace(plan, slices=True)
     cases |= {
         ((512, 1024, gated), 4, slices, *kind) for gated, kind in itertools.product((False, True), kinds)

@@ -157,7 +157,7 @@ def candidates(one: Map, num_tokens: int, device: torch.device) -> Iterator[Stre
             or (few and residents == 1)
         ):
             continue
-        plan = StreamPlan(1, 16, residents, most_rows=most_rows, scales_sums=few, centres=few, norms_x=False)
+        plan = StreamPlan(1, 16, residents, most_rows=most_rows, norms_x=False)
         ways = [plan, replace(plan, column_tiles=2)]
         if few:
             ways.append(replace(plan, slices=True))
@@ -226,8 +226,7 @@ def sweep(bench: KernelBench, maps: Sequence[Map], rows: Sequence[int], kind: st
 def short(plan: StreamPlan) -> str:
     """A name for the table."""
     tile = "slices" if plan.slices else f"tiles {plan.column_tiles} rows {plan.most_rows}"
-    inside = " sums" * plan.scales_sums + " centred" * plan.centres + " norms" * plan.norms_x
-    return f"{tile} residents {plan.residents} programs {plan.programs}{inside}"
+    return f"{tile} residents {plan.residents} programs {plan.programs}{' norms' * plan.norms_x}"
 
 
 def compare(bench: KernelBench, maps: Sequence[Map], rows: Sequence[int], kind: str) -> None:

@@ -207,7 +207,6 @@ def _constants(plan: StreamPlan, call: PackedCall) -> dict[str, object]:
         **_surroundings(call),
         **_kind(call.weight),
         "ON_SUMS": plan.on_sums(call.weight, num_tokens),
-        "CENTRED": plan.centred(call.weight, num_tokens),
         "BLOCK_M": plan.block_m(num_tokens),
         "STAGES": plan.num_stages,
         "num_warps": _STREAM_WARPS,

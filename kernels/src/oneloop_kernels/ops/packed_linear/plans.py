@@ -45,10 +45,9 @@ class StreamPlan:
     """Constants of `triton.stream.stream_kernel`, or of `triton.slices.slices_kernel`, for Hopper.
 
     column_tiles: in a copy, 1 or 2. num_stages: copies under way. residents: programs that share a multiprocessor, 1 to
-    3. programs: in the grid, at most (0: by a rule). most_rows: of x in a tile. scales_sums: where it can,
-    the kernel scales sums, exactly, instead of weights, which rounds them. centres: then zeros are subtracted from
-    numbers, where there are no offsets, and not so many times the sum of x. norms_x: where it can, the kernel takes the
-    norm, instead of one before it. slices: by the second kernel, where it can: of few rows; it takes no column_tiles.
+    3. programs: in the grid, at most (0: by a rule). most_rows: of x in a tile. norms_x: where it can, the
+    kernel takes the norm, instead of one before it. slices: by the second kernel, where it can: of few rows; it takes
+    no column_tiles.
     """
 
     column_tiles: int
@@ -56,8 +55,6 @@ class StreamPlan:
     residents: int = 1
     programs: int = 0
     most_rows: int = 64
-    scales_sums: bool = True
-    centres: bool = True
     norms_x: bool = True
     slices: bool = False
 
@@ -81,13 +78,10 @@ class StreamPlan:
         return self.slices and few and weight.columns % TILE_COLUMNS == 0
 
     def on_sums(self, weight: PackedWeight, num_tokens: int) -> bool:
-        """Whether the kernel scales sums: of 4 bits in groups of 128 columns or more."""
+        """Whether the kernel scales sums, exactly, instead of weights, which rounds them: of 4 bits and few rows, in
+        groups of 128 columns or more."""
         few = self.block_m(num_tokens) <= _MAX_SUMMED_ROWS
-        return self.scales_sums and few and weight.bits == 4 and weight.groups == 1
-
-    def centred(self, weight: PackedWeight, num_tokens: int) -> bool:
-        """Whether numbers lose their zeros as they are unpacked, where sums are scaled."""
-        return self.centres and weight.shift != "offset" and self.on_sums(weight, num_tokens)
+        return few and weight.bits == 4 and weight.groups == 1
 
     def takes_norm(self, weight: PackedWeight, num_tokens: int) -> bool:
         """Whether the kernel norms x: of few rows in the weight's order, and in bfloat16: x times the norm's weight can

@@ -46,7 +46,7 @@ def unpack_constraints(bits: int, shift: str) -> str:
 def raw_asm(centre: str, is_bf16: bool) -> str:
     """Two words of 4 bits to eight pairs of numbers, each with a power of two on top, less what `centre` says.
 
-    "kept": nothing. "middle": the power and 8. "zero": what inputs after the words give, as in `unpack_asm`.
+    "middle": the power and 8. "zero": what inputs after the words give, as in `unpack_asm`. "offset": nothing.
     """
     kind, power = ("bf16x2", 0x4300) if is_bf16 else ("f16x2", 0x6400)
     constants = {"power": power, "middle": power + 8}
@@ -55,7 +55,7 @@ def raw_asm(centre: str, is_bf16: bool) -> str:
     for number in range(OUTPUTS):
         d, place, r = number // 4, number % 4, number % 2
         lines += _nibble(f"${number}", OUTPUTS + d, place, "power")
-        if centre != "kept":
+        if centre != "offset":
             less = "middle" if centre == "middle" else f"${OUTPUTS + 2 + 2 * r + d}"
             lines.append(f"sub.rn.{kind} ${number}, ${number}, {less};")
     return "{\n" + "\n".join(lines) + "\n}"
@@ -145,11 +145,11 @@ def _flat(rank):
 @gluon.jit
 def raw_numbers(
     words, params, place, tile,
-    SHIFT: gl.constexpr, CENTRED: gl.constexpr, COLUMN_TILES: gl.constexpr, kind: gl.constexpr, sums: gl.constexpr,
+    SHIFT: gl.constexpr, COLUMN_TILES: gl.constexpr, kind: gl.constexpr, sums: gl.constexpr,
 ):  # fmt: skip
-    """[64, 128] of a stage's tile, unscaled: less their zero with CENTRED, else with a power of two on top."""
+    """[64, 128] of a stage's tile, unscaled: less their zero; with offsets, with a power of two on top."""
     inputs = (_numbers(words, place, tile, COLUMN_TILES, gl.int32),)
-    centre: gl.constexpr = "kept" if not CENTRED else "middle" if SHIFT == "none" else "zero"
+    centre: gl.constexpr = "middle" if SHIFT == "none" else SHIFT
     if centre == "zero":
         both = _of_tile(params, place, tile, gl.int64, [COLUMN_TILES, 1, 4, 8, 1, 1, 1]).load(_words_layout())
         inputs = inputs + _twice((both >> 32).to(gl.int32))
@@ -220,7 +220,7 @@ def tile_scale(
     kind: gl.constexpr,
     sums: gl.constexpr,
 ):
-    """float32 [64] or [4, 16] each: what a tile's sums are multiplied by, and what the sum of x if not CENTRED."""
+    """float32 [64] or [4, 16] each: what a tile's sums are multiplied by, and of offsets what the sum of x."""
     power: gl.constexpr = 128.0 if kind == gl.bfloat16 else 1024.0
     middle: gl.constexpr = power + 8.0
     layout: gl.constexpr = _rows_layout()

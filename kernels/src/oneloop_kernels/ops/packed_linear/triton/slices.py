@@ -48,7 +48,7 @@ def slices_kernel(
     x_desc, norm_desc, words_desc, high_desc, params_desc, bias_ptr, out_ptr, angles_ptr, cache_ptr, slots_ptr,
     num_tokens, in_size, out_size, up_tile, out_stride, eps, num_slots, block_stride, position_stride, head_stride,
     HAS_NORM: gl.constexpr, HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
-    BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr, ON_SUMS: gl.constexpr, CENTRED: gl.constexpr,
+    BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr, ON_SUMS: gl.constexpr,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, HALF_DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr,
     BLOCK_M: gl.constexpr, STAGES: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
@@ -103,7 +103,7 @@ def slices_kernel(
                     words, high, params, rows, norm, arrived, rows_arrived, free, bias_ptr, out_ptr, angles_ptr,
                     cache_ptr, slots_ptr, num_tokens, in_size, num_blocks, out_size, out_stride, eps, num_slots,
                     block_stride, position_stride, head_stride, begin, end,
-                    HAS_NORM, HAS_BIAS, GATED, HAS_RESIDUAL, BITS, SHIFT, GROUPS, ON_SUMS, CENTRED,
+                    HAS_NORM, HAS_BIAS, GATED, HAS_RESIDUAL, BITS, SHIFT, GROUPS, ON_SUMS,
                     HEADS, KV_HEADS, HALF_DIM, BLOCK_SIZE, BLOCK_M, STAGES, USE_PDL,
                 ),
             ),
@@ -208,7 +208,7 @@ def _multiply(
     num_tokens, in_size, num_blocks, out_size, out_stride, eps, num_slots, block_stride, position_stride, head_stride,
     begin, end,
     HAS_NORM: gl.constexpr, HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
-    BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr, ON_SUMS: gl.constexpr, CENTRED: gl.constexpr,
+    BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr, ON_SUMS: gl.constexpr,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, HALF_DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr,
     BLOCK_M: gl.constexpr, STAGES: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
@@ -235,7 +235,7 @@ def _multiply(
                 residual = gl.load(places, mask=mask, other=0.0)
         gate, up, squares = _products(
             words, high, params, rows, norm, arrived, rows_arrived, free, (index - begin) * num_blocks, num_blocks,
-            HAS_NORM, GATED or HEADS > 0, BITS, SHIFT, GROUPS, ON_SUMS, CENTRED, BLOCK_M, STAGES,
+            HAS_NORM, GATED or HEADS > 0, BITS, SHIFT, GROUPS, ON_SUMS, BLOCK_M, STAGES,
         )  # fmt: skip
         if HAS_NORM:
             factors = gl.rsqrt(gl.convert_layout(squares, gl.SliceLayout(0, layout)) / in_size + eps)[None, :]
@@ -293,7 +293,7 @@ def _rotate_and_store(
 def _products(
     words, high, params, rows, norm, arrived, rows_arrived, free, begin, count,
     HAS_NORM: gl.constexpr, PAIRED: gl.constexpr,
-    BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr, ON_SUMS: gl.constexpr, CENTRED: gl.constexpr,
+    BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr, ON_SUMS: gl.constexpr,
     BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Sums of a slice or a pair, from the program's unit `begin` on: gate, up [16, BLOCK_M]; squares of x [BLOCK_M]."""
@@ -306,9 +306,7 @@ def _products(
         stage = step % STAGES
         place = stage * halves
         mbarrier.wait(arrived.index(stage), (step // STAGES) & 1)
-        weights = _weights(
-            words, high, params, place, BITS, SHIFT, GROUPS, ON_SUMS, CENTRED, rows.dtype, layout
-        )
+        weights = _weights(words, high, params, place, BITS, SHIFT, GROUPS, ON_SUMS, rows.dtype, layout)
         mbarrier.wait(rows_arrived.index(stage), (step // STAGES) & 1)
         x = rows.index(stage).permute((0, 2, 1)).load(gl.DotOperandLayout(1, layout, 2))
         if HAS_NORM:
@@ -316,17 +314,17 @@ def _products(
             squares += plain * plain
             x = times_weight(x, norm, stage, 0, SLICE, layout)
         sums = gate
-        if ON_SUMS and not CENTRED:
+        if ON_SUMS and SHIFT == "offset":
             ones = gl.full(
                 [SLICE_TILES, SLICE_ROWS, TILE_COLUMNS], 1.0, x.dtype, gl.DotOperandLayout(0, layout, 2)
             )
             sums = mma_v2(ones, x, gl.zeros([SLICE_TILES, SLICE_ROWS, BLOCK_M], gl.float32, layout))
-        gate = _add(gate, weights, x, sums, params, place, SHIFT, ON_SUMS, CENTRED, layout)
+        gate = _add(gate, weights, x, sums, params, place, SHIFT, ON_SUMS, layout)
         if PAIRED:
             weights = _weights(
-                words, high, params, place + 1, BITS, SHIFT, GROUPS, ON_SUMS, CENTRED, rows.dtype, layout
+                words, high, params, place + 1, BITS, SHIFT, GROUPS, ON_SUMS, rows.dtype, layout
             )
-            up = _add(up, weights, x, sums, params, place + 1, SHIFT, ON_SUMS, CENTRED, layout)
+            up = _add(up, weights, x, sums, params, place + 1, SHIFT, ON_SUMS, layout)
         mbarrier.arrive(free.index(stage))
     squares = gl.sum(gl.sum(squares, 2), 0)
     gate = gl.sum(gate, 0)
@@ -340,12 +338,12 @@ def _products(
 @gluon.jit
 def _weights(
     words, high, params, place,
-    BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr, ON_SUMS: gl.constexpr, CENTRED: gl.constexpr,
+    BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr, ON_SUMS: gl.constexpr,
     kind: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
     """[4, 16, 128], scaled or not."""
     if ON_SUMS:
-        weights = raw_numbers(words, params, place, 0, SHIFT, CENTRED, SLICE, kind, layout)
+        weights = raw_numbers(words, params, place, 0, SHIFT, SLICE, kind, layout)
     else:
         weights = scaled_weights(words, high, params, place, 0, BITS, SHIFT, GROUPS, SLICE, kind, layout)
     return weights
@@ -354,14 +352,14 @@ def _weights(
 @gluon.jit
 def _add(
     total, weights, x, sums, params, place,
-    SHIFT: gl.constexpr, ON_SUMS: gl.constexpr, CENTRED: gl.constexpr, layout: gl.constexpr,
+    SHIFT: gl.constexpr, ON_SUMS: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
     """total and the product; ON_SUMS as `stream._add_scaled`."""
     if ON_SUMS:
         found = mma_v2(weights, x, gl.zeros(total.shape, gl.float32, layout))
         scale, shift = tile_scale(params, place, 0, SHIFT, SLICE, x.dtype, layout)
         total += found * scale[:, :, None]
-        if not CENTRED:
+        if SHIFT == "offset":
             total += sums * shift[:, :, None]
     else:
         total = mma_v2(weights, x, total)

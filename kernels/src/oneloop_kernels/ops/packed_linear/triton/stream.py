@@ -4,9 +4,9 @@ Tiles of packed numbers and their scales stream through shared memory; each thre
 time, and unpacks them to the registers that the tensor cores multiply from, while they multiply those before.
 
 Unpacking takes the time that memory leaves. So where a group is a whole tile and rows are few, sums are scaled in the
-place of numbers. Those are unpacked with a shift and a mask, which leaves a power of two on top; either that is
-subtracted with the zero, or the tensor cores also multiply by ones, and so many times that product is what the powers
-and the zeros have added.
+place of numbers. Those are unpacked with a shift and a mask, which leaves a power of two on top, and that is subtracted
+with the zero. Where there are offsets, the tensor cores also multiply by ones: so many times that product is what the
+powers and the offsets add.
 
 Of few rows the kernel norms x itself: x is multiplied by the norm's weight as it is taken from shared memory, and its
 squares are added up on the way, a piece of a tile its own; the root of the tile's divides the sums.
@@ -67,7 +67,7 @@ def stream_kernel(
     x_desc, norm_desc, words_desc, high_desc, params_desc, bias_ptr, out_ptr, partial_ptr, tickets_ptr,
     num_tokens, in_size, out_size, up_tile, out_stride, eps,
     HAS_NORM: gl.constexpr, HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
-    BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr, ON_SUMS: gl.constexpr, CENTRED: gl.constexpr,
+    BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr, ON_SUMS: gl.constexpr,
     BLOCK_M: gl.constexpr, COLUMN_TILES: gl.constexpr, STAGES: gl.constexpr,
     MERGE: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
@@ -78,8 +78,7 @@ def stream_kernel(
     as [row tiles, 4 · column tiles, 256], boxes [1, 4 · COLUMN_TILES, 256]. params_desc: seen as
     [row tiles, lines, …] with 256 numbers to a line at most (a longer one is copied in parts, each box of all its
     lines), boxes [1, the lines of COLUMN_TILES tiles, …]. out_size: columns of the result; up_tile: the row tile where
-    up begins. ON_SUMS: scaled as sums; 4 bits, GROUPS = 1; CENTRED: without the product of ones, not
-    with offsets. Four warps. partial: with HAS_NORM float32 [2 · programs,
+    up begins. ON_SUMS: scaled as sums; 4 bits, GROUPS = 1. Four warps. partial: with HAS_NORM float32 [2 · programs,
     BLOCK_M] more. The rest as in `linear.triton.stream`.
     """
     halves: gl.constexpr = 2 if GATED else 1
@@ -126,7 +125,7 @@ def stream_kernel(
                     words, high, params, rows, norm, arrived, rows_arrived, free, bias_ptr, out_ptr, partial_ptr,
                     tickets_ptr, num_tokens, in_size, num_blocks, token_tiles, out_size, out_stride, eps, program,
                     base, extra, begin, end,
-                    HAS_NORM, HAS_BIAS, GATED, HAS_RESIDUAL, BITS, SHIFT, GROUPS, ON_SUMS, CENTRED,
+                    HAS_NORM, HAS_BIAS, GATED, HAS_RESIDUAL, BITS, SHIFT, GROUPS, ON_SUMS,
                     BLOCK_M, COLUMN_TILES, STAGES, MERGE, USE_PDL,
                 ),
             ),
@@ -227,7 +226,7 @@ def _multiply(
     words, high, params, rows, norm, arrived, rows_arrived, free, bias_ptr, out_ptr, partial_ptr, tickets_ptr,
     num_tokens, in_size, num_blocks, token_tiles, out_size, out_stride, eps, program, base, extra, begin, end,
     HAS_NORM: gl.constexpr, HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
-    BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr, ON_SUMS: gl.constexpr, CENTRED: gl.constexpr,
+    BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr, ON_SUMS: gl.constexpr,
     BLOCK_M: gl.constexpr, COLUMN_TILES: gl.constexpr, STAGES: gl.constexpr,
     MERGE: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
@@ -254,7 +253,7 @@ def _multiply(
         if BLOCK_M <= FEW_ROWS:
             gate, up, squares = _few_rows(
                 words, high, params, rows, norm, arrived, rows_arrived, free, unit - begin, count,
-                HAS_NORM, GATED, BITS, SHIFT, GROUPS, ON_SUMS, CENTRED, BLOCK_M, COLUMN_TILES, STAGES, layout,
+                HAS_NORM, GATED, BITS, SHIFT, GROUPS, ON_SUMS, BLOCK_M, COLUMN_TILES, STAGES, layout,
             )  # fmt: skip
         else:
             gate, up = _products(
@@ -292,7 +291,7 @@ def _multiply(
 def _few_rows(
     words, high, params, rows, norm, arrived, rows_arrived, free, begin, count,
     HAS_NORM: gl.constexpr, GATED: gl.constexpr,
-    BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr, ON_SUMS: gl.constexpr, CENTRED: gl.constexpr,
+    BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr, ON_SUMS: gl.constexpr,
     BLOCK_M: gl.constexpr, COLUMN_TILES: gl.constexpr, STAGES: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
     """As `_products`, by instructions of a warp: they need no agreement of four, and unpacking goes on beside them.
@@ -309,7 +308,7 @@ def _few_rows(
         for tile in gl.static_range(COLUMN_TILES):
             if ON_SUMS:
                 weights = raw_numbers(
-                    words, params, stage * halves, tile, SHIFT, CENTRED, COLUMN_TILES, rows.dtype, layout
+                    words, params, stage * halves, tile, SHIFT, COLUMN_TILES, rows.dtype, layout
                 )
             else:
                 weights = scaled_weights(
@@ -335,10 +334,10 @@ def _few_rows(
                 x = times_weight(x, norm, stage, tile, COLUMN_TILES, layout)
             if ON_SUMS:
                 sums = gate
-                if not CENTRED:
+                if SHIFT == "offset":
                     sums = _sums_of(x, BLOCK_M, layout)
                 gate = _add_scaled(
-                    gate, weights, x, sums, params, stage * halves, tile, SHIFT, CENTRED, COLUMN_TILES, layout
+                    gate, weights, x, sums, params, stage * halves, tile, SHIFT, COLUMN_TILES, layout
                 )
             else:
                 gate = mma_v2(weights, x, gate)
@@ -350,7 +349,6 @@ def _few_rows(
                         stage * halves + 1,
                         tile,
                         SHIFT,
-                        CENTRED,
                         COLUMN_TILES,
                         rows.dtype,
                         layout,
@@ -364,7 +362,6 @@ def _few_rows(
                         stage * halves + 1,
                         tile,
                         SHIFT,
-                        CENTRED,
                         COLUMN_TILES,
                         layout,
                     )
@@ -409,13 +406,13 @@ def _sums_of(x, BLOCK_M: gl.constexpr, layout: gl.constexpr):
 @gluon.jit
 def _add_scaled(
     total, numbers, x, sums, params, place, tile,
-    SHIFT: gl.constexpr, CENTRED: gl.constexpr, COLUMN_TILES: gl.constexpr, layout: gl.constexpr,
+    SHIFT: gl.constexpr, COLUMN_TILES: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """total + scale · Σ (power + u) x + shift · Σ x; of CENTRED numbers total + scale · Σ (u − zero) x."""
+    """total + scale · Σ (u − zero) x; with offsets total + scale · Σ (power + u) x + shift · Σ x."""
     found = mma_v2(numbers, x, gl.zeros(total.shape, gl.float32, layout))
     scale, shift = tile_scale(params, place, tile, SHIFT, COLUMN_TILES, x.dtype, layout)
     total += found * scale[:, None]
-    if not CENTRED:
+    if SHIFT == "offset":
         total += sums * shift[:, None]
     return total
 
