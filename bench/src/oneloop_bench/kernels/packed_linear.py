@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 MODEL: Final = "llama8b"
 HEAD_DIM: Final = 128
 NUM_KV_HEADS: Final = 8
-SWEEP_EFFORT: Final = Effort(launches=24, seconds=0.01, replays=5)
+SWEEP_EFFORT: Final = Effort(launches=16, seconds=0.01, replays=5)
 KINDS: Final[dict[str, tuple[Bits, Shift, int]]] = {
     "w4": (4, "none", 1),
     "w4z": (4, "zero", 1),
@@ -149,26 +149,20 @@ def num_bytes_of(one: Map, num_tokens: int, weight: PackedWeight) -> int:
 def candidates(one: Map, num_tokens: int, device: torch.device) -> Iterator[StreamPlan]:
     """Plans worth a try: as many programs to a tile, or tiles to a program, as find room; also so many that the next
     kernel's find room beside them, and begin before these have ended."""
-    for residents, most_rows in itertools.product((1, 2, 3), (64, 128)):
-        few = num_tokens <= 16
-        if (
-            (num_tokens > 32 and residents == 3)
-            or (num_tokens <= 64 and most_rows > 64)
-            or (few and residents == 1)
-        ):
-            continue
-        plan = StreamPlan(1, 16, residents, most_rows=most_rows, norms_x=False)
+    few = num_tokens <= 16
+    for residents in (2, 3, 4) if few else (1, 2, 3) if num_tokens <= 32 else (1, 2):
+        plan = StreamPlan(1, 16, residents, most_rows=64 if num_tokens <= 64 else 128, norms_x=False)
         ways = [plan, replace(plan, column_tiles=2)]
         if few:
             ways.append(replace(plan, slices=True))
-        if few and one.norm:
+        if num_tokens > 64:
+            ways += [replace(way, most_rows=64) for way in ways]
+        if few and one.norm and residents == 2:
             ways += [replace(way, norms_x=True) for way in ways]
-        for way, slots in itertools.product(ways, range(1, residents + 1)):
+        for way, slots in itertools.product(ways, range(max(1, residents - 2), residents + 1)):
             tiles, room = way.num_tiles(num_tokens, one.result_size), slots * num_sms(device)
             programs = tiles * (room // tiles) if tiles <= room else -(-tiles // -(-tiles // room))
-            if way.slices:
-                programs = min(tiles, room)
-            yield replace(way, programs=programs)
+            yield replace(way, programs=min(tiles, room) if way.slices else programs)
 
 
 def compile_all(trials: Sequence[tuple[StreamPlan, Inputs]], device: torch.device) -> None:

@@ -29,7 +29,7 @@ _MAX_SUMMED_ROWS: Final = 16
 MAX_FEW_ROWS: Final = 32
 """By the rule, on other cards, likewise."""
 
-_SHARED_BYTES: Final = {1: 208 << 10, 2: 104 << 10, 3: 68 << 10}
+_SHARED_BYTES: Final = {1: 208 << 10, 2: 104 << 10, 3: 68 << 10, 4: 50 << 10}
 """Of a multiprocessor, for each of so many programs that share it."""
 _MAX_STAGES: Final = 16
 
@@ -45,7 +45,7 @@ class StreamPlan:
     """Constants of `triton.stream.stream_kernel`, or of `triton.slices.slices_kernel`, for Hopper.
 
     column_tiles: in a copy, 1 or 2. num_stages: copies under way. residents: programs that share a multiprocessor, 1 to
-    3. programs: in the grid, at most (0: by a rule). most_rows: of x in a tile. norms_x: where it can, the
+    4. programs: in the grid, at most (0: by a rule). most_rows: of x in a tile. norms_x: where it can, the
     kernel takes the norm, instead of one before it. slices: by the second kernel, where it can: of few rows; it takes
     no column_tiles.
     """
@@ -61,7 +61,7 @@ class StreamPlan:
     @property
     def max_registers(self) -> int | None:
         """Per thread, so that the residents find room; those that multiply get what the one that copies gives back."""
-        return {2: 128, 3: 80}.get(self.residents)
+        return {2: 128, 3: 80, 4: 64}.get(self.residents)
 
     def block_m(self, num_tokens: int) -> int:
         """Rows of x of a tile."""
