@@ -43,7 +43,7 @@ CASES = {
     "gated": Case(StreamPlan(1, 16, residents=2), 16, gated=True),
     "sixteen rows": Case(StreamPlan(1, 16, residents=2), 16, shift="zero", dtype=torch.float16),
     "four residents": Case(StreamPlan(2, 16, residents=4), 1),
-    "four residents, slices": Case(StreamPlan(1, 16, residents=4, slices=True), 16),
+    "four residents, slices": Case(StreamPlan(1, 16, residents=4, slices=True), 8),
     "normed row": Case(StreamPlan(2, 16, residents=2), 1, norm=True),
     "normed, gated": Case(StreamPlan(2, 16, residents=2), 1, gated=True, norm=True),
     "sixteen normed rows, gated": Case(StreamPlan(1, 16, residents=2), 16, gated=True, norm=True),
