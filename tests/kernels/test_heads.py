@@ -112,7 +112,7 @@ def packed(inputs, call):
 @pytest.mark.parametrize("programs", [0, 5])
 def test_packed_as_one_by_one(inputs, half_dtype, hopper, monkeypatch, num_tokens, programs):
     plan = StreamPlan(1, 4, residents=2, programs=programs, slices=True)
-    monkeypatch.setattr("oneloop_kernels.ops.packed_linear.plans._by_rule", lambda _: plan)
+    monkeypatch.setattr("oneloop_kernels.ops.packed_linear.plans._by_rule", lambda *_: plan)
     plain = make_call(inputs, half_dtype, num_tokens, 6, 640, bias=num_tokens == 7, norm=num_tokens > 1)
     call, plain = packed(inputs, plain)
     around = surroundings(

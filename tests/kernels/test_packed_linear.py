@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -99,24 +99,9 @@ def stream_specs():
                 f"sums of {kind}: {num_tokens} rows",
                 Spec(STREAMS["cut"], KINDS[kind], num_tokens, 200, 456, "everything"),
             )
-    yield from normed_specs()
     yield from slice_specs()
     whole_offsets = Kind(4, "offset", 128)
     yield "sums with offsets", Spec(STREAMS["long blocks"], whole_offsets, 3, 200, 456, "everything")
-
-
-def normed_specs():
-    """x is normed by the kernel: of sums and of weights, its squares whole and in pieces."""
-    for name in ("cut", "every block apart", "several tiles a program"):
-        for num_tokens in (1, 11):
-            yield (
-                f"normed {name}: {num_tokens} rows",
-                Spec(STREAMS[name], KINDS["gptq"], num_tokens, 200, 456, "norm-gated-bias"),
-            )
-    for kind in ("symmetric", "q4_k", "q6_k", "q8_0"):
-        yield f"normed {kind}", Spec(STREAMS["every block apart"], KINDS[kind], 7, 200, 1000, "norm-bias")
-    apart = replace(STREAMS["cut"], norms_x=False)
-    yield "normed before", Spec(apart, KINDS["gptq"], 3, 200, 456, "norm-bias")
 
 
 def slice_specs():
@@ -211,7 +196,7 @@ def run_stream(plan):
     """Computes a call by the plan, into a result of NaN."""
 
     def run(call):
-        call = prepared(call, norm_inside=plan.takes_norm(call.weight, call.x.shape[0]))
+        call = prepared(call)
         fitted = fitting(plan, call.weight, call.x.shape[0], gated=call.gated)
         launch = stream(fitted, call)
         if call.residual is None:
@@ -402,21 +387,6 @@ def test_where_slices_are_cut(inputs):
     assert not cuts(num_tokens=17)
     assert not cuts(in_size=400)
     assert not cuts(STREAMS["cut"])
-
-
-def test_which_norms_a_kernel_takes(inputs):
-    """Of few rows, in bfloat16, where columns are in their order."""
-
-    def takes(dtype=torch.bfloat16, num_tokens=16, in_size=456, plan=STREAMS["cut"], **options):
-        call = make_call(inputs, dtype, KINDS["gptq"], num_tokens, 64, in_size, norm=True, **options)
-        return plan.takes_norm(call.weight, num_tokens)
-
-    assert takes()
-    assert not takes(num_tokens=17)
-    assert not takes(dtype=torch.float16)
-    assert not takes(order=True)
-    assert not takes(in_size=460)
-    assert not takes(plan=replace(STREAMS["cut"], norms_x=False))
 
 
 def test_streaming_without_tickets_is_refused(inputs):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from oneloop_kernels.ops.linear import NUM_TICKETS, Norm
+from oneloop_kernels.ops.linear import NUM_TICKETS
 from oneloop_kernels.ops.linear.heads import Surroundings
 from oneloop_kernels.ops.packed_linear import PackedCall, PackedWeight
 from oneloop_kernels.ops.packed_linear.launches import few_rows, slices, stream, unpacked
@@ -31,7 +31,6 @@ class Case:
     shift: str = "none"
     groups: int = 1
     gated: bool = False
-    norm: bool = False
     heads: bool = False
     dtype: torch.dtype = torch.bfloat16
 
@@ -44,18 +43,12 @@ CASES = {
     "sixteen rows": Case(StreamPlan(1, 16, residents=2), 16, shift="zero", dtype=torch.float16),
     "four residents": Case(StreamPlan(2, 16, residents=4), 1),
     "four residents, slices": Case(StreamPlan(1, 16, residents=4, slices=True), 8),
-    "normed row": Case(StreamPlan(2, 16, residents=2), 1, norm=True),
-    "normed, gated": Case(StreamPlan(2, 16, residents=2), 1, gated=True, norm=True),
-    "sixteen normed rows, gated": Case(StreamPlan(1, 16, residents=2), 16, gated=True, norm=True),
-    "normed q4_1": Case(StreamPlan(2, 16, residents=2), 8, shift="offset", groups=4, gated=True, norm=True),
     "slices": Case(StreamPlan(1, 16, residents=2, slices=True), 1),
     "slices, zeros": Case(StreamPlan(1, 16, residents=3, slices=True), 1, shift="zero"),
     "slices, offsets": Case(StreamPlan(1, 16, residents=2, slices=True), 1, shift="offset"),
-    "normed slices, gated": Case(StreamPlan(1, 16, residents=2, slices=True), 1, gated=True, norm=True),
-    "heads": Case(StreamPlan(1, 16, residents=2, slices=True), 1, norm=True, heads=True),
-    "slices of q4_1": Case(
-        StreamPlan(1, 16, residents=2, slices=True), 8, shift="offset", groups=4, norm=True
-    ),
+    "slices, gated": Case(StreamPlan(1, 16, residents=2, slices=True), 1, gated=True),
+    "heads": Case(StreamPlan(1, 16, residents=2, slices=True), 1, heads=True),
+    "slices of q4_1": Case(StreamPlan(1, 16, residents=2, slices=True), 8, shift="offset", groups=4),
     "slices of q6_k": Case(StreamPlan(1, 16, residents=2, slices=True), 16, bits=6, groups=8),
     "many rows": Case(StreamPlan(1, 16), 64),
     "q4_k": Case(StreamPlan(1, 16, residents=2), 8, shift="offset", groups=4),
@@ -92,11 +85,8 @@ def call_of(case):
     return PackedCall(
         tensor(case.num_tokens, 4096, dtype=case.dtype),
         weight,
-        norm=Norm(tensor(4096, dtype=case.dtype), 1e-5) if case.norm else None,
         gated=case.gated,
-        residual=None
-        if case.gated or case.norm or case.heads
-        else tensor(case.num_tokens, 6144, dtype=case.dtype),
+        residual=None if case.gated or case.heads else tensor(case.num_tokens, 6144, dtype=case.dtype),
         tickets=tensor(NUM_TICKETS),
     )
 

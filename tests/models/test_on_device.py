@@ -216,7 +216,7 @@ def test_packed_single_tokens_equal_the_whole(packed_model, monkeypatch, dtype, 
     """The whole is computed with weights written out, single tokens with those unpacked in the product: rotated and
     stored by the same kernel, or by one of their own."""
     plan = StreamPlan(1, 4, residents=2, slices=slices)
-    monkeypatch.setattr("oneloop_kernels.ops.packed_linear.plans._by_rule", lambda _: plan)
+    monkeypatch.setattr("oneloop_kernels.ops.packed_linear.plans._by_rule", lambda *_: plan)
     num_tokens, num_singles = (90, 20) if ON_GPU else (36, 1)
     pair = packed_model(dtype, 128)
     token_ids = random(num_tokens, SIZES["vocab_size"], seed=4).to(DEVICE, torch.int32)

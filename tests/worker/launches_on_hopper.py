@@ -166,14 +166,13 @@ def launch_packed_linear_maps() -> None:
             tensor(num_tokens, columns, dtype=dtype),
             packed_weight(rows, columns, *kind, gated=gated, dtype=dtype),
             tensor(rows, dtype=dtype) if bias else None,
-            norm=Norm(tensor(columns, dtype=dtype), 1e-5) if gated else None,
             gated=gated,
             residual=None if gated or bias else tensor(num_tokens, rows, dtype=dtype),
             tickets=tensor(NUM_TICKETS, dtype=torch.int32),
         )
-        inside = prepared(call, norm_inside=one.takes_norm(call.weight, num_tokens))
-        stream(fitting(one, call.weight, num_tokens, gated=gated), inside).run()
-        few_rows(prepared(call)).run()
+        call = prepared(call)
+        stream(fitting(one, call.weight, num_tokens, gated=gated), call).run()
+        few_rows(call).run()
         unpacked(call.weight).run()
 
 
@@ -211,7 +210,7 @@ def launch_heads() -> None:
 
 
 def launch_packed_heads() -> None:
-    """Of few rows, with and without norm and biases."""
+    """Of few rows, with and without biases."""
     from oneloop_kernels.ops.linear.heads import Surroundings
     from oneloop_kernels.ops.packed_linear.launches import slices
     from oneloop_kernels.ops.packed_linear.plans import StreamPlan as PackedStreamPlan
@@ -224,12 +223,11 @@ def launch_packed_heads() -> None:
         tensor(9, 4, 16, 128).transpose(1, 2),
         tensor(4, dtype=torch.int64),
     )
-    for extras in (False, True):
+    for bias in (False, True):
         call = PackedCall(
             tensor(4, 1024),
             packed_weight(1024, 1024, 4, "none", 1, gated=False, dtype=torch.bfloat16),
-            tensor(1024) if extras else None,
-            norm=Norm(tensor(1024), 1e-5) if extras else None,
+            tensor(1024) if bias else None,
         )
         slices(plan, call, around).run()
 

@@ -76,7 +76,7 @@ def by_plan(plan: StreamPlan | None, call: PackedCall, around: Surroundings | No
     if plan is None:
         return written_out(prepared(call))
     num_tokens = call.x.shape[0]
-    call = prepared(call, norm_inside=plan.takes_norm(call.weight, num_tokens))
+    call = prepared(call)
     return stream(fitting(plan, call.weight, num_tokens, gated=call.gated), call).run()
 
 
@@ -151,14 +151,12 @@ def candidates(one: Map, num_tokens: int, device: torch.device) -> Iterator[Stre
     kernel's find room beside them, and begin before these have ended."""
     few = num_tokens <= 16
     for residents in (2, 3, 4) if few else (1, 2, 3) if num_tokens <= 32 else (1, 2):
-        plan = StreamPlan(1, 16, residents, most_rows=64 if num_tokens <= 64 else 128, norms_x=False)
+        plan = StreamPlan(1, 16, residents, most_rows=64 if num_tokens <= 64 else 128)
         ways = [plan, replace(plan, column_tiles=2)]
         if few:
             ways.append(replace(plan, slices=True))
         if num_tokens > 64:
             ways += [replace(way, most_rows=64) for way in ways]
-        if few and one.norm and residents == 2:
-            ways += [replace(way, norms_x=True) for way in ways]
         for way, slots in itertools.product(ways, range(max(1, residents - 2), residents + 1)):
             tiles, room = way.num_tiles(num_tokens, one.result_size), slots * num_sms(device)
             programs = tiles * (room // tiles) if tiles <= room else -(-tiles // -(-tiles // room))
@@ -220,7 +218,7 @@ def sweep(bench: KernelBench, maps: Sequence[Map], rows: Sequence[int], kind: st
 def short(plan: StreamPlan) -> str:
     """A name for the table."""
     tile = "slices" if plan.slices else f"tiles {plan.column_tiles} rows {plan.most_rows}"
-    return f"{tile} residents {plan.residents} programs {plan.programs}{' norms' * plan.norms_x}"
+    return f"{tile} residents {plan.residents} programs {plan.programs}"
 
 
 def compare(bench: KernelBench, maps: Sequence[Map], rows: Sequence[int], kind: str) -> None:

@@ -20,8 +20,7 @@ def linear(call: PackedCall) -> torch.Tensor:
     """See ops.packed_linear.PackedLinear."""
     num_tokens = call.x.shape[0]
     plan = plan_for(call.weight, num_tokens, gated=call.gated, may_split=call.tickets is not None)
-    inside = plan is not None and plan.takes_norm(call.weight, num_tokens) and may_stream(call)
-    call = prepared(call, norm_inside=inside)
+    call = prepared(call)
     readable = may_stream(call)
     if plan is not None and readable:
         return stream(plan, call).run()

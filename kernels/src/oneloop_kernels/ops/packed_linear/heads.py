@@ -31,9 +31,8 @@ def takes(plan: StreamPlan, call: PackedCall, around: Surroundings) -> bool:
 
 
 def heads(plan: StreamPlan, call: PackedCall, around: Surroundings) -> Launch:
-    """The call by one kernel, after one for the norm where the plan does not take it. → [n, heads, head_dim]."""
+    """The call by one kernel, after one for the norm. → [n, heads, head_dim]."""
     num_tokens = call.x.shape[0]
     plan = fitting(plan, call.weight, num_tokens, gated=True)  # both halves of a head at once
-    inside = plan.takes_norm(call.weight, num_tokens)
-    launch = slices(plan, prepared(call, norm_inside=inside), around)
+    launch = slices(plan, prepared(call), around)
     return replace(launch, out=launch.out.view(num_tokens, -1, around.cache.shape[3]))

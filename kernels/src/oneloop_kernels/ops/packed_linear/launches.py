@@ -27,15 +27,13 @@ _STREAM_WARPS = 4
 """That multiply: a tensor core instruction of 64 rows."""
 
 
-def prepared(call: PackedCall, *, norm_inside: bool = False) -> PackedCall:
-    """The norm and the order of x's columns launched at once, where there are. norm_inside: the kernel takes the norm.
+def prepared(call: PackedCall) -> PackedCall:
+    """The norm and the order of x's columns launched at once, where there are.
 
     ValueError where the weight's rows are not in the halves that the call takes them for.
     """
     if (call.weight.halves == 2) != call.gated and call.weight.rows // 2 % TILE_ROWS:
         raise ValueError(f"halves: a weight of {call.weight.halves} for a call with gated {call.gated}")
-    if norm_inside:
-        return call
     x = call.x if call.norm is None else rms_norm(call.x, call.norm.weight, call.norm.eps)
     if call.weight.order is not None:
         x = x.index_select(1, call.weight.order)
@@ -48,10 +46,7 @@ def may_stream(call: PackedCall) -> bool:
 
 
 def stream(plan: StreamPlan, call: PackedCall) -> Launch:
-    """A `prepared` call by a kernel of Hopper. x: see `may_stream`. tickets: one at least per tile that is cut.
-
-    With a norm the plan must be one that takes it.
-    """
+    """A `prepared` call by a kernel of Hopper. x: see `may_stream`. tickets: one at least per tile that is cut."""
     if plan.cuts_slices(call.weight, call.x.shape[0]):
         return slices(plan, call)
     from oneloop_kernels.ops.packed_linear.triton.stream import stream_kernel
@@ -64,27 +59,24 @@ def stream(plan: StreamPlan, call: PackedCall) -> Launch:
     if call.tickets is None or call.tickets.numel() < num_tiles:
         raise ValueError(f"tickets: {num_tiles} are needed to split sums among programs")
     part_size = TILE_ROWS * block_m * (2 if call.gated else 1)
-    left = 2 * programs * (part_size + (0 if call.norm is None else block_m))
     out = _result(call)
     rows = tensor_map(x, block_m, TILE_COLUMNS)
     words = _map_of_tiles(weight.words, 4, 4 * plan.column_tiles)
     lines = max(1, weight.params.shape[2] * weight.params.shape[3] // _LONGEST_LINE)
     arguments = (
         rows,
-        rows if call.norm is None else _map_of_norm(call.norm.weight, 1, TILE_COLUMNS * plan.column_tiles),
         words,
         words if weight.high is None else _map_of_tiles(weight.high, 4, 4 * plan.column_tiles),
         _map_of_tiles(weight.params, lines, lines * plan.column_tiles),
         x if call.bias is None else call.bias,
         out,
-        torch.empty(left if cut else 1, dtype=torch.float32, device=device),
+        torch.empty(2 * programs * part_size if cut else 1, dtype=torch.float32, device=device),
         call.tickets,
         num_tokens,
         weight.columns,
         call.out_size,
         weight.words.shape[0] // 2,
         out.stride(0),
-        0.0 if call.norm is None else call.norm.eps,
     )
     constants: dict[str, object] = {
         **_constants(plan, call),
@@ -109,7 +101,6 @@ def slices(plan: StreamPlan, call: PackedCall, around: Surroundings | None = Non
     words = _map_of_slices(weight.words, 2)
     arguments = (
         rows,
-        rows if call.norm is None else _map_of_norm(call.norm.weight, 4, TILE_COLUMNS),
         words,
         words if weight.high is None else _map_of_slices(weight.high, 2),
         _map_of_slices(weight.params, min(weight.groups, 2)),
@@ -121,7 +112,6 @@ def slices(plan: StreamPlan, call: PackedCall, around: Surroundings | None = Non
         out_size,
         weight.words.shape[0] // 2,
         out.stride(0),
-        0.0 if call.norm is None else call.norm.eps,
         *((0, 0, 0, 0) if around is None else (len(around.slots), *around.cache.stride()[:3])),
     )
     heads = (0, 1, SLICE_ROWS, 1)
@@ -203,7 +193,6 @@ def _constants(plan: StreamPlan, call: PackedCall) -> dict[str, object]:
     """That both kernels of Hopper have."""
     num_tokens = call.x.shape[0]
     return {
-        "HAS_NORM": call.norm is not None,
         **_surroundings(call),
         **_kind(call.weight),
         "ON_SUMS": plan.on_sums(call.weight, num_tokens),
@@ -237,12 +226,6 @@ def _map_of_slices(tiles: torch.Tensor, lines: int) -> object:
     """For copies of a warp's rows of four column tiles of [row tiles, column tiles, lines, warps, …]."""
     seen = tiles.view(tiles.shape[0], tiles.shape[1] * lines, 4, -1)
     return _map(seen, [1, 4 * lines, 1, seen.shape[3]], 8 * seen.element_size())
-
-
-def _map_of_norm(weight: torch.Tensor, lines: int, columns: int) -> object:
-    """For copies of so many columns of a norm's weight, or of so many lines of them."""
-    seen = weight.view(-1, columns) if lines > 1 else weight.view(1, -1)
-    return _map(seen, [lines, columns], 8 * weight.element_size())
 
 
 def _map(seen: torch.Tensor, box: list[int], plain_bits: int | None) -> object:

@@ -26,6 +26,8 @@ MAX_STREAMING_ROWS: Final = 64
 """By the rule, on Hopper: up to here weights are unpacked in the product, beyond written out for cuBLAS."""
 _MAX_SUMMED_ROWS: Final = 16
 """Of x in a tile. With more there is more to scale than the weights."""
+_MAX_SLICE_ROWS: Final = 8
+"""By the rule: up to here maps that are not gated are cut into slices."""
 MAX_FEW_ROWS: Final = 32
 """By the rule, on other cards, likewise."""
 
@@ -45,9 +47,8 @@ class StreamPlan:
     """Constants of `triton.stream.stream_kernel`, or of `triton.slices.slices_kernel`, for Hopper.
 
     column_tiles: in a copy, 1 or 2. num_stages: copies under way. residents: programs that share a multiprocessor, 1 to
-    4. programs: in the grid, at most (0: by a rule). most_rows: of x in a tile. norms_x: where it can, the
-    kernel takes the norm, instead of one before it. slices: by the second kernel, where it can: of few rows; it takes
-    no column_tiles.
+    4. programs: in the grid, at most (0: by a rule). most_rows: of x in a tile. slices: by the second
+    kernel, where it can: of few rows; it takes no column_tiles.
     """
 
     column_tiles: int
@@ -55,7 +56,6 @@ class StreamPlan:
     residents: int = 1
     programs: int = 0
     most_rows: int = 64
-    norms_x: bool = True
     slices: bool = False
 
     @property
@@ -83,13 +83,6 @@ class StreamPlan:
         few = self.block_m(num_tokens) <= _MAX_SUMMED_ROWS
         return few and weight.bits == 4 and weight.groups == 1
 
-    def takes_norm(self, weight: PackedWeight, num_tokens: int) -> bool:
-        """Whether the kernel norms x: of few rows in the weight's order, and in bfloat16: x times the norm's weight can
-        pass float16's range before it is divided by the root of the squares."""
-        few = self.block_m(num_tokens) <= _MAX_SUMMED_ROWS
-        plain = weight.order is None and weight.columns % 8 == 0
-        return self.norms_x and few and plain and weight.dtype is torch.bfloat16
-
     def grid(self, device: torch.device, num_tiles: int, columns: int) -> int:
         """Programs for so many tiles of so many columns.
 
@@ -113,7 +106,32 @@ Shape = tuple[int, int, bool]
 Choices = tuple[tuple[int, StreamPlan | None], ...]
 """(up to that many rows, the plan; None: written out), ascending. More rows than the last entry's: written out."""
 
-_H200: Final[Mapping[Shape, Choices]] = MappingProxyType({})
+_H200: Final[Mapping[Shape, Choices]] = MappingProxyType(
+    {
+        (6144, 4096, False): (
+            (8, StreamPlan(1, 7, residents=2, programs=264, slices=True)),
+            (16, StreamPlan(2, 4, residents=3, programs=384)),
+            (64, StreamPlan(2, 5, programs=96)),
+        ),
+        (4096, 4096, False): (
+            (8, StreamPlan(1, 5, residents=3, programs=256, slices=True)),
+            (16, StreamPlan(2, 4, residents=3, programs=128)),
+            (64, StreamPlan(2, 2, residents=2, programs=256)),
+        ),
+        (28672, 4096, True): (
+            (8, StreamPlan(2, 4, residents=2, programs=224)),
+            (16, StreamPlan(2, 2, residents=3, programs=224)),
+            (64, StreamPlan(2, 4, programs=132)),
+        ),
+        (4096, 14336, False): (
+            (8, StreamPlan(2, 3, residents=4, programs=512)),
+            (16, StreamPlan(2, 6, residents=2, programs=256)),
+            (64, StreamPlan(2, 2, residents=2, programs=256)),
+        ),
+    }
+)
+"""Measured in whole layers of Llama 3 8B."""
+
 TUNED: Final[Mapping[str, Mapping[Shape, Choices]]] = MappingProxyType({"NVIDIA H200": _H200})
 """Beginning of the card's name → shape → choices, for 4 bits in groups of 128."""
 
@@ -124,7 +142,7 @@ def stage_bytes(plan: StreamPlan, weight: PackedWeight, num_tokens: int, *, gate
     if weight.high is not None:
         tile += weight.high.shape[2] * weight.high.element_size()
     halves = 2 if gated else 1
-    rows = plan.block_m(num_tokens) + 1  # the norm's weight too
+    rows = plan.block_m(num_tokens)
     if plan.slices:  # a quarter of the rows of four tiles
         return halves * tile + 2 * SLICE_COLUMNS * rows
     return plan.column_tiles * (halves * tile + 2 * TILE_COLUMNS * rows)
@@ -141,7 +159,7 @@ def plan_for(weight: PackedWeight, num_tokens: int, *, gated: bool, may_split: b
     shape = (weight.rows, weight.columns, gated)
     choices = (of_card(card_name(device), TUNED) or {}).get(shape)
     if choices is None:
-        plan = _by_rule(num_tokens) if num_tokens <= MAX_STREAMING_ROWS else None
+        plan = _by_rule(num_tokens, gated) if num_tokens <= MAX_STREAMING_ROWS else None
     else:
         plan = next((plan for most, plan in choices if num_tokens <= most), None)
     if plan is None:
@@ -162,5 +180,6 @@ def fitting(plan: StreamPlan, weight: PackedWeight, num_tokens: int, *, gated: b
 
 
 @cache
-def _by_rule(num_tokens: int) -> StreamPlan:
-    return StreamPlan(2 if num_tokens <= 16 else 1, _MAX_STAGES, residents=2)
+def _by_rule(num_tokens: int, gated: bool) -> StreamPlan:
+    slices = num_tokens <= _MAX_SLICE_ROWS and not gated
+    return StreamPlan(2 if num_tokens <= 16 else 1, _MAX_STAGES, residents=2, slices=slices)

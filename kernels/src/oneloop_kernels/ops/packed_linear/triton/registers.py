@@ -195,22 +195,6 @@ def scaled_weights(
 
 
 @gluon.jit
-def times_weight(x, norm, stage, tile, COLUMN_TILES: gl.constexpr, sums: gl.constexpr):
-    """x [(4,) 128, rows of x], as the tensor cores take it, times the norm's weight of a stage's tile."""
-    operand: gl.constexpr = gl.DotOperandLayout(1, sums, 2)
-    if COLUMN_TILES == SLICE:
-        columns = norm.index(stage)._reinterpret(x.dtype, [4, TILE_COLUMNS], _flat(2))
-        weight = columns.load(gl.SliceLayout(2, operand))[:, :, None]
-    else:
-        columns = _of_tile(norm, stage, tile, x.dtype, [COLUMN_TILES, TILE_COLUMNS])
-        weight = columns.load(gl.SliceLayout(1, operand))[:, None]
-    x, weight = gl.broadcast(x, weight)
-    return gl.inline_asm_elementwise(
-        "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [x, weight], dtype=x.dtype, is_pure=True, pack=2
-    )
-
-
-@gluon.jit
 def tile_scale(
     params,
     place,

@@ -23,7 +23,6 @@ from oneloop_kernels.ops.packed_linear.triton.registers import (
     raw_numbers,
     scaled_weights,
     tile_scale,
-    times_weight,
 )
 
 SLICE_ROWS = gl.constexpr(16)
@@ -37,26 +36,20 @@ def _sums_layout():
     return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, 1, 1], instr_shape=[1, 16, 8])
 
 
-@gluon.constexpr_function
-def _squares_layout():
-    """Of x [4, BLOCK_M, 128]: a warp has its column tile's."""
-    return gl.BlockedLayout([1, 1, 8], [1, 2, 16], [4, 1, 1], [2, 1, 0])
-
-
 @gluon.jit(do_not_specialize=["num_tokens", "in_size", "num_slots"])
 def slices_kernel(
-    x_desc, norm_desc, words_desc, high_desc, params_desc, bias_ptr, out_ptr, angles_ptr, cache_ptr, slots_ptr,
-    num_tokens, in_size, out_size, up_tile, out_stride, eps, num_slots, block_stride, position_stride, head_stride,
-    HAS_NORM: gl.constexpr, HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
+    x_desc, words_desc, high_desc, params_desc, bias_ptr, out_ptr, angles_ptr, cache_ptr, slots_ptr,
+    num_tokens, in_size, out_size, up_tile, out_stride, num_slots, block_stride, position_stride, head_stride,
+    HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
     BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr, ON_SUMS: gl.constexpr,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, HALF_DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr,
     BLOCK_M: gl.constexpr, STAGES: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
     """As `stream.stream_kernel`, of no more rows of x than BLOCK_M ≤ 16 and columns in whole tiles.
 
-    x_desc: seen as [column tiles, num_tokens, 128], boxes [4, BLOCK_M, 128]. norm_desc: as [column tiles, 128], boxes
-    [4, 128]. words_desc, high_desc, params_desc: as [row tiles, column tiles · a, 4, …], boxes [1, 4 · a, 1, …], where
-    a is 2 (of scales of whole tiles 1). Grid: any size up to the number of slices.
+    x_desc: seen as [column tiles, num_tokens, 128], boxes [4, BLOCK_M, 128]. words_desc, high_desc, params_desc: as
+    [row tiles, column tiles · a, 4, …], boxes [1, 4 · a, 1, …], where a is 2 (of scales of whole tiles 1). Grid: any
+    size up to the number of slices.
 
     HEADS: of queries, or 0; then KV_HEADS of keys follow, and as many of values. out: [num_tokens, all heads,
     2 · HALF_DIM], of which the queries are written; out_size: half its columns. angles: a row per token, HALF_DIM
@@ -83,11 +76,6 @@ def slices_kernel(
     rows = gl.allocate_shared_memory(
         x_desc.dtype, [STAGES, SLICE_TILES, BLOCK_M, TILE_COLUMNS], x_desc.layout
     )
-    norm = rows
-    if HAS_NORM:
-        norm = gl.allocate_shared_memory(
-            norm_desc.dtype, [STAGES, SLICE_TILES, TILE_COLUMNS], norm_desc.layout
-        )
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     rows_arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -100,19 +88,19 @@ def slices_kernel(
             (
                 _multiply,
                 (
-                    words, high, params, rows, norm, arrived, rows_arrived, free, bias_ptr, out_ptr, angles_ptr,
-                    cache_ptr, slots_ptr, num_tokens, in_size, num_blocks, out_size, out_stride, eps, num_slots,
+                    words, high, params, rows, arrived, rows_arrived, free, bias_ptr, out_ptr, angles_ptr,
+                    cache_ptr, slots_ptr, num_tokens, num_blocks, out_size, out_stride, num_slots,
                     block_stride, position_stride, head_stride, begin, end,
-                    HAS_NORM, HAS_BIAS, GATED, HAS_RESIDUAL, BITS, SHIFT, GROUPS, ON_SUMS,
+                    HAS_BIAS, GATED, HAS_RESIDUAL, BITS, SHIFT, GROUPS, ON_SUMS,
                     HEADS, KV_HEADS, HALF_DIM, BLOCK_SIZE, BLOCK_M, STAGES, USE_PDL,
                 ),
             ),
             (
                 _copy,
                 (
-                    x_desc, norm_desc, words_desc, high_desc, params_desc, words, high, params, rows, norm,
+                    x_desc, words_desc, high_desc, params_desc, words, high, params, rows,
                     arrived, rows_arrived, free, num_blocks, apart, begin, end,
-                    HAS_NORM, halves, BITS, HEADS, STAGES, USE_PDL,
+                    halves, BITS, HEADS, STAGES, USE_PDL,
                 ),
             ),
         ],
@@ -123,9 +111,9 @@ def slices_kernel(
 
 @gluon.jit
 def _copy(
-    x_desc, norm_desc, words_desc, high_desc, params_desc, words, high, params, rows, norm, arrived, rows_arrived,
+    x_desc, words_desc, high_desc, params_desc, words, high, params, rows, arrived, rows_arrived,
     free, num_blocks, apart, begin, end,
-    HAS_NORM: gl.constexpr, HALVES: gl.constexpr, BITS: gl.constexpr, HEADS: gl.constexpr, STAGES: gl.constexpr,
+    HALVES: gl.constexpr, BITS: gl.constexpr, HEADS: gl.constexpr, STAGES: gl.constexpr,
     USE_PDL: gl.constexpr,
 ):  # fmt: skip
     """As `stream._copy`. The attention reads at once what was complete before HEADS: it is let in after the wait."""
@@ -134,8 +122,8 @@ def _copy(
     index, block = begin, begin * 0
     for stage in range(ahead):
         _copy_weights(
-            norm_desc, words_desc, high_desc, params_desc, norm, words, high, params, arrived, stage,
-            index, block, apart, HAS_NORM, HALVES, BITS, HEADS,
+            words_desc, high_desc, params_desc, words, high, params, arrived, stage,
+            index, block, apart, HALVES, BITS, HEADS,
         )  # fmt: skip
         index, block = _following(index, block, num_blocks, 1)
     if USE_PDL:
@@ -152,8 +140,8 @@ def _copy(
         stage = step % STAGES
         mbarrier.wait(free.index(stage), (step // STAGES - 1) & 1)
         _copy_weights(
-            norm_desc, words_desc, high_desc, params_desc, norm, words, high, params, arrived, stage,
-            index, block, apart, HAS_NORM, HALVES, BITS, HEADS,
+            words_desc, high_desc, params_desc, words, high, params, arrived, stage,
+            index, block, apart, HALVES, BITS, HEADS,
         )  # fmt: skip
         _copy_rows(x_desc, rows, rows_arrived, stage, block)
         index, block = _following(index, block, num_blocks, 1)
@@ -161,21 +149,18 @@ def _copy(
 
 @gluon.jit
 def _copy_weights(
-    norm_desc, words_desc, high_desc, params_desc, norm, words, high, params, arrived, stage, index, block, apart,
-    HAS_NORM: gl.constexpr, HALVES: gl.constexpr, BITS: gl.constexpr, HEADS: gl.constexpr,
+    words_desc, high_desc, params_desc, words, high, params, arrived, stage, index, block, apart,
+    HALVES: gl.constexpr, BITS: gl.constexpr, HEADS: gl.constexpr,
 ):  # fmt: skip
-    """Ask for a unit's weights, and the norm's for its columns."""
+    """Ask for a unit's weights."""
     num_bytes: gl.constexpr = (
         words_desc.block_type.nbytes
         + params_desc.block_type.nbytes
         + (high_desc.block_type.nbytes if BITS > 4 else 0)
     )
-    norm_bytes: gl.constexpr = norm_desc.block_type.nbytes if HAS_NORM else 0
     barrier = arrived.index(stage)
-    mbarrier.expect(barrier, HALVES * num_bytes + norm_bytes)
+    mbarrier.expect(barrier, HALVES * num_bytes)
     column_tile = block * SLICE_TILES
-    if HAS_NORM:
-        tma.async_copy_global_to_shared(norm_desc, [column_tile, 0], barrier, norm.index(stage))
     first = index
     if HEADS:
         first += index // apart * apart  # the second halves of the heads before
@@ -204,10 +189,10 @@ def _copy_rows(x_desc, rows, rows_arrived, stage, block):
 
 @gluon.jit
 def _multiply(
-    words, high, params, rows, norm, arrived, rows_arrived, free, bias_ptr, out_ptr, angles_ptr, cache_ptr, slots_ptr,
-    num_tokens, in_size, num_blocks, out_size, out_stride, eps, num_slots, block_stride, position_stride, head_stride,
+    words, high, params, rows, arrived, rows_arrived, free, bias_ptr, out_ptr, angles_ptr, cache_ptr, slots_ptr,
+    num_tokens, num_blocks, out_size, out_stride, num_slots, block_stride, position_stride, head_stride,
     begin, end,
-    HAS_NORM: gl.constexpr, HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
+    HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
     BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr, ON_SUMS: gl.constexpr,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, HALF_DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr,
     BLOCK_M: gl.constexpr, STAGES: gl.constexpr, USE_PDL: gl.constexpr,
@@ -233,14 +218,10 @@ def _multiply(
             mask = (columns < out_size)[:, None] & (tokens < num_tokens)[None, :]
             if HAS_RESIDUAL:
                 residual = gl.load(places, mask=mask, other=0.0)
-        gate, up, squares = _products(
-            words, high, params, rows, norm, arrived, rows_arrived, free, (index - begin) * num_blocks, num_blocks,
-            HAS_NORM, GATED or HEADS > 0, BITS, SHIFT, GROUPS, ON_SUMS, BLOCK_M, STAGES,
+        gate, up = _products(
+            words, high, params, rows, arrived, rows_arrived, free, (index - begin) * num_blocks, num_blocks,
+            GATED or HEADS > 0, BITS, SHIFT, GROUPS, ON_SUMS, BLOCK_M, STAGES,
         )  # fmt: skip
-        if HAS_NORM:
-            factors = gl.rsqrt(gl.convert_layout(squares, gl.SliceLayout(0, layout)) / in_size + eps)[None, :]
-            gate *= factors
-            up *= factors
         if HEADS:
             _rotate_and_store(
                 gate, up, cosine, sine, slot, bias_ptr, out_ptr, cache_ptr, head, columns, tokens,
@@ -291,17 +272,16 @@ def _rotate_and_store(
 
 @gluon.jit
 def _products(
-    words, high, params, rows, norm, arrived, rows_arrived, free, begin, count,
-    HAS_NORM: gl.constexpr, PAIRED: gl.constexpr,
+    words, high, params, rows, arrived, rows_arrived, free, begin, count,
+    PAIRED: gl.constexpr,
     BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr, ON_SUMS: gl.constexpr,
     BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Sums of a slice or a pair, from the program's unit `begin` on: gate, up [16, BLOCK_M]; squares of x [BLOCK_M]."""
+    """Sums of a slice or a pair, from the program's unit `begin` on: gate, up [16, BLOCK_M]."""
     layout: gl.constexpr = _sums_layout()
     halves: gl.constexpr = 2 if PAIRED else 1
     gate = gl.zeros([SLICE_TILES, SLICE_ROWS, BLOCK_M], gl.float32, layout)
     up = gate
-    squares = gl.zeros([SLICE_TILES, BLOCK_M, TILE_COLUMNS], gl.float32, _squares_layout())
     for step in range(begin, begin + count):
         stage = step % STAGES
         place = stage * halves
@@ -309,10 +289,6 @@ def _products(
         weights = _weights(words, high, params, place, BITS, SHIFT, GROUPS, ON_SUMS, rows.dtype, layout)
         mbarrier.wait(rows_arrived.index(stage), (step // STAGES) & 1)
         x = rows.index(stage).permute((0, 2, 1)).load(gl.DotOperandLayout(1, layout, 2))
-        if HAS_NORM:
-            plain = rows.index(stage).load(_squares_layout()).to(gl.float32)
-            squares += plain * plain
-            x = times_weight(x, norm, stage, 0, SLICE, layout)
         sums = gate
         if ON_SUMS and SHIFT == "offset":
             ones = gl.full(
@@ -326,13 +302,12 @@ def _products(
             )
             up = _add(up, weights, x, sums, params, place + 1, SHIFT, ON_SUMS, layout)
         mbarrier.arrive(free.index(stage))
-    squares = gl.sum(gl.sum(squares, 2), 0)
     gate = gl.sum(gate, 0)
     if PAIRED:
         up = gl.sum(up, 0)
     else:
         up = gate
-    return gate, up, squares
+    return gate, up
 
 
 @gluon.jit

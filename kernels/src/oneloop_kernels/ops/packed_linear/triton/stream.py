@@ -7,9 +7,6 @@ Unpacking takes the time that memory leaves. So where a group is a whole tile an
 place of numbers. Those are unpacked with a shift and a mask, which leaves a power of two on top, and that is subtracted
 with the zero. Where there are offsets, the tensor cores also multiply by ones: so many times that product is what the
 powers and the offsets add.
-
-Of few rows the kernel norms x itself: x is multiplied by the norm's weight as it is taken from shared memory, and its
-squares are added up on the way, a piece of a tile its own; the root of the tile's divides the sums.
 """
 
 from __future__ import annotations
@@ -31,7 +28,6 @@ from oneloop_kernels.ops.linear.triton.stream import (
     _activate,
     _following,
     _out_layout,
-    _program_of,
     _settle,
 )
 from oneloop_kernels.ops.packed_linear.triton.registers import (
@@ -40,7 +36,6 @@ from oneloop_kernels.ops.packed_linear.triton.registers import (
     raw_numbers,
     scaled_weights,
     tile_scale,
-    times_weight,
 )
 
 FEW_ROWS = gl.constexpr(16)
@@ -56,30 +51,22 @@ def _layout_of(block_m, num_warps):
     )
 
 
-@gluon.constexpr_function
-def _squares_layout():
-    """Of x [BLOCK_M, 128], whose rows lie in a warp each."""
-    return gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-
-
 @gluon.jit(do_not_specialize=["num_tokens", "in_size"])
 def stream_kernel(
-    x_desc, norm_desc, words_desc, high_desc, params_desc, bias_ptr, out_ptr, partial_ptr, tickets_ptr,
-    num_tokens, in_size, out_size, up_tile, out_stride, eps,
-    HAS_NORM: gl.constexpr, HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
+    x_desc, words_desc, high_desc, params_desc, bias_ptr, out_ptr, partial_ptr, tickets_ptr,
+    num_tokens, in_size, out_size, up_tile, out_stride,
+    HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
     BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr, ON_SUMS: gl.constexpr,
     BLOCK_M: gl.constexpr, COLUMN_TILES: gl.constexpr, STAGES: gl.constexpr,
     MERGE: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
     """out (or +=, with HAS_RESIDUAL) = silu(a) · b where [a; b] = W · xᵀ + bias, or that product itself.
 
-    x_desc: boxes [BLOCK_M, 128]. norm_desc (not used without HAS_NORM, which needs BLOCK_M ≤ 16): of the norm's weight
-    seen as [1, in_size], boxes [1, 128 · COLUMN_TILES]. words_desc, high_desc (not used of 4 bits): of the tensors seen
-    as [row tiles, 4 · column tiles, 256], boxes [1, 4 · COLUMN_TILES, 256]. params_desc: seen as
+    x_desc: boxes [BLOCK_M, 128]. words_desc, high_desc (not used of 4 bits): of the tensors seen as
+    [row tiles, 4 · column tiles, 256], boxes [1, 4 · COLUMN_TILES, 256]. params_desc: seen as
     [row tiles, lines, …] with 256 numbers to a line at most (a longer one is copied in parts, each box of all its
     lines), boxes [1, the lines of COLUMN_TILES tiles, …]. out_size: columns of the result; up_tile: the row tile where
-    up begins. ON_SUMS: scaled as sums; 4 bits, GROUPS = 1. Four warps. partial: with HAS_NORM float32 [2 · programs,
-    BLOCK_M] more. The rest as in `linear.triton.stream`.
+    up begins. ON_SUMS: scaled as sums; 4 bits, GROUPS = 1. Four warps. The rest as in `linear.triton.stream`.
     """
     halves: gl.constexpr = 2 if GATED else 1
     num_blocks = gl.cdiv(in_size, TILE_COLUMNS * COLUMN_TILES)
@@ -105,11 +92,6 @@ def stream_kernel(
     rows = gl.allocate_shared_memory(
         x_desc.dtype, [STAGES * COLUMN_TILES, BLOCK_M, TILE_COLUMNS], x_desc.layout
     )
-    norm = rows
-    if HAS_NORM:
-        norm = gl.allocate_shared_memory(
-            norm_desc.dtype, [STAGES, 1, COLUMN_TILES * TILE_COLUMNS], norm_desc.layout
-        )
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     rows_arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -122,19 +104,19 @@ def stream_kernel(
             (
                 _multiply,
                 (
-                    words, high, params, rows, norm, arrived, rows_arrived, free, bias_ptr, out_ptr, partial_ptr,
-                    tickets_ptr, num_tokens, in_size, num_blocks, token_tiles, out_size, out_stride, eps, program,
+                    words, high, params, rows, arrived, rows_arrived, free, bias_ptr, out_ptr, partial_ptr,
+                    tickets_ptr, num_tokens, num_blocks, token_tiles, out_size, out_stride, program,
                     base, extra, begin, end,
-                    HAS_NORM, HAS_BIAS, GATED, HAS_RESIDUAL, BITS, SHIFT, GROUPS, ON_SUMS,
+                    HAS_BIAS, GATED, HAS_RESIDUAL, BITS, SHIFT, GROUPS, ON_SUMS,
                     BLOCK_M, COLUMN_TILES, STAGES, MERGE, USE_PDL,
                 ),
             ),
             (
                 _copy,
                 (
-                    x_desc, norm_desc, words_desc, high_desc, params_desc, words, high, params, rows, norm,
+                    x_desc, words_desc, high_desc, params_desc, words, high, params, rows,
                     arrived, rows_arrived, free, num_blocks, token_tiles, up_tile, begin, end,
-                    HAS_NORM, GATED, BITS, BLOCK_M, COLUMN_TILES, STAGES, USE_PDL,
+                    GATED, BITS, BLOCK_M, COLUMN_TILES, STAGES, USE_PDL,
                 ),
             ),
         ],
@@ -145,9 +127,9 @@ def stream_kernel(
 
 @gluon.jit
 def _copy(
-    x_desc, norm_desc, words_desc, high_desc, params_desc, words, high, params, rows, norm, arrived, rows_arrived,
+    x_desc, words_desc, high_desc, params_desc, words, high, params, rows, arrived, rows_arrived,
     free, num_blocks, token_tiles, up_tile, begin, end,
-    HAS_NORM: gl.constexpr, GATED: gl.constexpr, BITS: gl.constexpr, BLOCK_M: gl.constexpr, COLUMN_TILES: gl.constexpr,
+    GATED: gl.constexpr, BITS: gl.constexpr, BLOCK_M: gl.constexpr, COLUMN_TILES: gl.constexpr,
     STAGES: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
     """The warp that copies: STAGES blocks ahead, the first weights before its kernel's turn has come."""
@@ -157,8 +139,8 @@ def _copy(
     weight_tile, weight_block = tile, block
     for stage in range(ahead):
         _copy_weights(
-            norm_desc, words_desc, high_desc, params_desc, norm, words, high, params, arrived, stage,
-            weight_tile // token_tiles, weight_block, up_tile, HAS_NORM, GATED, BITS, COLUMN_TILES,
+            words_desc, high_desc, params_desc, words, high, params, arrived, stage,
+            weight_tile // token_tiles, weight_block, up_tile, GATED, BITS, COLUMN_TILES,
         )  # fmt: skip
         weight_tile, weight_block = _following(weight_tile, weight_block, num_blocks, 1)
     if USE_PDL:
@@ -171,8 +153,8 @@ def _copy(
         stage = step % STAGES
         mbarrier.wait(free.index(stage), (step // STAGES - 1) & 1)
         _copy_weights(
-            norm_desc, words_desc, high_desc, params_desc, norm, words, high, params, arrived, stage,
-            tile // token_tiles, block, up_tile, HAS_NORM, GATED, BITS, COLUMN_TILES,
+            words_desc, high_desc, params_desc, words, high, params, arrived, stage,
+            tile // token_tiles, block, up_tile, GATED, BITS, COLUMN_TILES,
         )  # fmt: skip
         _copy_rows(x_desc, rows, rows_arrived, stage, tile % token_tiles * BLOCK_M, block, COLUMN_TILES)
         tile, block = _following(tile, block, num_blocks, 1)
@@ -180,10 +162,10 @@ def _copy(
 
 @gluon.jit
 def _copy_weights(
-    norm_desc, words_desc, high_desc, params_desc, norm, words, high, params, arrived, stage, row_tile, block,
-    up_tile, HAS_NORM: gl.constexpr, GATED: gl.constexpr, BITS: gl.constexpr, COLUMN_TILES: gl.constexpr,
+    words_desc, high_desc, params_desc, words, high, params, arrived, stage, row_tile, block,
+    up_tile, GATED: gl.constexpr, BITS: gl.constexpr, COLUMN_TILES: gl.constexpr,
 ):  # fmt: skip
-    """Ask for a unit's weights, and the norm's for its columns."""
+    """Ask for a unit's weights."""
     halves: gl.constexpr = 2 if GATED else 1
     num_bytes: gl.constexpr = (
         words_desc.block_type.nbytes
@@ -191,13 +173,8 @@ def _copy_weights(
         + (high_desc.block_type.nbytes if BITS > 4 else 0)
     )
     barrier = arrived.index(stage)
-    norm_bytes: gl.constexpr = norm_desc.block_type.nbytes if HAS_NORM else 0
-    mbarrier.expect(barrier, halves * num_bytes + norm_bytes)
+    mbarrier.expect(barrier, halves * num_bytes)
     column_tile = block * COLUMN_TILES
-    if HAS_NORM:
-        tma.async_copy_global_to_shared(
-            norm_desc, [0, column_tile * TILE_COLUMNS], barrier, norm.index(stage)
-        )
     for half in gl.static_range(halves):
         row = row_tile + half * up_tile
         place = stage * halves + half
@@ -223,9 +200,9 @@ def _copy_rows(x_desc, rows, rows_arrived, stage, row, block, COLUMN_TILES: gl.c
 
 @gluon.jit
 def _multiply(
-    words, high, params, rows, norm, arrived, rows_arrived, free, bias_ptr, out_ptr, partial_ptr, tickets_ptr,
-    num_tokens, in_size, num_blocks, token_tiles, out_size, out_stride, eps, program, base, extra, begin, end,
-    HAS_NORM: gl.constexpr, HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
+    words, high, params, rows, arrived, rows_arrived, free, bias_ptr, out_ptr, partial_ptr, tickets_ptr,
+    num_tokens, num_blocks, token_tiles, out_size, out_stride, program, base, extra, begin, end,
+    HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
     BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr, ON_SUMS: gl.constexpr,
     BLOCK_M: gl.constexpr, COLUMN_TILES: gl.constexpr, STAGES: gl.constexpr,
     MERGE: gl.constexpr, USE_PDL: gl.constexpr,
@@ -234,8 +211,6 @@ def _multiply(
     layout: gl.constexpr = _layout_of(BLOCK_M, gl.num_warps())
     out_layout: gl.constexpr = _out_layout(BLOCK_M, TILE_ROWS, gl.num_warps(), layout)
     EARLY: gl.constexpr = BLOCK_M <= FEW_ROWS  # there are no registers for more
-    halves: gl.constexpr = 2 if GATED else 1
-    squares_ptr = partial_ptr + 2 * gl.num_programs(0) * (halves * TILE_ROWS * BLOCK_M)
     if USE_PDL:
         tl.extra.cuda.gdc_wait()  # the kernel before may read what is written here, or write what is added
     unit = begin
@@ -251,9 +226,9 @@ def _multiply(
         if HAS_RESIDUAL and EARLY:
             residual = gl.load(places, mask=mask, other=0.0)  # long before it is needed
         if BLOCK_M <= FEW_ROWS:
-            gate, up, squares = _few_rows(
-                words, high, params, rows, norm, arrived, rows_arrived, free, unit - begin, count,
-                HAS_NORM, GATED, BITS, SHIFT, GROUPS, ON_SUMS, BLOCK_M, COLUMN_TILES, STAGES, layout,
+            gate, up = _few_rows(
+                words, high, params, rows, arrived, rows_arrived, free, unit - begin, count,
+                GATED, BITS, SHIFT, GROUPS, ON_SUMS, BLOCK_M, COLUMN_TILES, STAGES, layout,
             )  # fmt: skip
         else:
             gate, up = _products(
@@ -263,20 +238,11 @@ def _multiply(
         whole = count == num_blocks
         if not whole:
             second = (unit != begin).to(gl.int32)
-            if HAS_NORM:
-                _leave_squares(squares_ptr, 2 * program + second, squares, BLOCK_M, layout)
             whole, gate, up = _settle(
                 gate, up, partial_ptr, tickets_ptr, program, second, tile, num_blocks, base, extra,
                 GATED, BLOCK_M, TILE_ROWS, MERGE, layout,
             )  # fmt: skip
-            if HAS_NORM:
-                if whole:
-                    squares = _merged_squares(squares_ptr, tile, num_blocks, base, extra, BLOCK_M, layout)
         if whole:
-            if HAS_NORM:
-                factors = gl.rsqrt(squares / in_size + eps)[None, :]
-                gate *= factors
-                up *= factors
             gate = _activate(gate, up, bias_ptr, first_column, out_size, HAS_BIAS, GATED, TILE_ROWS, layout)
             out = gl.convert_layout(gate, out_layout)
             if HAS_RESIDUAL and EARLY:
@@ -289,19 +255,15 @@ def _multiply(
 
 @gluon.jit
 def _few_rows(
-    words, high, params, rows, norm, arrived, rows_arrived, free, begin, count,
-    HAS_NORM: gl.constexpr, GATED: gl.constexpr,
+    words, high, params, rows, arrived, rows_arrived, free, begin, count,
+    GATED: gl.constexpr,
     BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr, ON_SUMS: gl.constexpr,
     BLOCK_M: gl.constexpr, COLUMN_TILES: gl.constexpr, STAGES: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """As `_products`, by instructions of a warp: they need no agreement of four, and unpacking goes on beside them.
-
-    Also the sum of the squares of each row of x, [BLOCK_M], with HAS_NORM.
-    """
+    """As `_products`, by instructions of a warp: they need no agreement of four, and unpacking goes on beside them."""
     halves: gl.constexpr = 2 if GATED else 1
     gate = gl.zeros([TILE_ROWS, BLOCK_M], gl.float32, layout)
     up = gate
-    squares = gl.zeros([BLOCK_M, TILE_COLUMNS], gl.float32, _squares_layout())
     for step in range(begin, begin + count):
         stage = step % STAGES
         mbarrier.wait(arrived.index(stage), (step // STAGES) & 1)
@@ -328,10 +290,6 @@ def _few_rows(
                 mbarrier.wait(rows_arrived.index(stage), (step // STAGES) & 1)
             x_tile = rows.index(stage * COLUMN_TILES + tile)
             x = x_tile.permute((1, 0)).load(gl.DotOperandLayout(1, layout, 2))
-            if HAS_NORM:
-                plain = x_tile.load(_squares_layout()).to(gl.float32)
-                squares += plain * plain
-                x = times_weight(x, norm, stage, tile, COLUMN_TILES, layout)
             if ON_SUMS:
                 sums = gate
                 if SHIFT == "offset":
@@ -372,28 +330,7 @@ def _few_rows(
                     )  # fmt: skip
                     up = mma_v2(weights, x, up)
         mbarrier.arrive(free.index(stage))
-    return gate, up, gl.convert_layout(gl.sum(squares, 1), gl.SliceLayout(0, layout))
-
-
-@gluon.jit
-def _leave_squares(squares_ptr, slot, squares, BLOCK_M: gl.constexpr, layout: gl.constexpr):
-    """As `_leave`, of a piece's squares."""
-    gl.store(squares_ptr + slot * BLOCK_M + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout)), squares)
-
-
-@gluon.jit
-def _merged_squares(
-    squares_ptr, tile, num_blocks, base, extra, BLOCK_M: gl.constexpr, layout: gl.constexpr
-):  # fmt: skip
-    """As `_merge`: those of the whole tile, which all of its programs have left."""
-    first_unit = tile * num_blocks
-    first, last = _program_of(first_unit, base, extra), _program_of(first_unit + num_blocks - 1, base, extra)
-    second = (first * base + gl.minimum(first, extra) < first_unit).to(gl.int32)
-    places = squares_ptr + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
-    total = gl.load(places + (2 * first + second) * BLOCK_M, cache_modifier=".cg")
-    for other in range(first + 1, last + 1):
-        total += gl.load(places + 2 * other * BLOCK_M, cache_modifier=".cg")
-    return total
+    return gate, up
 
 
 @gluon.jit
