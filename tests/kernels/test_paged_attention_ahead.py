@@ -17,26 +17,46 @@ def hopper(kernel_device):
     return kernel_device
 
 
-def streams(stages=6, programs_per_sm=1):
+def streams(stages=6, programs_per_sm=1, keys=64):
     from oneloop_kernels.ops.paged_attention.triton.configs import MANY_ROWS, streaming
 
-    return ((MANY_ROWS, streaming(stages, programs_per_sm)),)
+    return ((MANY_ROWS, streaming(stages, programs_per_sm, keys=keys)),)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("cache_dtype", [None, FP8], ids=["wide", "8 bits"])
-@pytest.mark.parametrize(("programs_per_sm", "stages"), [(1, 6), (2, 3)])
+@pytest.mark.parametrize(
+    ("cache_dtype", "programs_per_sm", "stages", "keys"),
+    [
+        (None, 1, 6, 64),
+        (None, 2, 3, 64),
+        (FP8, 1, 6, 64),
+        (FP8, 2, 5, 64),
+        (FP8, 1, 6, 128),
+        (FP8, 2, 3, 128),
+    ],
+    ids=["wide_1x6", "wide_2x3", "narrow_1x6", "narrow_2x5", "narrow_1x6x128", "narrow_2x3x128"],
+)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "block_size"),
     [(32, 8, 16), (16, 8, 16), (4, 4, 32), (16, 2, 64), (8, 1, 128), (8, 2, 8)],
 )
 def test_streams_of_keys(
-    cases, inputs, hopper, kernel_dtype, heads, kv_heads, block_size, programs_per_sm, stages, cache_dtype
+    cases,
+    inputs,
+    hopper,
+    kernel_dtype,
+    heads,
+    kv_heads,
+    block_size,
+    cache_dtype,
+    programs_per_sm,
+    stages,
+    keys,
 ):
     shape = cases.make_shape(heads, kv_heads, head_dim=128, block_size=block_size)
     attention = cases.make_attention(
         shape, kernel_dtype, hopper, max_tokens=64, cache_dtype=cache_dtype,
-        **{("narrow_" if cache_dtype else "") + "streamed": streams(stages, programs_per_sm)},
+        **{("narrow_" if cache_dtype else "") + "streamed": streams(stages, programs_per_sm, keys)},
     )  # fmt: skip
     rng = random.Random(int(inputs.integers(0, 1 << 30, 1)))
     some = [(1, rng.randint(0, 900)) for _ in range(30)]
@@ -46,16 +66,19 @@ def test_streams_of_keys(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("cache_dtype", [None, FP8], ids=["wide", "8 bits"])
 @pytest.mark.parametrize("decode", ["stream", "decode"])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "block_size"),
     [(32, 8, 16), (16, 8, 16), (4, 4, 32), (16, 2, 64), (8, 1, 128), (8, 2, 8)],
 )
-def test_rings_of_tiles(cases, inputs, hopper, kernel_dtype, heads, kv_heads, block_size, decode):
+def test_rings_of_tiles(
+    cases, inputs, hopper, kernel_dtype, heads, kv_heads, block_size, decode, cache_dtype
+):
     shape = cases.make_shape(heads, kv_heads, head_dim=128, block_size=block_size)
     attention = cases.make_attention(
-        shape, kernel_dtype, hopper, tiles_block_m=128, tiles_ring=5, max_tokens=4096,
-        streamed=streams() if decode == "stream" else (),
+        shape, kernel_dtype, hopper, tiles_block_m=128, tiles_ring=5, max_tokens=4096, cache_dtype=cache_dtype,
+        **{("narrow_" if cache_dtype else "") + "streamed": streams() if decode == "stream" else ()},
     )  # fmt: skip
     rng = random.Random(int(inputs.integers(0, 1 << 30, 1)))
     edges = [(2, 126), (3, 254), (64, 64), (128, 0), (1100, 0), (20, 1500)]
@@ -65,7 +88,7 @@ def test_rings_of_tiles(cases, inputs, hopper, kernel_dtype, heads, kv_heads, bl
         [(1, 77)],
         edges,
     ):
-        case = cases.make_case(inputs, shape, rows, kernel_dtype, by_head=True)
+        case = cases.make_case(inputs, shape, rows, kernel_dtype, by_head=True, cache_dtype=cache_dtype)
         cases.check(case, attention, kernel_dtype, layers=3, may_share=False, has_multi=True)
 
 
@@ -95,7 +118,7 @@ def test_what_the_kernels_of_hopper_cannot_do(cases, inputs, hopper, why):
         ({"head_dim": 64}, []),
         ({"sliding_window": 9}, []),
         ({"block_size": 48}, []),
-        ({"cache_dtype": FP8}, ["stream 1 True"]),
+        ({"cache_dtype": FP8}, ["prefill", "stream 1 True"]),
     ],
     ids=str,
 )

@@ -182,12 +182,7 @@ class TritonAttention:
         """Launch tiles.py on one layer: the shared parts of single rows, or the rows with several queries."""
         space = self._space
         partial = shared and space.shared_acc is not None
-        if (
-            not partial
-            and self.config.tiles.ring
-            and cache.dtype == qkv.dtype
-            and self._runs_on_hopper(cache, sinks)
-        ):
+        if not partial and self.config.tiles.ring and self._runs_on_hopper(cache, sinks):
             hopper.launch_prefill(
                 qkv, cache, out, self.shape, step.block_tables, step.block_tables.stride(0),
                 space.items, space.num_items, self._scale,
@@ -227,7 +222,7 @@ class TritonAttention:
                 step.block_tables.stride(0), space.programs, space.split, space.partial_acc, space.partial_norm,
                 space.tickets, self._scale,
                 programs=self._programs(config), programs_per_sm=config.programs_per_sm,
-                stages=config.stream_stages, beside=beside, pdl=self._pdl,
+                keys=config.block_n, stages=config.stream_stages, beside=beside, pdl=self._pdl,
             )  # fmt: skip
             return
         limits = [config.max_registers, self.config.beside_registers if beside or shares else None]

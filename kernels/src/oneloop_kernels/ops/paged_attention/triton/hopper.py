@@ -26,12 +26,14 @@ _REGISTERS: Final = 65_536
 """Of a multiprocessor."""
 _STREAM_THREADS: Final = 8 * 32
 """What a program of stream.py holds registers for: four warps, and the one that copies is given four too."""
+_RING, _NARROW_RING = 4, 2
+"""Tiles in prefill.py's rings, of 16 bits and of 8, where the cache has 8."""
 _QUERIES: Final = 8
 """Least rows of a matrix product's right operand; query heads of a key head are filled up to it."""
 
 
 def fits(shape: AttentionShape, dtype: torch.dtype, cache_dtype: torch.dtype) -> bool:
-    """Whether the kernels compute attention of this shape; of a cache of 8 bits only stream.py does."""
+    """Whether the kernels compute attention of this shape; of a cache of 8 bits stream.py and prefill.py do."""
     size = shape.block_size
     return (
         dtype in (torch.bfloat16, torch.float16)
@@ -57,7 +59,7 @@ def stream_registers(programs_per_sm: int) -> int:
 
 def launch_stream(
     qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, shape: AttentionShape, *arguments: object,
-    programs: int, programs_per_sm: int, stages: int, beside: bool, pdl: dict[str, bool],
+    programs: int, programs_per_sm: int, keys: int, stages: int, beside: bool, pdl: dict[str, bool],
 ) -> None:  # fmt: skip
     """stream.py on one layer. arguments: what it takes after out."""
     from oneloop_kernels.ops.paged_attention.triton.stream import stream_kernel
@@ -66,7 +68,7 @@ def launch_stream(
     stream_kernel[(programs,)](
         _tensor_map(queries, _QUERIES, _HALF), _cache_map(cache), out, *arguments,
         HEADS=shape.num_heads, KV_HEADS=shape.num_kv_heads, BLOCK_SIZE=shape.block_size,
-        BOX=min(_HALF, shape.block_size), QUERIES=_QUERIES, STAGES=stages, MERGE=_MERGE, BESIDE=beside,
+        BOX=min(_HALF, shape.block_size), QUERIES=_QUERIES, TILE=keys, STAGES=stages, MERGE=_MERGE, BESIDE=beside,
         num_warps=4, maxnreg=stream_registers(programs_per_sm), **pdl,
     )  # fmt: skip
 
@@ -75,14 +77,16 @@ def launch_prefill(
     qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, shape: AttentionShape, *arguments: object,
     programs: int, ring: int, pdl: dict[str, bool],
 ) -> None:  # fmt: skip
-    """prefill.py on one layer. arguments: what it takes after out."""
+    """prefill.py on one layer. arguments: what it takes after out. ring: of a cache of 8 bits it is _RING."""
     from oneloop_kernels.ops.paged_attention.triton.prefill import prefill_kernel
 
     group = shape.num_heads // shape.num_kv_heads
+    narrow = cache.dtype is FP8
     prefill_kernel[(programs,)](
         _tensor_map(qkv, _HALF // group, group, _HALF), _cache_map(cache), out, *arguments,
         HEADS=shape.num_heads, KV_HEADS=shape.num_kv_heads, BLOCK_SIZE=shape.block_size,
-        BOX=min(_HALF, shape.block_size), RING=ring, num_warps=4, maxnreg=168, **pdl,
+        BOX=min(_HALF, shape.block_size), RING=_RING if narrow else ring, NARROW_RING=_NARROW_RING if narrow else 0,
+        num_warps=4, maxnreg=_REGISTERS // (512 if narrow else 384) // 8 * 8, **pdl,
     )  # fmt: skip
 
 

@@ -1,13 +1,13 @@
 """Attention of rows with one query on Hopper: keys and values stream through shared memory into the tensor cores.
 
-The work is cut and numbered as in decode.py. One warp copies: it runs STAGES tiles of KEYS keys ahead of the others,
+The work is cut and numbered as in decode.py. One warp copies: it runs STAGES tiles of TILE keys ahead of the others,
 across the borders of rows and heads, so that memory stays busy while results are written and ranges end. The other
-four compute with the keys as the rows of the matrix products: scores [KEYS, QUERIES] = K · Qᵀ, results
+four compute with the keys as the rows of the matrix products: scores [TILE, QUERIES] = K · Qᵀ, results
 [HEAD_DIM, QUERIES] = Vᵀ · weights. In shared memory the left half of a matrix lies before the right one, rows of 128
 bytes each: the copy engine fills them box by box of HALF elements.
 
-From a cache of 8 bits (NARROW), whose rows are 128 bytes as they are, half as much is copied; who computes widens a
-tile to float16 into a place of its own, and frees the stage before the products. Queries and weights are float16 then.
+A cache of 8 bits (NARROW) has rows of 128 bytes as they are, and half as much is copied. Who computes makes float16
+of a tile in registers, where the products take it from (narrow.py). Queries and weights are float16 then.
 """
 
 from __future__ import annotations
@@ -23,11 +23,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from oneloop_kernels.ops.paged_attention.triton.narrow import (
+    dims_of_rows,
+    keys_operand,
+    order_dims,
+    values_operand,
+)
 from oneloop_kernels.ops.paged_attention.triton.planning import PROGRAM_FIELDS
 from oneloop_kernels.ops.paged_attention.triton.softmax import FLOAT16_MAX, HIDDEN
 
 KEYS = tl.constexpr(64)
-"""Of a tile."""
+"""Of a tile of a cache of 16 bits."""
 HALF = tl.constexpr(64)
 HEAD_DIM = tl.constexpr(128)
 
@@ -38,8 +44,13 @@ def _is_narrow(dtype):
 
 
 @gluon.constexpr_function
-def _wide_layout(rows):
-    return gl.NVMMASharedLayout.get_default_for([rows, 128], gl.float16)
+def _operand_layout(rows, columns):
+    return gl.NVMMASharedLayout.get_default_for([rows, columns], gl.float16)
+
+
+@gluon.constexpr_function
+def _pairs_layout():
+    return gl.NVMMASharedLayout(128, 16, 2)
 
 
 @gluon.constexpr_function
@@ -53,12 +64,12 @@ def stream_kernel(
     row_slot, seq_lens, block_tables, table_stride, programs, split,
     partial_acc, partial_norm, tickets, scale_log2,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, QUERIES: gl.constexpr,
-    STAGES: gl.constexpr, MERGE: gl.constexpr, BESIDE: gl.constexpr, USE_PDL: gl.constexpr,
+    TILE: gl.constexpr, STAGES: gl.constexpr, MERGE: gl.constexpr, BESIDE: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
     """One program of a fixed grid, four warps and one.
 
     q_desc: of qkv as rows of HEAD_DIM elements, boxes [QUERIES, HALF]; kv_desc: of the cache as such rows, in the order
-    block, head (keys' before values'), token; boxes of BOX = min(KEYS, BLOCK_SIZE) rows and 128 bytes. QUERIES: the
+    block, head (keys' before values'), token; boxes of BOX = min(64, BLOCK_SIZE) rows and 128 bytes. QUERIES: the
     query heads of a key head, and what of the rows after them fills up a matrix product. out: as in the contract.
     row_slot, seq_lens, block_tables, programs, split, partial_acc, partial_norm, tickets: as in decode.py.
 
@@ -66,21 +77,22 @@ def stream_kernel(
     and values but those of the step's own tokens. So the first tiles are asked for before it waits. BESIDE: also the
     queries and the step's own keys and values; then it waits only at its end (see decode.py).
     """
-    BOXES: gl.constexpr = KEYS // BOX
+    BOXES: gl.constexpr = TILE // BOX
     NARROW: gl.constexpr = _is_narrow(kv_desc.dtype)
+    gl.static_assert(NARROW or TILE == KEYS)
     PARTS: gl.constexpr = 1 if NARROW else 2
     boxes = gl.allocate_shared_memory(
         kv_desc.dtype, [STAGES * 2 * PARTS * BOXES, BOX, HEAD_DIM // PARTS], kv_desc.layout
     )
     queries = gl.allocate_shared_memory(q_desc.dtype, [2 * (STAGES + 1), QUERIES, HALF], q_desc.layout)
     if NARROW:
-        weights = gl.allocate_shared_memory(gl.float16, [QUERIES, KEYS], q_desc.layout)
-        wide = gl.allocate_shared_memory(gl.float16, [2, KEYS, HEAD_DIM], _wide_layout(KEYS))
-        wide_queries = gl.allocate_shared_memory(gl.float16, [QUERIES, HEAD_DIM], _wide_layout(QUERIES))
+        weights = gl.allocate_shared_memory(gl.float16, [2, QUERIES, TILE], _operand_layout(QUERIES, TILE))
+        ordered = gl.allocate_shared_memory(
+            gl.float16, [QUERIES, HEAD_DIM], _operand_layout(QUERIES, HEAD_DIM)
+        )
     else:
-        weights = gl.allocate_shared_memory(q_desc.dtype, [QUERIES, KEYS], q_desc.layout)
-        wide = boxes
-        wide_queries = queries
+        weights = gl.allocate_shared_memory(q_desc.dtype, [QUERIES, TILE], q_desc.layout)
+        ordered = queries
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     freed = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
@@ -102,18 +114,18 @@ def stream_kernel(
     gl.warp_specialize(
         [
             (_compute, (
-                boxes, queries, weights, wide, wide_queries, arrived, freed, out_ptr, seq_lens, partial_acc,
+                boxes, queries, weights, ordered, arrived, freed, out_ptr, seq_lens, partial_acc,
                 partial_norm, tickets, scale_log2, row, tile, pairs, length, left, first, base, extra,
-                HEADS, KV_HEADS, QUERIES, STAGES, MERGE,
+                HEADS, KV_HEADS, QUERIES, TILE, STAGES, MERGE,
             )),
             (_copy, (
                 q_desc, kv_desc, boxes, queries, arrived, freed, row_slot, seq_lens, block_tables, table_stride,
                 row, tile, pairs, length, slot, left,
-                HEADS, KV_HEADS, BLOCK_SIZE, BOX, QUERIES, STAGES, BESIDE, USE_PDL,
+                HEADS, KV_HEADS, BLOCK_SIZE, BOX, QUERIES, TILE, STAGES, BESIDE, USE_PDL,
             )),
         ],
         [1],
-        [56],
+        [32 if NARROW else 56],
     )  # fmt: skip
 
 
@@ -122,7 +134,7 @@ def _copy(
     q_desc, kv_desc, boxes, queries, arrived, freed, row_slot, seq_lens, block_tables, table_stride,
     row, tile, pairs, length, slot, left,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, QUERIES: gl.constexpr,
-    STAGES: gl.constexpr, BESIDE: gl.constexpr, USE_PDL: gl.constexpr,
+    TILE: gl.constexpr, STAGES: gl.constexpr, BESIDE: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
     """Ask for the range's tiles, in order, each as soon as its stage is free; with a pair's first tile for its queries.
 
@@ -130,7 +142,7 @@ def _copy(
     """
     count = 0
     for pair in range(pairs):
-        tiles = gl.cdiv(length, KEYS)
+        tiles = gl.cdiv(length, TILE)
         head = tile // tiles
         begin = tile % tiles
         end = gl.minimum(tiles, begin + left)
@@ -175,21 +187,22 @@ def _copy_tile(
 
     Boxes past the end of a row are asked for outside of the cache: they read as zeros.
     """
-    BOXES: gl.constexpr = KEYS // BOX
     NARROW: gl.constexpr = _is_narrow(kv_desc.dtype)
-    KV_BYTES: gl.constexpr = 2 * KEYS * HEAD_DIM * (1 if NARROW else 2)
+    BOXES: gl.constexpr = boxes.shape[0] // (STAGES * (2 if NARROW else 4))
+    TILE: gl.constexpr = BOXES * BOX
+    KV_BYTES: gl.constexpr = 2 * TILE * HEAD_DIM * (1 if NARROW else 2)
     Q_BYTES: gl.constexpr = QUERIES * HEAD_DIM * 2
     stage = count % STAGES
     barrier = arrived.index(stage)
     blocks = ()
     for box in gl.static_range(BOXES):
-        position = index * KEYS + box * BOX
+        position = index * TILE + box * BOX
         blocks = blocks + (gl.load(table + position // BLOCK_SIZE, mask=position < length, other=0),)  # type: ignore[assignment]  # noqa: RUF005
     mbarrier.wait(freed.index(stage), (count // STAGES & 1) ^ 1)
     mbarrier.expect(barrier, KV_BYTES + Q_BYTES, pred=with_queries)
     mbarrier.expect(barrier, KV_BYTES, pred=not with_queries)
     for box in gl.static_range(BOXES):
-        position = index * KEYS + box * BOX
+        position = index * TILE + box * BOX
         keys = (blocks[box] * (2 * KV_HEADS) + head) * BLOCK_SIZE + position % BLOCK_SIZE
         values = gl.where(position < length, keys + KV_HEADS * BLOCK_SIZE, -BOX)
         keys = gl.where(position < length, keys, -BOX)
@@ -224,28 +237,36 @@ def _advance(row, tile, left, done, tiles, KV_HEADS: gl.constexpr):
 
 @gluon.jit
 def _compute(
-    boxes, queries, weights, wide, wide_queries, arrived, freed, out_ptr, seq_lens, partial_acc, partial_norm, tickets,
+    boxes, queries, weights, ordered, arrived, freed, out_ptr, seq_lens, partial_acc, partial_norm, tickets,
     scale_log2, row, tile, pairs, length, left, first, base, extra,
-    HEADS: gl.constexpr, KV_HEADS: gl.constexpr, QUERIES: gl.constexpr, STAGES: gl.constexpr, MERGE: gl.constexpr,
+    HEADS: gl.constexpr, KV_HEADS: gl.constexpr, QUERIES: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
+    MERGE: gl.constexpr,
 ):  # fmt: skip
     """Attend to the range's tiles as they arrive; write the pairs that are whole, leave what is not."""
     GROUP: gl.constexpr = HEADS // KV_HEADS
+    NARROW: gl.constexpr = _is_narrow(boxes.dtype)
     layout: gl.constexpr = _products_layout(QUERIES)
-    matrices = boxes._reinterpret(boxes.dtype, [STAGES * 2, KEYS, HEAD_DIM], boxes.layout)
+    matrices = boxes._reinterpret(boxes.dtype, [STAGES * 2, TILE, HEAD_DIM], boxes.layout)
     heads = queries._reinterpret(queries.dtype, [STAGES + 1, QUERIES, HEAD_DIM], queries.layout)
     start_of_range = first
     number = first
     count = 0
     program = gl.program_id(0)
     for pair in range(pairs):
-        tiles = gl.cdiv(length, KEYS)
+        tiles = gl.cdiv(length, TILE)
         head = tile // tiles
         begin = tile % tiles
         end = gl.minimum(tiles, begin + left)
-        acc, maximum, total = _attend(
-            begin, end, count, length, heads.index(pair % (STAGES + 1)), matrices, weights, wide, wide_queries,
-            arrived, freed, scale_log2, QUERIES, STAGES, layout,
-        )  # fmt: skip
+        if NARROW:
+            acc, maximum, total = _attend_narrow(
+                begin, end, count, length, heads.index(pair % (STAGES + 1)), matrices, weights, ordered,
+                arrived, freed, scale_log2, QUERIES, TILE, STAGES, layout,
+            )  # fmt: skip
+        else:
+            acc, maximum, total = _attend(
+                begin, end, count, length, heads.index(pair % (STAGES + 1)), matrices, weights,
+                arrived, freed, scale_log2, QUERIES, TILE, STAGES, layout,
+            )  # fmt: skip
         whole = end - begin == tiles
         if not whole:
             own = 2 * program + (number != start_of_range).to(gl.int32)
@@ -254,7 +275,7 @@ def _compute(
                 partial_acc, partial_norm, tickets, GROUP, QUERIES, MERGE, layout,
             )  # fmt: skip
         if whole:
-            _write(acc, total, row, head, out_ptr, HEADS, GROUP, QUERIES, layout)
+            _write(acc, total, row, head, out_ptr, HEADS, GROUP, QUERIES, NARROW, layout)
         count += end - begin
         number += end - begin
         row, tile, left, row_ends = _advance(row, tile, left, end - begin, tiles, KV_HEADS)
@@ -263,89 +284,114 @@ def _compute(
 
 @gluon.jit
 def _attend(
-    begin, end, count, length, queries, matrices, weights, wide, wide_queries, arrived, freed, scale_log2,
-    QUERIES: gl.constexpr, STAGES: gl.constexpr, layout: gl.constexpr,
+    begin, end, count, length, queries, matrices, weights, arrived, freed, scale_log2,
+    QUERIES: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
     """The tiles begin … end − 1 of a pair, the first of which is the range's count-th.
 
     → the result [HEAD_DIM, QUERIES], not normalised; maxima (base 2) and sums [QUERIES].
     """
-    NARROW: gl.constexpr = _is_narrow(matrices.dtype)
     acc = gl.zeros([HEAD_DIM, QUERIES], gl.float32, layout)
-    sums = gl.zeros([KEYS, QUERIES], gl.float32, layout)
-    none = gl.zeros([KEYS, QUERIES], gl.float32, layout)
+    sums = gl.zeros([TILE, QUERIES], gl.float32, layout)
+    none = gl.zeros([TILE, QUERIES], gl.float32, layout)
     maximum = gl.full([QUERIES], HIDDEN, gl.float32, gl.SliceLayout(0, layout))
-    inside = gl.arange(0, KEYS, gl.SliceLayout(1, layout))
     for index in range(begin, end):
         stage = count % STAGES
-        if NARROW:
-            keys, values = wide.index(0), wide.index(1)
-            if index == begin:
-                mbarrier.wait(arrived.index(stage), count // STAGES & 1)
-                _widen_queries(queries, wide_queries)
-                _widen(matrices.index(2 * stage), keys, KEYS)
-                fence_async_shared()
-                gl.thread_barrier()
-            scores = warpgroup_mma(keys, wide_queries.permute((1, 0)), none, is_async=True)
-            _widen(matrices.index(2 * stage + 1), values, length - index * KEYS)
-        else:
-            mbarrier.wait(arrived.index(stage), count // STAGES & 1)
-            keys, values = matrices.index(2 * stage), matrices.index(2 * stage + 1)
-            scores = warpgroup_mma(keys, queries.permute((1, 0)), none, is_async=True)
+        mbarrier.wait(arrived.index(stage), count // STAGES & 1)
+        keys, values = matrices.index(2 * stage), matrices.index(2 * stage + 1)
+        scores = warpgroup_mma(keys, queries.permute((1, 0)), none, is_async=True)
         scores = warpgroup_mma_wait(0, deps=[scores])
-        seen = (inside < length - index * KEYS)[:, None]
-        scores = gl.where(seen, scores, HIDDEN)
-        new_maximum = gl.maximum(maximum, gl.max(scores, 0) * scale_log2)
-        powers = gl.where(seen, gl.exp2(scores * scale_log2 - new_maximum[None, :]), 0.0)
-        shrink = gl.exp2(maximum - new_maximum)[None, :]
-        maximum = new_maximum
+        powers, maximum, shrink = _soften(scores, maximum, length - index * TILE, scale_log2, TILE, layout)
         sums = sums * shrink + powers
         acc = acc * shrink
         weights.permute((1, 0)).store(powers.to(weights.dtype))
-        if not NARROW:
-            if length - index * KEYS < KEYS:
-                _clear(values, length - index * KEYS)
+        if length - index * TILE < TILE:
+            _clear(values, length - index * TILE)
         fence_async_shared()
-        gl.thread_barrier()  # every warp's weights are there, and of 8 bits the values
+        gl.thread_barrier()  # every warp's weights are there
         acc = warpgroup_mma(values.permute((1, 0)), weights.permute((1, 0)), acc, is_async=True)
-        if NARROW:
-            mbarrier.arrive(freed.index(stage), count=1)
-            if index + 1 < end:  # beside the product: the next keys, for these have been used
-                following = (count + 1) % STAGES
-                mbarrier.wait(arrived.index(following), (count + 1) // STAGES & 1)
-                _widen(matrices.index(2 * following), keys, KEYS)
-                fence_async_shared()
         acc = warpgroup_mma_wait(0, deps=[acc])
-        gl.thread_barrier()  # every warp has read the values, and widened its part of the next keys
-        if not NARROW:
-            mbarrier.arrive(freed.index(stage), count=1)
+        gl.thread_barrier()  # every warp has read the values
+        mbarrier.arrive(freed.index(stage), count=1)
         count += 1
     return acc, maximum, gl.sum(sums, 0)
 
 
 @gluon.jit
-def _widen(narrow, wide, length):
-    """A matrix of 8 bits into one of float16, with zeros for the rows from `length` on (see _clear)."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])  # no bank twice, in either type
-    rows = gl.arange(0, KEYS, gl.SliceLayout(1, layout))
-    values = narrow.load(layout).to(gl.float16)
-    wide.store(gl.where((rows < length)[:, None], values, 0.0))
+def _attend_narrow(
+    begin, end, count, length, queries, matrices, weights, ordered, arrived, freed, scale_log2,
+    QUERIES: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """As _attend; rows of the result are in the order of `dims_of_rows`. A tile's values are made operands beside the
+    product of its keys, the next tile's keys beside that of its values.
+    """
+    pairs = matrices._reinterpret(gl.int16, [STAGES * 2, TILE, HEAD_DIM // 2], _pairs_layout())
+    acc = gl.zeros([HEAD_DIM, QUERIES], gl.float32, layout)
+    sums = gl.zeros([TILE, QUERIES], gl.float32, layout)
+    none = gl.zeros([TILE, QUERIES], gl.float32, layout)
+    maximum = gl.full([QUERIES], HIDDEN, gl.float32, gl.SliceLayout(0, layout))
+    mbarrier.wait(arrived.index(count % STAGES), count // STAGES & 1)
+    _order_queries(queries, ordered, QUERIES)
+    fence_async_shared()
+    gl.thread_barrier()
+    keys = keys_operand(matrices.index(count % STAGES * 2), TILE, layout)
+    for index in range(begin, end):
+        stage = count % STAGES
+        there = length - index * TILE
+        if there < TILE:
+            _clear(pairs.index(2 * stage + 1), there)
+            gl.thread_barrier()
+        scores = warpgroup_mma(keys, ordered.permute((1, 0)), none, is_async=True)
+        values = values_operand(pairs.index(2 * stage + 1), TILE, layout)
+        scores, keys = warpgroup_mma_wait(0, deps=[scores, keys])
+        powers, maximum, shrink = _soften(scores, maximum, there, scale_log2, TILE, layout)
+        sums = sums * shrink + powers
+        acc = acc * shrink
+        place = weights.index(count % 2)  # of the other one a slower warp may still read
+        place.permute((1, 0)).store(powers.to(gl.float16))
+        fence_async_shared()
+        gl.thread_barrier()  # every warp's weights are there, and all have read the stage
+        acc = warpgroup_mma(values, place.permute((1, 0)), acc, is_async=True)
+        mbarrier.arrive(freed.index(stage), count=1)
+        count += 1
+        if index + 1 < end:
+            mbarrier.wait(arrived.index(count % STAGES), count // STAGES & 1)
+            keys = keys_operand(matrices.index(count % STAGES * 2), TILE, layout)
+        acc, values = warpgroup_mma_wait(0, deps=[acc, values])
+    return acc, maximum, gl.sum(sums, 0)
 
 
 @gluon.jit
-def _widen_queries(queries, wide):
-    """Queries into float16; what is beyond its numbers becomes the largest."""
+def _soften(scores, maximum, there, scale_log2, TILE: gl.constexpr, layout: gl.constexpr):  # fmt: skip
+    """One step of the online softmax → powers [TILE, QUERIES], 0 from the key `there` on; new maxima (base 2); and the
+    factor on what came before.
+    """
+    seen = (gl.arange(0, TILE, gl.SliceLayout(1, layout)) < there)[:, None]
+    scores = gl.where(seen, scores, HIDDEN)
+    new_maximum = gl.maximum(maximum, gl.max(scores, 0) * scale_log2)
+    powers = gl.where(seen, gl.exp2(scores * scale_log2 - new_maximum[None, :]), 0.0)
+    return powers, new_maximum, gl.exp2(maximum - new_maximum)[None, :]
+
+
+@gluon.jit
+def _order_queries(queries, ordered, QUERIES: gl.constexpr):
+    """Queries into float16, in the order of the keys' operand; what is beyond its numbers becomes the largest."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     values = queries.load(layout).to(gl.float32)
-    wide.store(gl.minimum(gl.maximum(values, -FLOAT16_MAX), FLOAT16_MAX).to(gl.float16))
+    values = gl.minimum(gl.maximum(values, -FLOAT16_MAX), FLOAT16_MAX).to(gl.float16)
+    ordered.store(order_dims(values, QUERIES))
 
 
 @gluon.jit
-def _clear(values, length):
-    """Zeros for the values from `length` on: nobody has written them, and zero times infinity would be felt."""
+def _clear(values, there):
+    """Zeros for the values from the key `there` on: nobody has written them, and zero times infinity would be felt.
+
+    values: [keys, columns] numbers of 16 bits.
+    """
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-    rows = gl.arange(0, KEYS, gl.SliceLayout(1, layout))
-    values.store(gl.where((rows < length)[:, None], values.load(layout), 0.0).to(values.dtype))
+    rows = gl.arange(0, values.shape[0], gl.SliceLayout(1, layout))
+    kept = values.load(layout)
+    values.store(gl.where((rows < there)[:, None], kept, gl.zeros_like(kept)))
 
 
 @gluon.jit
@@ -388,7 +434,7 @@ def _program_of(number, base, extra):
 
 @gluon.jit
 def _places(QUERIES: gl.constexpr, layout: gl.constexpr):
-    """Offsets of a pair's heads, in results and in partial results."""
+    """Offsets in a pair's partial results."""
     dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(1, layout))
     group = gl.arange(0, QUERIES, gl.SliceLayout(0, layout))
     return group[None, :] * HEAD_DIM + dims[:, None]
@@ -431,11 +477,16 @@ def _merge(
 @gluon.jit
 def _write(
     acc, total, row, head, out_ptr,
-    HEADS: gl.constexpr, GROUP: gl.constexpr, QUERIES: gl.constexpr, layout: gl.constexpr,
+    HEADS: gl.constexpr, GROUP: gl.constexpr, QUERIES: gl.constexpr, NARROW: gl.constexpr,
+    layout: gl.constexpr,
 ):  # fmt: skip
     """Normalise and store."""
     group = gl.arange(0, QUERIES, gl.SliceLayout(0, layout))
     mine = group < GROUP
     factor = 1.0 / gl.where(mine, total, 1.0)
-    places = out_ptr + (row.to(gl.int64) * HEADS + head * GROUP) * HEAD_DIM + _places(QUERIES, layout)
+    dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(1, layout))
+    if NARROW:
+        dims = dims_of_rows(dims)
+    first = (row.to(gl.int64) * HEADS + head * GROUP) * HEAD_DIM
+    places = out_ptr + first + group[None, :] * HEAD_DIM + dims[:, None]
     gl.store(places, (acc * factor[None, :]).to(out_ptr.dtype.element_ty), mask=mine[None, :])
