@@ -20,8 +20,8 @@ class DecodeConfig:
     max_registers: int | None = None
     """Per thread, so that programs_per_sm fit; None: as many as the compiler likes."""
     stream_stages: int = 0
-    """Where stream.py can, it takes decode.py's place with so many stages; block_n must be 64, or of a cache of 8 bits 128.
-    0: it does not."""
+    """Where stream.py can, it takes decode.py's place with so many stages; block_n must be 64, or 128 for a cache of
+    8 bits. 0: it does not."""
 
 
 @dataclass(frozen=True, slots=True)
