@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from oneloop_kernels.ops.float8 import FP8
+from oneloop_kernels.ops.kv_cache import UNSCALED, KvScales
 
 
 @pytest.fixture
@@ -61,7 +62,10 @@ def test_streams_of_keys(
     rng = random.Random(int(inputs.integers(0, 1 << 30, 1)))
     some = [(1, rng.randint(0, 900)) for _ in range(30)]
     for rows in (some, [(1, 63)], [(1, n) for n in (64, 0, 127, 62, 15, 16)], [(1, 4100), (1, 0)]):
-        case = cases.make_case(inputs, shape, rows, kernel_dtype, by_head=True, cache_dtype=cache_dtype)
+        case = cases.make_case(
+            inputs, shape, rows, kernel_dtype, by_head=True, cache_dtype=cache_dtype,
+            scales=KvScales(0.37, 3.0) if cache_dtype else UNSCALED,
+        )  # fmt: skip
         cases.check(case, attention, kernel_dtype, layers=3, may_share=False)
 
 
@@ -88,7 +92,10 @@ def test_rings_of_tiles(
         [(1, 77)],
         edges,
     ):
-        case = cases.make_case(inputs, shape, rows, kernel_dtype, by_head=True, cache_dtype=cache_dtype)
+        case = cases.make_case(
+            inputs, shape, rows, kernel_dtype, by_head=True, cache_dtype=cache_dtype,
+            scales=KvScales(0.37, 3.0) if cache_dtype else UNSCALED,
+        )  # fmt: skip
         cases.check(case, attention, kernel_dtype, layers=3, may_share=False, has_multi=True)
 
 

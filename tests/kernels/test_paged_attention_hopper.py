@@ -16,7 +16,13 @@ LAYER = {
     "HAS_SINKS": False, "sinks": None, "USE_PDL": True,
 }  # fmt: skip
 TENSORS = {"qkv": "*bf16", "cache": "*bf16", "block_tables": "*i32", "table_stride": "i32", "max_rows": "i32"}
-STRIDES = {"stride_block": "i32", "stride_token": "i32", "stride_head": "i32", "scale_log2": "fp32"}
+STRIDES = {
+    "stride_block": "i32",
+    "stride_token": "i32",
+    "stride_head": "i32",
+    "scale_log2": "fp32",
+    "value_scale": "fp32",
+}
 
 
 def pointers(names, kind="*i32"):
@@ -67,7 +73,7 @@ def stream_spec(heads, block_size, *, beside=False, narrow=False, keys=64, stage
     cache = boxes(box, 128, dtype=FP8, name="fp8e4nv") if narrow else boxes(box, 64)
     signature = pointers("row_slot seq_lens block_tables programs split tickets") | {
         "q_desc": boxes(8, 64), "kv_desc": cache, "out_ptr": "*bf16", "table_stride": "i32",
-        "partial_acc": "*fp32", "partial_norm": "*fp32", "scale_log2": "fp32",
+        "partial_acc": "*fp32", "partial_norm": "*fp32", "scale_log2": "fp32", "value_scale": "fp32",
     }  # fmt: skip
     constants = {
         "HEADS": heads, "KV_HEADS": KV_HEADS, "BLOCK_SIZE": block_size, "BOX": box, "QUERIES": 8, "TILE": keys,
@@ -82,7 +88,7 @@ def prefill_spec(heads, block_size, *, narrow=False):
     cache = boxes(box, 128, dtype=FP8, name="fp8e4nv") if narrow else boxes(box, 64)
     signature = pointers("block_tables items num_items") | {
         "q_desc": boxes(64 // group, group, 64), "kv_desc": cache, "out_ptr": "*bf16", "table_stride": "i32",
-        "scale_log2": "fp32",
+        "scale_log2": "fp32", "value_scale": "fp32",
     }  # fmt: skip
     constants = {
         "HEADS": heads, "KV_HEADS": KV_HEADS, "BLOCK_SIZE": block_size, "BOX": box, "RING": 4 if narrow else 5,

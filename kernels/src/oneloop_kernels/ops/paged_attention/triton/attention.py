@@ -11,6 +11,7 @@ import triton
 
 from oneloop_kernels.launch import INTERPRETED, card_name, num_sms, pdl_options
 from oneloop_kernels.ops.float8 import FP8
+from oneloop_kernels.ops.kv_cache import UNSCALED, KvScales
 from oneloop_kernels.ops.paged_attention.triton import hopper
 from oneloop_kernels.ops.paged_attention.triton.configs import config_for
 from oneloop_kernels.ops.paged_attention.triton.decode import decode_kernel
@@ -177,7 +178,7 @@ class TritonAttention:
 
     def run_tiles(
         self, step: AttentionStep, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor,
-        sinks: torch.Tensor | None, *, shared: bool,
+        sinks: torch.Tensor | None, scales: KvScales, *, shared: bool,
     ) -> None:  # fmt: skip
         """Launch tiles.py on one layer: the shared parts of single rows, or the rows with several queries."""
         space = self._space
@@ -185,7 +186,7 @@ class TritonAttention:
         if not partial and self.config.tiles.ring and self._runs_on_hopper(cache, sinks):
             hopper.launch_prefill(
                 qkv, cache, out, self.shape, step.block_tables, step.block_tables.stride(0),
-                space.items, space.num_items, self._scale,
+                space.items, space.num_items, self._scale * scales.key, scales.value,
                 programs=self._multiprocessors, ring=self.config.tiles.ring, pdl=self._pdl,
             )  # fmt: skip
             return
@@ -200,7 +201,8 @@ class TritonAttention:
             space.shared_items if partial else space.items,
             space.num_shared_items if partial else space.num_items,
             space.shared_counters if partial else space.counters,
-            self._max_rows, cache.stride(0), cache.stride(1), cache.stride(2), self._scale,
+            self._max_rows, cache.stride(0), cache.stride(1), cache.stride(2), self._scale * scales.key,
+            scales.value,
             **self._layer_constants, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n,
             HAS_SINKS=sinks is not None and not partial, PARTIAL=partial,
             TMA=use_tma, STAGES=tiles.stages, num_warps=tiles.warps, **_registers(tiles.max_registers),
@@ -212,7 +214,7 @@ class TritonAttention:
 
     def run_decode(
         self, step: AttentionStep, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor,
-        sinks: torch.Tensor | None, config: DecodeConfig, *, shares: bool, beside: bool,
+        sinks: torch.Tensor | None, scales: KvScales, config: DecodeConfig, *, shares: bool, beside: bool,
     ) -> None:  # fmt: skip
         """Launch decode.py on one layer. beside: directly after run_tiles for rows with several queries."""
         space = self._space
@@ -220,7 +222,7 @@ class TritonAttention:
             hopper.launch_stream(
                 qkv, cache, out, self.shape, step.row_slot, step.seq_lens, step.block_tables,
                 step.block_tables.stride(0), space.programs, space.split, space.partial_acc, space.partial_norm,
-                space.tickets, self._scale,
+                space.tickets, self._scale * scales.key, scales.value,
                 programs=self._programs(config), programs_per_sm=config.programs_per_sm,
                 keys=config.block_n, stages=config.stream_stages, beside=beside, pdl=self._pdl,
             )  # fmt: skip
@@ -233,7 +235,8 @@ class TritonAttention:
             qkv, cache, out, sinks, step.row_slot, step.seq_lens, step.block_tables, step.block_tables.stride(0),
             space.programs, space.split, space.shared_lens, space.shared_chunks,
             space.partial_acc, space.partial_norm, space.tickets, space.shared_acc, space.shared_norm, self._max_rows,
-            cache.stride(0), cache.stride(1), cache.stride(2), self._scale,
+            cache.stride(0), cache.stride(1), cache.stride(2), self._scale * scales.key,
+            scales.value,
             **self._layer_constants, BLOCK_N=config.block_n, GROUP_ROWS=self._group_rows, MERGE=merge,
             HAS_SINKS=sinks is not None, SHARED=self.config.max_chunks if shares else 0,
             BESIDE=beside or shares, WAIT_SHARED=shares and not beside, STAGES=config.stages, num_warps=config.warps,
@@ -252,15 +255,16 @@ class TritonPlan:
     has_multi: bool
 
     def run(
-        self, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None
-    ) -> None:
+        self, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None,
+        *, scales: KvScales = UNSCALED,
+    ) -> None:  # fmt: skip
         """See the contract."""
         if self.shares:
-            self.attention.run_tiles(self.step, qkv, cache, out, sinks, shared=True)
+            self.attention.run_tiles(self.step, qkv, cache, out, sinks, scales, shared=True)
         if self.has_multi:
-            self.attention.run_tiles(self.step, qkv, cache, out, sinks, shared=False)
+            self.attention.run_tiles(self.step, qkv, cache, out, sinks, scales, shared=False)
         self.attention.run_decode(
-            self.step, qkv, cache, out, sinks, self.decode, shares=self.shares, beside=self.has_multi
+            self.step, qkv, cache, out, sinks, scales, self.decode, shares=self.shares, beside=self.has_multi
         )
 
 
@@ -272,10 +276,11 @@ class TilesPlan:
     step: AttentionStep
 
     def run(
-        self, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None
-    ) -> None:
+        self, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None,
+        *, scales: KvScales = UNSCALED,
+    ) -> None:  # fmt: skip
         """See the contract."""
-        self.attention.run_tiles(self.step, qkv, cache, out, sinks, shared=False)
+        self.attention.run_tiles(self.step, qkv, cache, out, sinks, scales, shared=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def _products_layout():
 
 @gluon.jit(do_not_specialize=["table_stride"])
 def prefill_kernel(
-    q_desc, kv_desc, out_ptr, block_tables, table_stride, items, num_items, scale_log2,
+    q_desc, kv_desc, out_ptr, block_tables, table_stride, items, num_items, scale_log2, value_scale,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, RING: gl.constexpr,
     NARROW_RING: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
@@ -98,11 +98,11 @@ def prefill_kernel(
             [
                 (_compute, (
                     0, matrices, queries, arrived, freed, q_arrived, q_freed, out_ptr, items, num_work, scale_log2,
-                    HEADS, KV_HEADS, BLOCK_SIZE, RING, NARROW,
+                    value_scale, HEADS, KV_HEADS, BLOCK_SIZE, RING, NARROW,
                 )),
                 (_compute, (
                     1, matrices, queries, arrived, freed, q_arrived, q_freed, out_ptr, items, num_work, scale_log2,
-                    HEADS, KV_HEADS, BLOCK_SIZE, RING, NARROW,
+                    value_scale, HEADS, KV_HEADS, BLOCK_SIZE, RING, NARROW,
                 )),
                 (_widen, (
                     boxes, matrices, copied, widened, arrived, freed, items, num_work, KV_HEADS, RING, NARROW_RING,
@@ -120,11 +120,11 @@ def prefill_kernel(
             [
                 (_compute, (
                     0, matrices, queries, arrived, freed, q_arrived, q_freed, out_ptr, items, num_work, scale_log2,
-                    HEADS, KV_HEADS, BLOCK_SIZE, RING, NARROW,
+                    value_scale, HEADS, KV_HEADS, BLOCK_SIZE, RING, NARROW,
                 )),
                 (_compute, (
                     1, matrices, queries, arrived, freed, q_arrived, q_freed, out_ptr, items, num_work, scale_log2,
-                    HEADS, KV_HEADS, BLOCK_SIZE, RING, NARROW,
+                    value_scale, HEADS, KV_HEADS, BLOCK_SIZE, RING, NARROW,
                 )),
                 (_copy, (
                     q_desc, kv_desc, boxes, queries, arrived, freed, q_arrived, q_freed, block_tables, table_stride,
@@ -286,7 +286,7 @@ def _widen_tile(narrow, wide, there, MASKED: gl.constexpr):
 
 @gluon.jit
 def _compute(
-    half, matrices, queries, arrived, freed, q_arrived, q_freed, out_ptr, items, num_work, scale_log2,
+    half, matrices, queries, arrived, freed, q_arrived, q_freed, out_ptr, items, num_work, scale_log2, value_scale,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, RING: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: ROWS queries of each of the program's items."""
@@ -319,7 +319,7 @@ def _compute(
         heads = work % KV_HEADS * GROUP + rows % GROUP
         places = ((first_token + rows // GROUP).to(gl.int64) * HEADS + heads) * HEAD_DIM
         dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, layout))
-        result = acc * (1.0 / total)[:, None]
+        result = acc * (value_scale / total)[:, None]
         gl.store(
             out_ptr + places[:, None] + dims[None, :], result.to(out_ptr.dtype.element_ty),
             mask=(rows // GROUP < tokens)[:, None],

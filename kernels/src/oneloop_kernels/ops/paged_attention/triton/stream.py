@@ -62,7 +62,7 @@ def _products_layout(queries):
 def stream_kernel(
     q_desc, kv_desc, out_ptr,
     row_slot, seq_lens, block_tables, table_stride, programs, split,
-    partial_acc, partial_norm, tickets, scale_log2,
+    partial_acc, partial_norm, tickets, scale_log2, value_scale,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, QUERIES: gl.constexpr,
     TILE: gl.constexpr, STAGES: gl.constexpr, MERGE: gl.constexpr, BESIDE: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
@@ -71,7 +71,7 @@ def stream_kernel(
     q_desc: of qkv as rows of HEAD_DIM elements, boxes [QUERIES, HALF]; kv_desc: of the cache as such rows, in the order
     block, head (keys' before values'), token; boxes of BOX = min(64, BLOCK_SIZE) rows and 128 bytes. QUERIES: the
     query heads of a key head, and what of the rows after them fills up a matrix product. out: as in the contract.
-    row_slot, seq_lens, block_tables, programs, split, partial_acc, partial_norm, tickets: as in decode.py.
+    row_slot, seq_lens, block_tables, programs, split, partial_acc, partial_norm, tickets, value_scale: as in decode.py.
 
     When the kernel begins, all is complete that came ahead of the kernel before it: the plan, the tables, and all keys
     and values but those of the step's own tokens. So the first tiles are asked for before it waits. BESIDE: also the
@@ -115,7 +115,7 @@ def stream_kernel(
         [
             (_compute, (
                 boxes, queries, weights, ordered, arrived, freed, out_ptr, seq_lens, partial_acc,
-                partial_norm, tickets, scale_log2, row, tile, pairs, length, left, first, base, extra,
+                partial_norm, tickets, scale_log2, value_scale, row, tile, pairs, length, left, first, base, extra,
                 HEADS, KV_HEADS, QUERIES, TILE, STAGES, MERGE,
             )),
             (_copy, (
@@ -238,7 +238,7 @@ def _advance(row, tile, left, done, tiles, KV_HEADS: gl.constexpr):
 @gluon.jit
 def _compute(
     boxes, queries, weights, ordered, arrived, freed, out_ptr, seq_lens, partial_acc, partial_norm, tickets,
-    scale_log2, row, tile, pairs, length, left, first, base, extra,
+    scale_log2, value_scale, row, tile, pairs, length, left, first, base, extra,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, QUERIES: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
     MERGE: gl.constexpr,
 ):  # fmt: skip
@@ -275,7 +275,7 @@ def _compute(
                 partial_acc, partial_norm, tickets, GROUP, QUERIES, MERGE, layout,
             )  # fmt: skip
         if whole:
-            _write(acc, total, row, head, out_ptr, HEADS, GROUP, QUERIES, NARROW, layout)
+            _write(acc, total, row, head, out_ptr, value_scale, HEADS, GROUP, QUERIES, NARROW, layout)
         count += end - begin
         number += end - begin
         row, tile, left, row_ends = _advance(row, tile, left, end - begin, tiles, KV_HEADS)
@@ -476,14 +476,14 @@ def _merge(
 
 @gluon.jit
 def _write(
-    acc, total, row, head, out_ptr,
+    acc, total, row, head, out_ptr, value_scale,
     HEADS: gl.constexpr, GROUP: gl.constexpr, QUERIES: gl.constexpr, NARROW: gl.constexpr,
     layout: gl.constexpr,
 ):  # fmt: skip
     """Normalise and store."""
     group = gl.arange(0, QUERIES, gl.SliceLayout(0, layout))
     mine = group < GROUP
-    factor = 1.0 / gl.where(mine, total, 1.0)
+    factor = value_scale / gl.where(mine, total, 1.0)
     dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(1, layout))
     if NARROW:
         dims = dims_of_rows(dims)
