@@ -68,16 +68,18 @@ def boxes(*shape, dtype=torch.bfloat16, name="bf16"):
     return f"tensordesc<{name}[{', '.join(map(str, shape))}],{box_layout(dtype, *shape)!r}>"
 
 
-def stream_spec(heads, block_size, *, beside=False, narrow=False, keys=64, stages=6, registers=128):
-    box = min(64, block_size)
-    cache = boxes(box, 128, dtype=FP8, name="fp8e4nv") if narrow else boxes(box, 64)
+def stream_spec(
+    heads, block_size, *, beside=False, narrow=False, keys=64, together=1, stages=6, registers=128
+):
+    box = min(64, block_size, keys // together)
+    cache = boxes(together, box, 128, dtype=FP8, name="fp8e4nv") if narrow else boxes(box, 64)
     signature = pointers("row_slot seq_lens block_tables programs split tickets") | {
         "q_desc": boxes(8, 64), "kv_desc": cache, "out_ptr": "*bf16", "table_stride": "i32",
         "partial_acc": "*fp32", "partial_norm": "*fp32", "scale_log2": "fp32", "value_scale": "fp32",
     }  # fmt: skip
     constants = {
         "HEADS": heads, "KV_HEADS": KV_HEADS, "BLOCK_SIZE": block_size, "BOX": box, "QUERIES": 8, "TILE": keys,
-        "STAGES": stages, "MERGE": 8, "BESIDE": beside, "USE_PDL": True,
+        "TOGETHER": together, "STAGES": stages, "MERGE": 8, "BESIDE": beside, "USE_PDL": True,
     }  # fmt: skip
     options = {"num_warps": 4, "maxnreg": registers, "launch_pdl": True}
     return KernelSpec(f"{MODULE}.stream", "stream_kernel", signature, constants, options, ("table_stride",))
@@ -171,10 +173,10 @@ def reports():
         "stream beside": stream_spec(HEADS, 16, beside=True),
         "stream, groups of 8": stream_spec(64, 64),
         "stream, groups of 1": stream_spec(8, 128),
-        "stream, 8 bits": stream_spec(HEADS, 16, narrow=True, stages=5),
-        "stream, 8 bits by 128": stream_spec(HEADS, 16, narrow=True, keys=128, stages=3),
+        "stream, 8 bits": stream_spec(HEADS, 16, narrow=True, together=2, stages=5),
+        "stream, 8 bits by 128": stream_spec(HEADS, 16, narrow=True, keys=128, together=2, stages=3),
         "stream, 8 bits, groups of 8": stream_spec(64, 64, narrow=True, keys=128, stages=3),
-        "stream, 8 bits, groups of 1": stream_spec(8, 128, narrow=True, stages=5),
+        "stream, 8 bits, groups of 1": stream_spec(8, 128, narrow=True, together=8, stages=5),
         "prefill": prefill_spec(HEADS, 16),
         "prefill, groups of 8": prefill_spec(64, 64),
         "prefill, groups of 1": prefill_spec(8, 128),

@@ -1,13 +1,12 @@
 """Attention of rows with one query on Hopper: keys and values stream through shared memory into the tensor cores.
 
-The work is cut and numbered as in decode.py. One warp copies: it runs STAGES tiles of TILE keys ahead of the others,
+The work is cut and numbered as in decode.py. One warp copies: it runs STAGES tiles of KEYS keys ahead of the others,
 across the borders of rows and heads, so that memory stays busy while results are written and ranges end. The other
-four compute with the keys as the rows of the matrix products: scores [TILE, QUERIES] = K · Qᵀ, results
+four compute with the keys as the rows of the matrix products: scores [KEYS, QUERIES] = K · Qᵀ, results
 [HEAD_DIM, QUERIES] = Vᵀ · weights. In shared memory the left half of a matrix lies before the right one, rows of 128
 bytes each: the copy engine fills them box by box of HALF elements.
 
-A cache of 8 bits (NARROW) has rows of 128 bytes as they are, and half as much is copied. Who computes makes float16
-of a tile in registers, where the products take it from (narrow.py). Queries and weights are float16 then.
+Of a cache of 8 bits (NARROW) narrow.py copies the tiles and attends to them; queries and weights are float16 then.
 """
 
 from __future__ import annotations
@@ -23,14 +22,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from oneloop_kernels.ops.paged_attention.triton.narrow import (
-    dims_of_rows,
-    keys_operand,
-    order_dims,
-    values_operand,
-)
+from oneloop_kernels.ops.paged_attention.triton import narrow
+from oneloop_kernels.ops.paged_attention.triton.narrow import dims_of_rows, operand_layout
 from oneloop_kernels.ops.paged_attention.triton.planning import PROGRAM_FIELDS
-from oneloop_kernels.ops.paged_attention.triton.softmax import FLOAT16_MAX, HIDDEN
+from oneloop_kernels.ops.paged_attention.triton.softmax import HIDDEN
 
 KEYS = tl.constexpr(64)
 """Of a tile of a cache of 16 bits."""
@@ -44,16 +39,6 @@ def _is_narrow(dtype):
 
 
 @gluon.constexpr_function
-def _operand_layout(rows, columns):
-    return gl.NVMMASharedLayout.get_default_for([rows, columns], gl.float16)
-
-
-@gluon.constexpr_function
-def _pairs_layout():
-    return gl.NVMMASharedLayout(128, 16, 2)
-
-
-@gluon.constexpr_function
 def _products_layout(queries):
     return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, queries, 16])
 
@@ -64,34 +49,37 @@ def stream_kernel(
     row_slot, seq_lens, block_tables, table_stride, programs, split,
     partial_acc, partial_norm, tickets, scale_log2, value_scale,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, QUERIES: gl.constexpr,
-    TILE: gl.constexpr, STAGES: gl.constexpr, MERGE: gl.constexpr, BESIDE: gl.constexpr, USE_PDL: gl.constexpr,
+    TILE: gl.constexpr, TOGETHER: gl.constexpr, STAGES: gl.constexpr, MERGE: gl.constexpr, BESIDE: gl.constexpr,
+    USE_PDL: gl.constexpr,
 ):  # fmt: skip
     """One program of a fixed grid, four warps and one.
 
     q_desc: of qkv as rows of HEAD_DIM elements, boxes [QUERIES, HALF]; kv_desc: of the cache as such rows, in the order
-    block, head (keys' before values'), token; boxes of BOX = min(64, BLOCK_SIZE) rows and 128 bytes. QUERIES: the
-    query heads of a key head, and what of the rows after them fills up a matrix product. out: as in the contract.
+    block, head (keys' before values'), token; boxes [BOX, HALF], BOX = min(KEYS, BLOCK_SIZE); of 8 bits see narrow.py.
+    QUERIES: the query heads of a key head, and what of the rows after them fills up a matrix product. out: as in the
+    contract. TILE: keys of a tile, of TOGETHER heads: KEYS and 1 but for 8 bits.
     row_slot, seq_lens, block_tables, programs, split, partial_acc, partial_norm, tickets, value_scale: as in decode.py.
 
     When the kernel begins, all is complete that came ahead of the kernel before it: the plan, the tables, and all keys
     and values but those of the step's own tokens. So the first tiles are asked for before it waits. BESIDE: also the
     queries and the step's own keys and values; then it waits only at its end (see decode.py).
     """
-    BOXES: gl.constexpr = TILE // BOX
     NARROW: gl.constexpr = _is_narrow(kv_desc.dtype)
-    gl.static_assert(NARROW or TILE == KEYS)
-    PARTS: gl.constexpr = 1 if NARROW else 2
-    boxes = gl.allocate_shared_memory(
-        kv_desc.dtype, [STAGES * 2 * PARTS * BOXES, BOX, HEAD_DIM // PARTS], kv_desc.layout
-    )
+    gl.static_assert(NARROW or (TILE == KEYS and TOGETHER == 1))
     queries = gl.allocate_shared_memory(q_desc.dtype, [2 * (STAGES + 1), QUERIES, HALF], q_desc.layout)
     if NARROW:
-        weights = gl.allocate_shared_memory(gl.float16, [2, QUERIES, TILE], _operand_layout(QUERIES, TILE))
+        boxes = gl.allocate_shared_memory(
+            kv_desc.dtype, [STAGES * 2 * (TILE // (BOX * TOGETHER)), TOGETHER, BOX, HEAD_DIM], kv_desc.layout
+        )
+        weights = gl.allocate_shared_memory(gl.float16, [2, QUERIES, TILE], operand_layout(QUERIES, TILE))
         ordered = gl.allocate_shared_memory(
-            gl.float16, [QUERIES, HEAD_DIM], _operand_layout(QUERIES, HEAD_DIM)
+            gl.float16, [QUERIES, HEAD_DIM], operand_layout(QUERIES, HEAD_DIM)
         )
     else:
-        weights = gl.allocate_shared_memory(q_desc.dtype, [QUERIES, TILE], q_desc.layout)
+        boxes = gl.allocate_shared_memory(
+            kv_desc.dtype, [STAGES * 4 * (KEYS // BOX), BOX, HALF], kv_desc.layout
+        )
+        weights = gl.allocate_shared_memory(q_desc.dtype, [QUERIES, KEYS], q_desc.layout)
         ordered = queries
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     freed = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -116,12 +104,12 @@ def stream_kernel(
             (_compute, (
                 boxes, queries, weights, ordered, arrived, freed, out_ptr, seq_lens, partial_acc,
                 partial_norm, tickets, scale_log2, value_scale, row, tile, pairs, length, left, first, base, extra,
-                HEADS, KV_HEADS, QUERIES, TILE, STAGES, MERGE,
+                HEADS, KV_HEADS, BOX, QUERIES, TILE, TOGETHER, STAGES, MERGE,
             )),
             (_copy, (
                 q_desc, kv_desc, boxes, queries, arrived, freed, row_slot, seq_lens, block_tables, table_stride,
                 row, tile, pairs, length, slot, left,
-                HEADS, KV_HEADS, BLOCK_SIZE, BOX, QUERIES, TILE, STAGES, BESIDE, USE_PDL,
+                HEADS, KV_HEADS, BLOCK_SIZE, BOX, QUERIES, TILE, TOGETHER, STAGES, BESIDE, USE_PDL,
             )),
         ],
         [1],
@@ -134,48 +122,68 @@ def _copy(
     q_desc, kv_desc, boxes, queries, arrived, freed, row_slot, seq_lens, block_tables, table_stride,
     row, tile, pairs, length, slot, left,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, QUERIES: gl.constexpr,
-    TILE: gl.constexpr, STAGES: gl.constexpr, BESIDE: gl.constexpr, USE_PDL: gl.constexpr,
+    TILE: gl.constexpr, TOGETHER: gl.constexpr, STAGES: gl.constexpr, BESIDE: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
     """Ask for the range's tiles, in order, each as soon as its stage is free; with a pair's first tile for its queries.
 
     The wait for the kernel before this one comes when all stages are asked for, or ahead of a row's last tile.
     """
+    GROUP: gl.constexpr = HEADS // KV_HEADS * TOGETHER
     count = 0
     for pair in range(pairs):
-        tiles = gl.cdiv(length, TILE)
+        tiles = gl.cdiv(length, TILE // TOGETHER)
         head = tile // tiles
         begin = tile % tiles
         end = gl.minimum(tiles, begin + left)
         table = block_tables + slot.to(gl.int64) * table_stride
-        query = row * (HEADS + 2 * KV_HEADS) + head * (HEADS // KV_HEADS)
+        query = row * (HEADS + 2 * KV_HEADS) + head * GROUP
         place = pair % (STAGES + 1) * 2
         later = begin
         if USE_PDL and not BESIDE:
             if pair == 0:
                 later = gl.minimum(gl.minimum(begin + STAGES, tiles - 1), end)
                 for index in range(begin, later):
-                    _copy_tile(
+                    _copy_any_tile(
                         kv_desc, boxes, arrived, freed, table, index, length, head, count, index == begin,
-                        KV_HEADS, BLOCK_SIZE, BOX, QUERIES, STAGES,
+                        KV_HEADS, BLOCK_SIZE, BOX, TOGETHER, QUERIES, STAGES,
                     )  # fmt: skip
                     count += 1
                 tl.extra.cuda.gdc_wait()
                 if later > begin:
                     _copy_queries(q_desc, queries, arrived.index(0), query, place)
         for index in range(later, end):
-            _copy_tile(
+            _copy_any_tile(
                 kv_desc, boxes, arrived, freed, table, index, length, head, count, index == begin,
-                KV_HEADS, BLOCK_SIZE, BOX, QUERIES, STAGES,
+                KV_HEADS, BLOCK_SIZE, BOX, TOGETHER, QUERIES, STAGES,
             )  # fmt: skip
             if index == begin:
                 _copy_queries(q_desc, queries, arrived.index(count % STAGES), query, place)
             count += 1
-        row, tile, left, row_ends = _advance(row, tile, left, end - begin, tiles, KV_HEADS)
+        row, tile, left, row_ends = _advance(row, tile, left, end - begin, tiles, KV_HEADS // TOGETHER)
         more = row_ends & (left > 0)
         length = gl.load(seq_lens + row, mask=more, other=length)
         slot = gl.load(row_slot + row, mask=more, other=slot)
     if USE_PDL:
         tl.extra.cuda.gdc_wait()  # also without any work: who waits for this kernel waits for those before it
+
+
+@gluon.jit
+def _copy_any_tile(
+    kv_desc, boxes, arrived, freed, table, index, length, head, count, with_queries,
+    KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, TOGETHER: gl.constexpr,
+    QUERIES: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Of 16 bits or of 8."""
+    if _is_narrow(kv_desc.dtype):
+        narrow.copy_tile(
+            kv_desc, boxes, arrived, freed, table, index, length, head, count, with_queries,
+            KV_HEADS, BLOCK_SIZE, BOX, TOGETHER, QUERIES, STAGES,
+        )  # fmt: skip
+    else:
+        _copy_tile(
+            kv_desc, boxes, arrived, freed, table, index, length, head, count, with_queries,
+            KV_HEADS, BLOCK_SIZE, BOX, QUERIES, STAGES,
+        )  # fmt: skip
 
 
 @gluon.jit
@@ -187,35 +195,28 @@ def _copy_tile(
 
     Boxes past the end of a row are asked for outside of the cache: they read as zeros.
     """
-    NARROW: gl.constexpr = _is_narrow(kv_desc.dtype)
-    BOXES: gl.constexpr = boxes.shape[0] // (STAGES * (2 if NARROW else 4))
-    TILE: gl.constexpr = BOXES * BOX
-    KV_BYTES: gl.constexpr = 2 * TILE * HEAD_DIM * (1 if NARROW else 2)
+    BOXES: gl.constexpr = KEYS // BOX
+    KV_BYTES: gl.constexpr = 2 * KEYS * HEAD_DIM * 2
     Q_BYTES: gl.constexpr = QUERIES * HEAD_DIM * 2
     stage = count % STAGES
     barrier = arrived.index(stage)
     blocks = ()
     for box in gl.static_range(BOXES):
-        position = index * TILE + box * BOX
+        position = index * KEYS + box * BOX
         blocks = blocks + (gl.load(table + position // BLOCK_SIZE, mask=position < length, other=0),)  # type: ignore[assignment]  # noqa: RUF005
     mbarrier.wait(freed.index(stage), (count // STAGES & 1) ^ 1)
     mbarrier.expect(barrier, KV_BYTES + Q_BYTES, pred=with_queries)
     mbarrier.expect(barrier, KV_BYTES, pred=not with_queries)
     for box in gl.static_range(BOXES):
-        position = index * TILE + box * BOX
+        position = index * KEYS + box * BOX
         keys = (blocks[box] * (2 * KV_HEADS) + head) * BLOCK_SIZE + position % BLOCK_SIZE
         values = gl.where(position < length, keys + KV_HEADS * BLOCK_SIZE, -BOX)
         keys = gl.where(position < length, keys, -BOX)
-        if NARROW:
-            target = stage * (2 * BOXES) + box
-            tma.async_copy_global_to_shared(kv_desc, [keys, 0], barrier, boxes.index(target))
-            tma.async_copy_global_to_shared(kv_desc, [values, 0], barrier, boxes.index(target + BOXES))
-        else:
-            target = stage * (4 * BOXES) + box
-            tma.async_copy_global_to_shared(kv_desc, [keys, 0], barrier, boxes.index(target))
-            tma.async_copy_global_to_shared(kv_desc, [keys, HALF], barrier, boxes.index(target + BOXES))
-            tma.async_copy_global_to_shared(kv_desc, [values, 0], barrier, boxes.index(target + 2 * BOXES))
-            tma.async_copy_global_to_shared(kv_desc, [values, HALF], barrier, boxes.index(target + 3 * BOXES))
+        target = stage * (4 * BOXES) + box
+        tma.async_copy_global_to_shared(kv_desc, [keys, 0], barrier, boxes.index(target))
+        tma.async_copy_global_to_shared(kv_desc, [keys, HALF], barrier, boxes.index(target + BOXES))
+        tma.async_copy_global_to_shared(kv_desc, [values, 0], barrier, boxes.index(target + 2 * BOXES))
+        tma.async_copy_global_to_shared(kv_desc, [values, HALF], barrier, boxes.index(target + 3 * BOXES))
 
 
 @gluon.jit
@@ -239,33 +240,33 @@ def _advance(row, tile, left, done, tiles, KV_HEADS: gl.constexpr):
 def _compute(
     boxes, queries, weights, ordered, arrived, freed, out_ptr, seq_lens, partial_acc, partial_norm, tickets,
     scale_log2, value_scale, row, tile, pairs, length, left, first, base, extra,
-    HEADS: gl.constexpr, KV_HEADS: gl.constexpr, QUERIES: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
-    MERGE: gl.constexpr,
+    HEADS: gl.constexpr, KV_HEADS: gl.constexpr, BOX: gl.constexpr, QUERIES: gl.constexpr, TILE: gl.constexpr,
+    TOGETHER: gl.constexpr, STAGES: gl.constexpr, MERGE: gl.constexpr,
 ):  # fmt: skip
     """Attend to the range's tiles as they arrive; write the pairs that are whole, leave what is not."""
-    GROUP: gl.constexpr = HEADS // KV_HEADS
+    GROUP: gl.constexpr = HEADS // KV_HEADS * TOGETHER
     NARROW: gl.constexpr = _is_narrow(boxes.dtype)
     layout: gl.constexpr = _products_layout(QUERIES)
-    matrices = boxes._reinterpret(boxes.dtype, [STAGES * 2, TILE, HEAD_DIM], boxes.layout)
     heads = queries._reinterpret(queries.dtype, [STAGES + 1, QUERIES, HEAD_DIM], queries.layout)
     start_of_range = first
     number = first
     count = 0
     program = gl.program_id(0)
     for pair in range(pairs):
-        tiles = gl.cdiv(length, TILE)
+        tiles = gl.cdiv(length, TILE // TOGETHER)
         head = tile // tiles
         begin = tile % tiles
         end = gl.minimum(tiles, begin + left)
         if NARROW:
-            acc, maximum, total = _attend_narrow(
-                begin, end, count, length, heads.index(pair % (STAGES + 1)), matrices, weights, ordered,
-                arrived, freed, scale_log2, QUERIES, TILE, STAGES, layout,
+            acc, maximum, total = narrow.attend(
+                begin, end, count, length, heads.index(pair % (STAGES + 1)), boxes, weights, ordered, arrived, freed,
+                scale_log2, HEADS // KV_HEADS, BOX, TOGETHER, QUERIES, TILE, STAGES, layout,
             )  # fmt: skip
         else:
+            matrices = boxes._reinterpret(boxes.dtype, [STAGES * 2, KEYS, HEAD_DIM], boxes.layout)
             acc, maximum, total = _attend(
-                begin, end, count, length, heads.index(pair % (STAGES + 1)), matrices, weights,
-                arrived, freed, scale_log2, QUERIES, TILE, STAGES, layout,
+                begin, end, count, length, heads.index(pair % (STAGES + 1)), matrices, weights, arrived, freed,
+                scale_log2, QUERIES, STAGES, layout,
             )  # fmt: skip
         whole = end - begin == tiles
         if not whole:
@@ -278,35 +279,41 @@ def _compute(
             _write(acc, total, row, head, out_ptr, value_scale, HEADS, GROUP, QUERIES, NARROW, layout)
         count += end - begin
         number += end - begin
-        row, tile, left, row_ends = _advance(row, tile, left, end - begin, tiles, KV_HEADS)
+        row, tile, left, row_ends = _advance(row, tile, left, end - begin, tiles, KV_HEADS // TOGETHER)
         length = gl.load(seq_lens + row, mask=row_ends & (left > 0), other=length)
 
 
 @gluon.jit
 def _attend(
     begin, end, count, length, queries, matrices, weights, arrived, freed, scale_log2,
-    QUERIES: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, layout: gl.constexpr,
+    QUERIES: gl.constexpr, STAGES: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
     """The tiles begin … end − 1 of a pair, the first of which is the range's count-th.
 
     → the result [HEAD_DIM, QUERIES], not normalised; maxima (base 2) and sums [QUERIES].
     """
     acc = gl.zeros([HEAD_DIM, QUERIES], gl.float32, layout)
-    sums = gl.zeros([TILE, QUERIES], gl.float32, layout)
-    none = gl.zeros([TILE, QUERIES], gl.float32, layout)
+    sums = gl.zeros([KEYS, QUERIES], gl.float32, layout)
+    none = gl.zeros([KEYS, QUERIES], gl.float32, layout)
     maximum = gl.full([QUERIES], HIDDEN, gl.float32, gl.SliceLayout(0, layout))
+    inside = gl.arange(0, KEYS, gl.SliceLayout(1, layout))
     for index in range(begin, end):
         stage = count % STAGES
         mbarrier.wait(arrived.index(stage), count // STAGES & 1)
         keys, values = matrices.index(2 * stage), matrices.index(2 * stage + 1)
         scores = warpgroup_mma(keys, queries.permute((1, 0)), none, is_async=True)
         scores = warpgroup_mma_wait(0, deps=[scores])
-        powers, maximum, shrink = _soften(scores, maximum, length - index * TILE, scale_log2, TILE, layout)
+        seen = (inside < length - index * KEYS)[:, None]
+        scores = gl.where(seen, scores, HIDDEN)
+        new_maximum = gl.maximum(maximum, gl.max(scores, 0) * scale_log2)
+        powers = gl.where(seen, gl.exp2(scores * scale_log2 - new_maximum[None, :]), 0.0)
+        shrink = gl.exp2(maximum - new_maximum)[None, :]
+        maximum = new_maximum
         sums = sums * shrink + powers
         acc = acc * shrink
         weights.permute((1, 0)).store(powers.to(weights.dtype))
-        if length - index * TILE < TILE:
-            _clear(values, length - index * TILE)
+        if length - index * KEYS < KEYS:
+            _clear(values, length - index * KEYS)
         fence_async_shared()
         gl.thread_barrier()  # every warp's weights are there
         acc = warpgroup_mma(values.permute((1, 0)), weights.permute((1, 0)), acc, is_async=True)
@@ -318,80 +325,11 @@ def _attend(
 
 
 @gluon.jit
-def _attend_narrow(
-    begin, end, count, length, queries, matrices, weights, ordered, arrived, freed, scale_log2,
-    QUERIES: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, layout: gl.constexpr,
-):  # fmt: skip
-    """As _attend; rows of the result are in the order of `dims_of_rows`. A tile's values are made operands beside the
-    product of its keys, the next tile's keys beside that of its values.
-    """
-    pairs = matrices._reinterpret(gl.int16, [STAGES * 2, TILE, HEAD_DIM // 2], _pairs_layout())
-    acc = gl.zeros([HEAD_DIM, QUERIES], gl.float32, layout)
-    sums = gl.zeros([TILE, QUERIES], gl.float32, layout)
-    none = gl.zeros([TILE, QUERIES], gl.float32, layout)
-    maximum = gl.full([QUERIES], HIDDEN, gl.float32, gl.SliceLayout(0, layout))
-    mbarrier.wait(arrived.index(count % STAGES), count // STAGES & 1)
-    _order_queries(queries, ordered, QUERIES)
-    fence_async_shared()
-    gl.thread_barrier()
-    keys = keys_operand(matrices.index(count % STAGES * 2), TILE, layout)
-    for index in range(begin, end):
-        stage = count % STAGES
-        there = length - index * TILE
-        if there < TILE:
-            _clear(pairs.index(2 * stage + 1), there)
-            gl.thread_barrier()
-        scores = warpgroup_mma(keys, ordered.permute((1, 0)), none, is_async=True)
-        values = values_operand(pairs.index(2 * stage + 1), TILE, layout)
-        scores, keys = warpgroup_mma_wait(0, deps=[scores, keys])
-        powers, maximum, shrink = _soften(scores, maximum, there, scale_log2, TILE, layout)
-        sums = sums * shrink + powers
-        acc = acc * shrink
-        place = weights.index(count % 2)  # of the other one a slower warp may still read
-        place.permute((1, 0)).store(powers.to(gl.float16))
-        fence_async_shared()
-        gl.thread_barrier()  # every warp's weights are there, and all have read the stage
-        acc = warpgroup_mma(values, place.permute((1, 0)), acc, is_async=True)
-        mbarrier.arrive(freed.index(stage), count=1)
-        count += 1
-        if index + 1 < end:
-            mbarrier.wait(arrived.index(count % STAGES), count // STAGES & 1)
-            keys = keys_operand(matrices.index(count % STAGES * 2), TILE, layout)
-        acc, values = warpgroup_mma_wait(0, deps=[acc, values])
-    return acc, maximum, gl.sum(sums, 0)
-
-
-@gluon.jit
-def _soften(scores, maximum, there, scale_log2, TILE: gl.constexpr, layout: gl.constexpr):  # fmt: skip
-    """One step of the online softmax → powers [TILE, QUERIES], 0 from the key `there` on; new maxima (base 2); and the
-    factor on what came before.
-    """
-    seen = (gl.arange(0, TILE, gl.SliceLayout(1, layout)) < there)[:, None]
-    scores = gl.where(seen, scores, HIDDEN)
-    new_maximum = gl.maximum(maximum, gl.max(scores, 0) * scale_log2)
-    powers = gl.where(seen, gl.exp2(scores * scale_log2 - new_maximum[None, :]), 0.0)
-    return powers, new_maximum, gl.exp2(maximum - new_maximum)[None, :]
-
-
-@gluon.jit
-def _order_queries(queries, ordered, QUERIES: gl.constexpr):
-    """Queries into float16, in the order of the keys' operand; what is beyond its numbers becomes the largest."""
+def _clear(values, length):
+    """Zeros for the values from `length` on: nobody has written them, and zero times infinity would be felt."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-    values = queries.load(layout).to(gl.float32)
-    values = gl.minimum(gl.maximum(values, -FLOAT16_MAX), FLOAT16_MAX).to(gl.float16)
-    ordered.store(order_dims(values, QUERIES))
-
-
-@gluon.jit
-def _clear(values, there):
-    """Zeros for the values from the key `there` on: nobody has written them, and zero times infinity would be felt.
-
-    values: [keys, columns] numbers of 16 bits.
-    """
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-    rows = gl.arange(0, values.shape[0], gl.SliceLayout(1, layout))
-    kept = values.load(layout)
-    values.store(gl.where((rows < there)[:, None], kept, gl.zeros_like(kept)))
+    rows = gl.arange(0, KEYS, gl.SliceLayout(1, layout))
+    values.store(gl.where((rows < length)[:, None], values.load(layout), 0.0).to(values.dtype))
 
 
 @gluon.jit
@@ -477,8 +415,7 @@ def _merge(
 @gluon.jit
 def _write(
     acc, total, row, head, out_ptr, value_scale,
-    HEADS: gl.constexpr, GROUP: gl.constexpr, QUERIES: gl.constexpr, NARROW: gl.constexpr,
-    layout: gl.constexpr,
+    HEADS: gl.constexpr, GROUP: gl.constexpr, QUERIES: gl.constexpr, NARROW: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
     """Normalise and store."""
     group = gl.arange(0, QUERIES, gl.SliceLayout(0, layout))
