@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from oneloop_kernels.launch import INTERPRETED
+from oneloop_kernels.ops.kv_cache import UNSCALED, KvScales
 from oneloop_kernels.ops.kv_cache.reference import as_copyable, narrowed
 from oneloop_kernels.ops.paged_attention import DEVICE_ATTENTION, AttentionShape, AttentionStep
 from oneloop_kernels.registry import prefer
@@ -26,6 +27,8 @@ class Case:
     num_tokens: int
     expected: torch.Tensor
     """[num_tokens, heads · head_dim], double."""
+    scales: KvScales = UNSCALED
+    """With which the cache was written."""
 
 
 def make_shape(heads=4, kv_heads=2, head_dim=64, block_size=16, **more):
@@ -54,7 +57,7 @@ def dense(queries, keys, values, first_position, shape, sinks):
 
 def make_case(
     inputs, shape, rows, dtype, *, by_head=False, shared=0, sinks=None, max_rows=None, qk_factor=1.0,
-    cache_dtype=None,
+    cache_dtype=None, scales=UNSCALED,
 ):  # fmt: skip
     """rows: (scheduled, computed) each, single ones first. The first `shared` blocks are the same in all rows whose
     computed tokens fill them. cache_dtype: what the cache keeps of keys and values is what is expected to be used.
@@ -93,15 +96,16 @@ def make_case(
         past = inputs.normal(computed, 2 * shape.num_kv_heads, dim, dtype=dtype)
         if sharer:
             past[: len(common_kv)] = common_kv
-        kv = narrowed(torch.cat((past, own[:, heads:])), cache.dtype)
+        kv = narrowed(torch.cat((past, own[:, heads:])), cache.dtype, scales)
         positions = torch.arange(computed + scheduled)
         blocks = torch.tensor(table)[positions // size].to(cache.device)
         as_copyable(cache)[blocks, (positions % size).to(cache.device)] = as_copyable(kv)
         keys, values = kv.to(dtype).double().chunk(2, 1)
+        keys, values = keys * scales.key, values * scales.value
         expected.append(dense(own[:, :heads].double(), keys, values, computed, shape, sinks))
         first += scheduled
     step = make_step(rows, slots, tables, max_rows, cache.device)
-    return Case(step, qkv, cache, num_tokens, torch.cat(expected).flatten(1))
+    return Case(step, qkv, cache, num_tokens, torch.cat(expected).flatten(1), scales)
 
 
 def make_step(rows, slots, tables, max_rows, device):
@@ -162,7 +166,7 @@ def check(case, attention, dtype, sinks=None, layers=1, may_share=True, has_mult
         out = torch.full(
             (case.qkv.shape[0], case.expected.shape[1]), torch.nan, dtype=dtype, device=case.qkv.device
         )
-        plan.run(case.qkv, case.cache, out, sinks)
+        plan.run(case.qkv, case.cache, out, sinks, scales=case.scales)
         assert_close(out[: case.num_tokens], case.expected, dtype, kind="attention")
         assert bool(out[case.num_tokens :].isnan().all())
 

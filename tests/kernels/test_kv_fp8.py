@@ -10,7 +10,8 @@ import triton.language as tl
 
 from oneloop_kernels.ops.float8 import FP8, FP8_MAX, to_float8
 from oneloop_kernels.ops.float8.triton import as_float8
-from oneloop_kernels.ops.kv_cache import KV_CACHE
+from oneloop_kernels.ops.kv_cache import KV_CACHE, UNSCALED, KvScales
+from oneloop_kernels.ops.kv_cache.reference import narrowed
 from oneloop_kernels.ops.paged_attention import DEVICE_ATTENTION, PAGED_ATTENTION, AttentionRows
 from oneloop_kernels.ops.rope import ROPE, HeadNorms
 from oneloop_kernels.testing import assert_close
@@ -58,13 +59,17 @@ def test_what_is_kept():
     assert torch.finfo(FP8).max == FP8_MAX
 
 
+SCALES = KvScales(0.37, 3.0)
+
+
+@pytest.mark.parametrize("scales", [UNSCALED, SCALES], ids=["unscaled", "scaled"])
 @pytest.mark.parametrize("by_head", [False, True], ids=["by-position", "by-head"])
 @pytest.mark.parametrize("with_norms", [False, True], ids=["plain", "norms"])
 @pytest.mark.parametrize("name", ["reference", "triton"])
 def test_rotation_writes_what_a_wide_cache_would_hold(
-    inputs, kernel_device, kernel_dtype, name, with_norms, by_head
+    inputs, kernel_device, kernel_dtype, name, with_norms, by_head, scales
 ):
-    """Bit by bit: the rotated key in the model's type, narrowed."""
+    """Bit by bit: the rotated key in the model's type, divided by its scale and narrowed."""
     ops = ROPE.resolve(kernel_device, kernel_dtype, name=name)
     num_tokens, num_heads, num_kv_heads, head_dim, block_size = 7, 6, 2, 64, 4
     qkv = inputs.normal(num_tokens, num_heads + 2 * num_kv_heads, head_dim, dtype=kernel_dtype) * 3
@@ -85,10 +90,10 @@ def test_rotation_writes_what_a_wide_cache_would_hold(
         )
         cache = torch.zeros(shape, dtype=dtype, device=kernel_device)
         cache = cache.transpose(1, 2) if by_head else cache
-        ops.rotate_and_store(qkv.clone(), rotary, norms, cache, slots)
+        ops.rotate_and_store(qkv.clone(), rotary, norms, cache, slots, scales)
         caches.append(cache)
     wide, narrow = caches
-    assert torch.equal(bits(narrow.contiguous()), bits(to_float8(wide).contiguous()))
+    assert torch.equal(bits(narrow.contiguous()), bits(narrowed(wide, FP8, scales).contiguous()))
     assert bool((narrow.float().abs() == FP8_MAX).any())
 
 
@@ -115,13 +120,24 @@ def test_attention(cases, inputs, kernel_device, kernel_dtype, heads, kv_heads, 
         cases.check(case, attention, kernel_dtype, layers=2)
 
 
+def test_scales_are_made_up_for(cases, inputs, kernel_device, kernel_dtype):
+    """Both kinds of rows; scores with a cap, and the sinks, which have no scale."""
+    for changes in ({}, {"soft_cap": 3.0}):
+        shape = cases.make_shape(4, 2, head_dim=64, **changes)
+        sinks = inputs.normal(4)
+        attention = cases.make_attention(shape, kernel_dtype, kernel_device, cache_dtype=FP8)
+        rows = [(1, 99), (1, 0), (33, 17)]
+        case = cases.make_case(inputs, shape, rows, kernel_dtype, sinks=sinks, cache_dtype=FP8, scales=SCALES)
+        cases.check(case, attention, kernel_dtype, sinks, layers=2)
+
+
 def test_attention_to_a_shared_prefix(cases, inputs, kernel_device):
     shape = cases.make_shape(4, 2, head_dim=64)
     attention = cases.make_attention(
         shape, torch.float16, kernel_device, cache_dtype=FP8, sms=5, min_shared=128, min_sharers=2, chunk=128
     )
     rows = [(1, 270 + 3 * i) for i in range(5)]
-    case = cases.make_case(inputs, shape, rows, torch.float16, shared=16, cache_dtype=FP8)
+    case = cases.make_case(inputs, shape, rows, torch.float16, shared=16, cache_dtype=FP8, scales=SCALES)
     cases.check(case, attention, torch.float16, layers=2)
 
 
@@ -136,7 +152,9 @@ def test_boxes_of_the_copy_engine(cases, inputs, kernel_device):
 
 def test_the_reference_on_the_device(cases, inputs, kernel_device):
     shape = cases.make_shape(4, 2, head_dim=32)
-    case = cases.make_case(inputs, shape, [(1, 99), (33, 0), (9, 50)], torch.float32, cache_dtype=FP8)
+    case = cases.make_case(
+        inputs, shape, [(1, 99), (33, 0), (9, 50)], torch.float32, cache_dtype=FP8, scales=SCALES
+    )
     attention = DEVICE_ATTENTION.resolve(kernel_device, torch.float32, name="reference")(
         shape, max_rows=8, max_tokens=64, max_blocks_per_row=9, dtype=torch.float32, device=kernel_device,
         cache_dtype=FP8,
@@ -148,7 +166,7 @@ def test_the_reference_on_the_device(cases, inputs, kernel_device):
 def test_attention_planned_on_the_host(cases, inputs, rows):
     cpu = torch.device("cpu")
     shape = cases.make_shape(4, 2, head_dim=32)
-    case = cases.make_case(inputs, shape, rows, torch.float32, cache_dtype=FP8)
+    case = cases.make_case(inputs, shape, rows, torch.float32, cache_dtype=FP8, scales=SCALES)
     step = AttentionRows(
         num_scheduled=np.array([scheduled for scheduled, _ in rows], np.int32),
         num_computed=np.array([computed for _, computed in rows], np.int32),
@@ -157,13 +175,13 @@ def test_attention_planned_on_the_host(cases, inputs, rows):
     )
     out = torch.zeros(len(case.qkv), shape.num_heads * shape.head_dim)
     plan = PAGED_ATTENTION.resolve(cpu, torch.float32)(shape, step, torch.float32)
-    plan.run(case.qkv.cpu(), case.cache.cpu(), out)
+    plan.run(case.qkv.cpu(), case.cache.cpu(), out, scales=case.scales)
     assert_close(out[: case.num_tokens], case.expected.cpu(), torch.float32, kind="attention")
 
 
 def test_compiled_for_hopper():
     """Nothing is spilled, and numbers are widened to float16 by one instruction for two, not to bfloat16 by five."""
-    numbers = {"table_stride": "i32", "max_rows": "i32", "scale_log2": "fp32"}
+    numbers = {"table_stride": "i32", "max_rows": "i32", "scale_log2": "fp32", "value_scale": "fp32"}
     strides = dict.fromkeys(("stride_block", "stride_token", "stride_head"), "i32")
     layer = {
         "HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 128, "DIM": 128, "BLOCK_SIZE": 16, "WINDOW": 0, "SOFT_CAP": 0.0,

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from oneloop_kernels.ops.float8 import FP8
+from oneloop_kernels.ops.kv_cache import UNSCALED, KvScales
 
 
 @pytest.fixture
@@ -17,45 +18,72 @@ def hopper(kernel_device):
     return kernel_device
 
 
-def streams(stages=6, programs_per_sm=1):
+def streams(stages=6, programs_per_sm=1, keys=64, together=1):
     from oneloop_kernels.ops.paged_attention.triton.configs import MANY_ROWS, streaming
 
-    return ((MANY_ROWS, streaming(stages, programs_per_sm)),)
+    return ((MANY_ROWS, streaming(stages, programs_per_sm, keys=keys, together=together)),)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("cache_dtype", [None, FP8], ids=["wide", "8 bits"])
-@pytest.mark.parametrize(("programs_per_sm", "stages"), [(1, 6), (2, 3)])
+@pytest.mark.parametrize(
+    ("cache_dtype", "programs_per_sm", "stages", "keys", "together"),
+    [
+        (None, 1, 6, 64, 1),
+        (None, 2, 3, 64, 1),
+        (FP8, 2, 5, 64, 1),
+        (FP8, 1, 6, 64, 8),
+        (FP8, 2, 3, 128, 1),
+        (FP8, 2, 3, 128, 8),
+    ],
+    ids=["wide_1x6", "wide_2x3", "narrow_2x5", "narrow_1x6t", "narrow_2x3x128", "narrow_2x3x128t"],
+)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "block_size"),
     [(32, 8, 16), (16, 8, 16), (4, 4, 32), (16, 2, 64), (8, 1, 128), (8, 2, 8)],
 )
 def test_streams_of_keys(
-    cases, inputs, hopper, kernel_dtype, heads, kv_heads, block_size, programs_per_sm, stages, cache_dtype
+    cases,
+    inputs,
+    hopper,
+    kernel_dtype,
+    heads,
+    kv_heads,
+    block_size,
+    cache_dtype,
+    programs_per_sm,
+    stages,
+    keys,
+    together,
 ):
     shape = cases.make_shape(heads, kv_heads, head_dim=128, block_size=block_size)
     attention = cases.make_attention(
         shape, kernel_dtype, hopper, max_tokens=64, cache_dtype=cache_dtype,
-        **{("narrow_" if cache_dtype else "") + "streamed": streams(stages, programs_per_sm)},
+        **{("narrow_" if cache_dtype else "") + "streamed": streams(stages, programs_per_sm, keys, together)},
     )  # fmt: skip
     rng = random.Random(int(inputs.integers(0, 1 << 30, 1)))
     some = [(1, rng.randint(0, 900)) for _ in range(30)]
     for rows in (some, [(1, 63)], [(1, n) for n in (64, 0, 127, 62, 15, 16)], [(1, 4100), (1, 0)]):
-        case = cases.make_case(inputs, shape, rows, kernel_dtype, by_head=True, cache_dtype=cache_dtype)
+        case = cases.make_case(
+            inputs, shape, rows, kernel_dtype, by_head=True, cache_dtype=cache_dtype,
+            scales=KvScales(0.37, 3.0) if cache_dtype else UNSCALED,
+        )  # fmt: skip
         cases.check(case, attention, kernel_dtype, layers=3, may_share=False)
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("cache_dtype", [None, FP8], ids=["wide", "8 bits"])
 @pytest.mark.parametrize("decode", ["stream", "decode"])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "block_size"),
     [(32, 8, 16), (16, 8, 16), (4, 4, 32), (16, 2, 64), (8, 1, 128), (8, 2, 8)],
 )
-def test_rings_of_tiles(cases, inputs, hopper, kernel_dtype, heads, kv_heads, block_size, decode):
+def test_rings_of_tiles(
+    cases, inputs, hopper, kernel_dtype, heads, kv_heads, block_size, decode, cache_dtype
+):
     shape = cases.make_shape(heads, kv_heads, head_dim=128, block_size=block_size)
     attention = cases.make_attention(
-        shape, kernel_dtype, hopper, tiles_block_m=128, tiles_ring=5, max_tokens=4096,
-        streamed=streams() if decode == "stream" else (),
+        shape, kernel_dtype, hopper, tiles_block_m=128, tiles_ring=5, max_tokens=4096, cache_dtype=cache_dtype,
+        **{("narrow_" if cache_dtype else "") + "streamed": streams() if decode == "stream" else ()},
     )  # fmt: skip
     rng = random.Random(int(inputs.integers(0, 1 << 30, 1)))
     edges = [(2, 126), (3, 254), (64, 64), (128, 0), (1100, 0), (20, 1500)]
@@ -65,7 +93,10 @@ def test_rings_of_tiles(cases, inputs, hopper, kernel_dtype, heads, kv_heads, bl
         [(1, 77)],
         edges,
     ):
-        case = cases.make_case(inputs, shape, rows, kernel_dtype, by_head=True)
+        case = cases.make_case(
+            inputs, shape, rows, kernel_dtype, by_head=True, cache_dtype=cache_dtype,
+            scales=KvScales(0.37, 3.0) if cache_dtype else UNSCALED,
+        )  # fmt: skip
         cases.check(case, attention, kernel_dtype, layers=3, may_share=False, has_multi=True)
 
 
@@ -83,6 +114,27 @@ def test_what_the_kernels_of_hopper_cannot_do(cases, inputs, hopper, why):
     cases.check(case, attention, torch.bfloat16, sinks, layers=2, may_share=False)
 
 
+@pytest.mark.parametrize("why", ["sinks", "by_token"])
+def test_a_plan_of_heads_together_is_made_anew_for_others(
+    cases, inputs, kernel_device, kernel_dtype, monkeypatch, why
+):
+    """Of a cache of 8 bits the plan is stream.py's; without it decode.py needs one of single heads, layer by layer."""
+    from oneloop_kernels.ops.paged_attention.triton import attention as module
+
+    monkeypatch.setattr(module.hopper, "fits", lambda *_: True)
+    monkeypatch.setattr(module, "INTERPRETED", False)
+    shape = cases.make_shape(8, 4, head_dim=128)
+    sinks = inputs.normal(8) if why == "sinks" else None
+    attention = cases.make_attention(
+        shape, kernel_dtype, kernel_device, sms=5, cache_dtype=FP8, narrow_streamed=streams(2, 2, together=8)
+    )
+    rows = [(1, 77), (1, 0), (1, 200)]
+    case = cases.make_case(
+        inputs, shape, rows, kernel_dtype, by_head=why != "by_token", sinks=sinks, cache_dtype=FP8
+    )
+    cases.check(case, attention, kernel_dtype, sinks, layers=2, may_share=False)
+
+
 @pytest.mark.parametrize(
     ("change", "launched"),
     [
@@ -95,7 +147,7 @@ def test_what_the_kernels_of_hopper_cannot_do(cases, inputs, hopper, why):
         ({"head_dim": 64}, []),
         ({"sliding_window": 9}, []),
         ({"block_size": 48}, []),
-        ({"cache_dtype": FP8}, ["stream 1 True"]),
+        ({"cache_dtype": FP8}, ["prefill", "stream 1 True"]),
     ],
     ids=str,
 )

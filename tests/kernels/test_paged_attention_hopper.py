@@ -16,7 +16,13 @@ LAYER = {
     "HAS_SINKS": False, "sinks": None, "USE_PDL": True,
 }  # fmt: skip
 TENSORS = {"qkv": "*bf16", "cache": "*bf16", "block_tables": "*i32", "table_stride": "i32", "max_rows": "i32"}
-STRIDES = {"stride_block": "i32", "stride_token": "i32", "stride_head": "i32", "scale_log2": "fp32"}
+STRIDES = {
+    "stride_block": "i32",
+    "stride_token": "i32",
+    "stride_head": "i32",
+    "scale_log2": "fp32",
+    "value_scale": "fp32",
+}
 
 
 def pointers(names, kind="*i32"):
@@ -62,31 +68,35 @@ def boxes(*shape, dtype=torch.bfloat16, name="bf16"):
     return f"tensordesc<{name}[{', '.join(map(str, shape))}],{box_layout(dtype, *shape)!r}>"
 
 
-def stream_spec(heads, block_size, *, beside=False, narrow=False):
-    box = min(64, block_size)
-    cache = boxes(box, 128, dtype=FP8, name="fp8e4nv") if narrow else boxes(box, 64)
+def stream_spec(
+    heads, block_size, *, beside=False, narrow=False, keys=64, together=1, stages=6, registers=128
+):
+    box = min(64, block_size, keys // together)
+    cache = boxes(together, box, 128, dtype=FP8, name="fp8e4nv") if narrow else boxes(box, 64)
     signature = pointers("row_slot seq_lens block_tables programs split tickets") | {
         "q_desc": boxes(8, 64), "kv_desc": cache, "out_ptr": "*bf16", "table_stride": "i32",
-        "partial_acc": "*fp32", "partial_norm": "*fp32", "scale_log2": "fp32",
+        "partial_acc": "*fp32", "partial_norm": "*fp32", "scale_log2": "fp32", "value_scale": "fp32",
     }  # fmt: skip
     constants = {
-        "HEADS": heads, "KV_HEADS": KV_HEADS, "BLOCK_SIZE": block_size, "BOX": box, "QUERIES": 8, "STAGES": 6,
-        "MERGE": 8, "BESIDE": beside, "USE_PDL": True,
+        "HEADS": heads, "KV_HEADS": KV_HEADS, "BLOCK_SIZE": block_size, "BOX": box, "QUERIES": 8, "TILE": keys,
+        "TOGETHER": together, "STAGES": stages, "MERGE": 8, "BESIDE": beside, "USE_PDL": True,
     }  # fmt: skip
-    options = {"num_warps": 4, "maxnreg": 128, "launch_pdl": True}
+    options = {"num_warps": 4, "maxnreg": registers, "launch_pdl": True}
     return KernelSpec(f"{MODULE}.stream", "stream_kernel", signature, constants, options, ("table_stride",))
 
 
-def prefill_spec(heads, block_size):
+def prefill_spec(heads, block_size, *, narrow=False):
     box, group = min(64, block_size), heads // KV_HEADS
+    cache = boxes(box, 128, dtype=FP8, name="fp8e4nv") if narrow else boxes(box, 64)
     signature = pointers("block_tables items num_items") | {
-        "q_desc": boxes(64 // group, group, 64), "kv_desc": boxes(box, 64), "out_ptr": "*bf16", "table_stride": "i32",
-        "scale_log2": "fp32",
+        "q_desc": boxes(64 // group, group, 64), "kv_desc": cache, "out_ptr": "*bf16", "table_stride": "i32",
+        "scale_log2": "fp32", "value_scale": "fp32",
     }  # fmt: skip
     constants = {
-        "HEADS": heads, "KV_HEADS": KV_HEADS, "BLOCK_SIZE": block_size, "BOX": box, "RING": 5, "USE_PDL": True,
+        "HEADS": heads, "KV_HEADS": KV_HEADS, "BLOCK_SIZE": block_size, "BOX": box, "RING": 4 if narrow else 5,
+        "NARROW_RING": 2 if narrow else 0, "USE_PDL": True,
     }  # fmt: skip
-    options = {"num_warps": 4, "maxnreg": 168, "launch_pdl": True}
+    options = {"num_warps": 4, "maxnreg": 128 if narrow else 168, "launch_pdl": True}
     return KernelSpec(f"{MODULE}.prefill", "prefill_kernel", signature, constants, options, ("table_stride",))
 
 
@@ -163,10 +173,16 @@ def reports():
         "stream beside": stream_spec(HEADS, 16, beside=True),
         "stream, groups of 8": stream_spec(64, 64),
         "stream, groups of 1": stream_spec(8, 128),
-        "stream, 8 bits": stream_spec(HEADS, 16, narrow=True),
+        "stream, 8 bits": stream_spec(HEADS, 16, narrow=True, together=2, stages=5),
+        "stream, 8 bits by 128": stream_spec(HEADS, 16, narrow=True, keys=128, together=2, stages=3),
+        "stream, 8 bits, groups of 8": stream_spec(64, 64, narrow=True, keys=128, stages=3),
+        "stream, 8 bits, groups of 1": stream_spec(8, 128, narrow=True, together=8, stages=5),
         "prefill": prefill_spec(HEADS, 16),
         "prefill, groups of 8": prefill_spec(64, 64),
         "prefill, groups of 1": prefill_spec(8, 128),
+        "prefill, 8 bits": prefill_spec(HEADS, 16, narrow=True),
+        "prefill, 8 bits, groups of 8": prefill_spec(64, 64, narrow=True),
+        "prefill, 8 bits, groups of 1": prefill_spec(8, 128, narrow=True),
         "ordered decode": ordered_decode_spec(HEADS, 16),
         "ordered decode, groups of 8": ordered_decode_spec(64, 64),
         "ordered decode, groups of 1": ordered_decode_spec(8, 128),
@@ -201,7 +217,9 @@ def test_blocks_of_queries_use_the_matrix_units_of_hopper_and_fit(reports, name)
 
 
 @pytest.mark.parametrize("group", ["", ", groups of 8", ", groups of 1"])
-@pytest.mark.parametrize("name", ["stream", "prefill", "ordered decode", "ordered blocks"])
+@pytest.mark.parametrize(
+    "name", ["stream", "stream, 8 bits", "prefill", "prefill, 8 bits", "ordered decode", "ordered blocks"]
+)
 def test_kernels_of_hopper_copy_by_boxes_and_use_its_matrix_units(reports, name, group):
     report = reports[name + group]
     assert report.count("HGMMA") > 0
@@ -216,12 +234,24 @@ def test_two_programs_in_the_fixed_order_share_a_multiprocessor(reports, name):
     assert 2 * (reports[name].shared + 1024) <= 228 * 1024
 
 
-def test_keys_in_8_bits_are_widened_two_at_a_time(reports):
-    report = reports["stream, 8 bits"]
+@pytest.mark.parametrize(("name", "keys"), [("stream, 8 bits", 64), ("stream, 8 bits by 128", 128)])
+def test_keys_in_8_bits_are_widened_two_at_a_time_in_registers(reports, name, keys):
+    report = reports[name]
     matrices = 3  # the first keys, values, the next keys
-    assert report.count(r"F2FP\.F16\.E4M3") == matrices * 64 * 128 // 128 // 2
-    assert report.count("HGMMA") == reports["stream"].count("HGMMA")
+    assert report.count(r"F2FP\.F16\.E4M3") == matrices * keys * 128 // 128 // 2
+    assert (
+        report.count(r"LDSM\.16\.MT88\.4") == keys * 128 // 128 // 16
+    )  # the values, transposed as they are loaded
+    assert report.count(r"HGMMA") == reports["stream"].count("HGMMA") * keys // 64
     assert report.registers <= 128
+    assert 2 * (report.shared + 1024) <= 228 * 1024
+
+
+def test_blocks_of_queries_leave_the_widening_to_others(reports):
+    report, wide = reports["prefill, 8 bits"], reports["prefill"]
+    assert report.count("HGMMA") == wide.count("HGMMA")
+    assert report.count("UTMALDG") == (wide.count("UTMALDG") - 4) // 2 + 4
+    assert report.count(r"F2FP\.F16\.E4M3") <= 2 * 128 * 128 // 128 // 2  # of whole tiles, and of last ones
 
 
 def test_queries_come_in_few_boxes(reports):

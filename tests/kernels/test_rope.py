@@ -200,7 +200,9 @@ def hopper_spec(heads: int, kv_heads: int, head_dim: int, norm: bool, tile: Tile
     pointers = dict.fromkeys(("qkv", "norm_weight", "cache"), "*bf16") | dict.fromkeys(
         ("cos", "sin"), "*fp32"
     )
-    numbers = dict.fromkeys(("block_stride", "position_stride", "head_stride"), "i32") | {"eps": "fp32"}
+    numbers = dict.fromkeys(("block_stride", "position_stride", "head_stride"), "i32") | dict.fromkeys(
+        ("eps", "key_factor", "value_factor"), "fp32"
+    )
     half = head_dim // 2
     return KernelSpec(
         "oneloop_kernels.ops.rope.triton",

@@ -78,10 +78,10 @@ def expected_logits(model: Any) -> torch.Tensor:
         return model(TOKEN_IDS[None]).logits[0]
 
 
-def our_logits(model: Model) -> torch.Tensor:
-    """Logits of TOKEN_IDS in one step."""
+def our_logits(model: Model, narrow: bool = False) -> torch.Tensor:
+    """Logits of TOKEN_IDS in one step. narrow: keys and values are kept in 8 bits."""
     spec, count = model.spec, len(TOKEN_IDS)
-    kv = PagedKVCache(spec, 4, 4, dtype=model.dtype, device=CPU)
+    kv = PagedKVCache(spec, 4, 4, dtype=model.dtype, device=CPU, narrow=narrow)
     table = torch.arange(4)
     shape = AttentionShape(spec.num_heads, spec.num_kv_heads, spec.head_dim, 4, spec.head_dim**-0.5)
     rows = AttentionRows(

@@ -78,7 +78,7 @@ def test_keys_and_values_in_8_bits_take_half_the_memory():
     plain, narrow = gpu_plan(), gpu_plan(kv_cache_dtype="fp8")
     assert not plain.narrow_kv
     assert narrow.narrow_kv
-    assert 2 * plain.num_blocks <= narrow.num_blocks <= 2 * plain.num_blocks + 1
+    assert 0.999 * 2 * plain.num_blocks <= narrow.num_blocks <= 2 * plain.num_blocks + 1  # a larger workspace
 
 
 def test_a_block_takes_what_the_cache_allocates(make_spec):
@@ -280,16 +280,19 @@ def test_the_sampler_allocates_what_is_planned():
     assert sum(tensor.nbytes for tensor in tensors) == sampler_bytes(LLAMA_8B, slots)
 
 
+@pytest.mark.parametrize("cache_dtype", [torch.float16, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("num_heads", [16, 32])
 @pytest.mark.parametrize(("num_seqs", "num_tokens"), [(8, 256), (64, 2048)])
-def test_attention_allocates_no_more_than_planned(num_seqs, num_tokens, num_heads):
+def test_attention_allocates_no_more_than_planned(num_seqs, num_tokens, num_heads, cache_dtype):
     """On a card of 132 multiprocessors, every configuration in the tables."""
-    planned = attention_workspace_bytes(replace(LLAMA_8B, num_heads=num_heads), num_seqs, num_tokens)
+    planned = attention_workspace_bytes(
+        replace(LLAMA_8B, num_heads=num_heads), num_seqs, num_tokens, narrow_kv=cache_dtype.itemsize == 1
+    )
     shape = AttentionShape(num_heads=num_heads, num_kv_heads=8, head_dim=128, block_size=16, scale=0.1)
     for config in (config_for("NVIDIA H200", 2, 128, num_heads // 8), config_for("", 2, 128)):
         attention = TritonAttention(
             shape, max_rows=num_seqs, max_tokens=num_tokens, max_blocks_per_row=512, dtype=torch.float16, device=CPU,
-            config=config, sms=132,
+            config=config, sms=132, cache_dtype=cache_dtype,
         )  # fmt: skip
         space = attention._space
         tensors = [getattr(space, item.name) for item in fields(space)]

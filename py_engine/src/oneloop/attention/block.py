@@ -78,15 +78,15 @@ class AttentionBlock:
         norm: RMSNorm,
     ) -> None:
         """x += attention(norm(x)), in place; rows of padding get garbage. x: [≥ num_tokens, hidden_size] contiguous."""
-        cache = kv.layers[self._index]
+        cache, scales = kv.layers[self._index], kv.scales[self._index]
         around = (rotary, self._norms, cache, metadata.slots)
         call = self.qkv.joint_call(x, norm=norm)
         qkv = None if call is None else self._ops.project_and_store(call, *around)
         if qkv is None:
             qkv = self.qkv(x, norm=norm).contiguous().view(x.shape[0], -1, self._head_dim)
-            self._ops.rotate_and_store(qkv, *around)
+            self._ops.rotate_and_store(qkv, *around, scales)
         attended = torch.empty(x.shape[0], self._num_heads * self._head_dim, dtype=x.dtype, device=x.device)
-        metadata.plan.run(qkv, cache, attended)
+        metadata.plan.run(qkv, cache, attended, scales=scales)
         self.output(attended, residual=x)
 
     def weight_targets(self) -> dict[str, Target]:

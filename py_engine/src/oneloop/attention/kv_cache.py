@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from oneloop_kernels.ops.kv_cache import KV_CACHE
+from oneloop_kernels.ops.kv_cache import KV_CACHE, KvScales
 from oneloop_kernels.registry import TRITON
 
 if TYPE_CHECKING:
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
 
 class PagedKVCache:
-    """Storage and block copies; ops.rope writes the steps' keys and values.
+    """Storage and block copies; ops.rope writes the steps' keys and values. scales: of each layer, as ops.kv_cache has
+    them.
 
     Blocks hold garbage until they are written; nobody reads them before.
     """
 
-    __slots__ = ("_ops", "block_size", "dtype", "layers", "num_blocks", "storage")
+    __slots__ = ("_ops", "block_size", "dtype", "layers", "num_blocks", "scales", "storage")
 
     def __init__(
         self,
@@ -49,6 +50,8 @@ class PagedKVCache:
         storage = torch.empty(shape, dtype=self.dtype, device=device)
         self.storage = storage.transpose(2, 3) if by_head else storage
         self.layers: tuple[torch.Tensor, ...] = self.storage.unbind(0)
+        scales = spec.kv_scales if narrow and spec.kv_scales else ((1.0, 1.0),) * spec.num_layers
+        self.scales = tuple(KvScales(*pair) for pair in scales)
         self._ops = KV_CACHE.resolve(device, dtype)
 
     def copy_blocks(

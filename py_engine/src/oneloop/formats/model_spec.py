@@ -95,6 +95,8 @@ class ModelSpec:
     """Sizes at which a pooled vector's first numbers are a vector too (Matryoshka); (): any. None: there are none."""
     moe: MoeSpec | None = None
     """None: all layers are dense."""
+    kv_scales: tuple[tuple[float, float], ...] = ()
+    """What each layer's keys and values are divided by where they are kept in 8 bits; (): by 1."""
 
     def is_sparse(self, index: int) -> bool:
         """Whether that layer has experts."""

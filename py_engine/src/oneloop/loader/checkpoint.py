@@ -11,7 +11,7 @@ from oneloop.formats.json_file import read_json_object
 from oneloop.formats.safetensors import SafetensorsTensor, read_safetensors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
     from oneloop.formats.quantization.spec import StoredTensor
@@ -25,14 +25,17 @@ _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _FILE_NAME = re.compile(r"[\w.-]+\.safetensors", re.ASCII)
 _HARMLESS = re.compile(
     r"(^|\.)rotary_emb\.inv_freq$|(^|\.)attention\.(masked_)?bias$"
-    r"|\.(input_scale|input_scale_ub|activation_scale|weight_shape)$"
+    r"|\.(input_scale|input_scale_ub|activation_scale|q_scale|prob_scale|weight_shape)$"
 )
 """Buffers that old checkpoints carry along, and what quantised ones say twice or of activations, which are scaled as
 they come."""
 
 
-def read_checkpoint(folder: Path, expected: Mapping[str, StoredTensor]) -> dict[str, SafetensorsTensor]:
-    """Where each expected tensor lies (by its Hugging Face name), in the order of the files' data.
+def read_checkpoint(
+    folder: Path, expected: Mapping[str, StoredTensor], optional: Collection[str] = ()
+) -> dict[str, SafetensorsTensor]:
+    """Where each expected tensor lies (by its Hugging Face name), in the order of the files' data. optional: names that
+    are looked up too, whatever is behind them.
 
     ModelError when the folder has no safetensors, its index does not fit them, or a tensor is missing, misshapen or of
     another type: it names the tensor. Tensors that the model has no use for are named in one log line.
@@ -50,11 +53,12 @@ def read_checkpoint(folder: Path, expected: Mapping[str, StoredTensor]) -> dict[
         if tensor.dtype not in stored.dtypes:
             message = f"is of type {tensor.dtype}; supported are {', '.join(stored.dtypes)}"
             raise ModelError(str(tensor.path), message, item=name)
-    extra = [name for name in tensors if name not in expected and not _HARMLESS.search(name)]
+    found = tensors.keys() & (expected.keys() | set(optional))
+    extra = [name for name in tensors if name not in found and not _HARMLESS.search(name)]
     if extra:
         _log.warning("%s: %d tensors are not used, e.g. %s", folder, len(extra), ", ".join(extra[:3]))
-    found = [tensors[name] for name in expected if name in tensors]
-    return {tensor.name: tensor for tensor in sorted(found, key=lambda one: (one.path.name, one.offset))}
+    order = sorted(found, key=lambda name: (tensors[name].path.name, tensors[name].offset))
+    return {name: tensors[name] for name in order}
 
 
 def _read_headers(folder: Path) -> dict[str, SafetensorsTensor]:

@@ -17,6 +17,7 @@ from oneloop.formats.gguf_spec import gguf_model_spec
 from oneloop.formats.hf_config import hf_model_spec
 from oneloop.formats.json_file import read_json_object
 from oneloop.formats.json_values import JsonValues
+from oneloop.formats.kv_scales import kv_scale_names, read_kv_scales
 from oneloop.formats.quantization.config import chosen_quantization
 from oneloop.formats.quantization.gguf import FORMS, GgufQuantization
 from oneloop.loader.checkpoint import read_checkpoint
@@ -187,12 +188,12 @@ def _folder_source(path: Path, load_format: LoadFormat, quantization: Quantizati
     if spec.moe is not None and spec.quantization is not None:
         _log.warning("%s: --quantization leaves experts that are chosen from others as they are", path)
     _check_format(load_format, "safetensors", path)
+    tensors = None
+    if load_format != "dummy":
+        tensors = read_checkpoint(path, stored_tensors(spec), kv_scale_names(spec.num_layers))
+        spec = replace(spec, kv_scales=read_kv_scales(tensors, spec.num_layers))
     return ModelSource(
-        kind="folder",
-        path=path,
-        spec=spec,
-        generation=hf_generation_defaults(path),
-        tensors=read_checkpoint(path, stored_tensors(spec)) if load_format != "dummy" else None,
+        kind="folder", path=path, spec=spec, generation=hf_generation_defaults(path), tensors=tensors
     )
 
 

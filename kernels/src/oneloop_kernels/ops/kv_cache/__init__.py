@@ -5,16 +5,31 @@ whatever order the storage has: strides are arbitrary, but for head_dim's, which
 leading dimension.
 
 Keys and values have the model's type, or are kept in 8 bits (ops.float8) and widened again before they are multiplied.
+Then they may be divided by scales, one for a layer's keys and one for its values (`KvScales`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from oneloop_kernels.registry import Family, Implementation
 
 if TYPE_CHECKING:
     import torch
+
+
+class KvScales(NamedTuple):
+    """What one layer's keys and values are divided by before they are kept in 8 bits; both positive.
+
+    Who reads them makes up for it where it costs nothing: in the factor on the scores, and in the normalised result.
+    """
+
+    key: float = 1.0
+    value: float = 1.0
+
+
+UNSCALED: Final = KvScales()
+"""As every cache of the model's type is."""
 
 
 class KvCacheOps(Protocol):

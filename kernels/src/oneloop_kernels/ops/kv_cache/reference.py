@@ -7,6 +7,7 @@ from typing import Final
 import torch
 
 from oneloop_kernels.ops.float8 import FP8, to_float8
+from oneloop_kernels.ops.kv_cache import UNSCALED, KvScales
 
 
 class ReferenceKvCacheOps:
@@ -29,9 +30,14 @@ class ReferenceKvCacheOps:
             layer.index_copy_(0, target, layer.index_select(0, source))
 
 
-def narrowed(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """As a cache of that type keeps them."""
-    return to_float8(values) if dtype is FP8 else values.to(dtype)
+def narrowed(kv: torch.Tensor, dtype: torch.dtype, scales: KvScales = UNSCALED) -> torch.Tensor:
+    """[…, 2 · num_kv_heads, head_dim] as a cache of that type keeps them: of 8 bits, scaled by factors in float32."""
+    if dtype is not FP8:
+        return kv.to(dtype)
+    if scales != UNSCALED:
+        keys, values = kv.float().chunk(2, -2)
+        kv = torch.cat((keys * (1.0 / scales.key), values * (1.0 / scales.value)), -2)
+    return to_float8(kv)
 
 
 def as_copyable(tensor: torch.Tensor) -> torch.Tensor:

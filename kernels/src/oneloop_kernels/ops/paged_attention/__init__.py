@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from oneloop_kernels.ops.kv_cache import UNSCALED, KvScales
 from oneloop_kernels.registry import Family, Implementation
 
 if TYPE_CHECKING:
@@ -52,12 +53,14 @@ class AttentionRows:
 class AttentionPlan(Protocol):
     """A planned step."""
 
-    def run(self, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor) -> None:
+    def run(
+        self, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, *, scales: KvScales = UNSCALED
+    ) -> None:
         """Attention of one layer; the cache already holds the keys and values of the whole step.
 
         qkv: [≥ num_tokens, num_heads + 2 · num_kv_heads, head_dim] contiguous, of which only the queries are read;
-        cache: one layer as in `kv_cache`; out: [≥ num_tokens, num_heads · head_dim] contiguous, whose first num_tokens
-        rows are written.
+        cache: one layer as in `kv_cache`, and scales with which it was written; out: [≥ num_tokens,
+        num_heads · head_dim] contiguous, whose first num_tokens rows are written.
         """
 
 
@@ -92,8 +95,9 @@ class DevicePlan(Protocol):
     """A step planned on the device."""
 
     def run(
-        self, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None
-    ) -> None:
+        self, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None,
+        *, scales: KvScales = UNSCALED,
+    ) -> None:  # fmt: skip
         """Attention of one layer; as AttentionPlan.run, and capturable in a graph.
 
         Under programmatic dependent launch the kernel ahead, which writes the step's own queries, keys and values

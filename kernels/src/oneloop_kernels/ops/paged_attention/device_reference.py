@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from oneloop_kernels.ops.kv_cache import UNSCALED, KvScales
+
 if TYPE_CHECKING:
     from oneloop_kernels.ops.paged_attention import AttentionShape, AttentionStep
 
@@ -49,8 +51,9 @@ class ReferenceDevicePlan:
     step: AttentionStep
 
     def run(
-        self, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None
-    ) -> None:
+        self, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None,
+        *, scales: KvScales = UNSCALED,
+    ) -> None:  # fmt: skip
         """See the contract."""
         num_rows = int(self.step.num_rows)
         slots = self.step.row_slot[:num_rows].tolist()
@@ -59,7 +62,7 @@ class ReferenceDevicePlan:
         for row, (slot, length) in enumerate(zip(slots, lengths, strict=True)):
             queries = qkv[starts[row] : starts[row + 1], : self.shape.num_heads]
             keys, values = self._context(cache, slot, length).chunk(2, 1)
-            attended = self._attend(queries, keys, values, sinks)
+            attended = self._attend(queries, keys, values, sinks, scales)
             out[starts[row] : starts[row + 1]] = attended.flatten(1).to(out.dtype)
 
     def _context(self, cache: torch.Tensor, slot: int, length: int) -> torch.Tensor:
@@ -69,14 +72,15 @@ class ReferenceDevicePlan:
         return cache[blocks, positions % self.shape.block_size]
 
     def _attend(
-        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sinks: torch.Tensor | None
-    ) -> torch.Tensor:
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sinks: torch.Tensor | None,
+        scales: KvScales,
+    ) -> torch.Tensor:  # fmt: skip
         """queries: [n, num_heads, head_dim], the last n of the context; keys, values: [context, num_kv_heads, …]."""
         shape = self.shape
         wide = torch.promote_types(queries.dtype, torch.float32)
         group = shape.num_heads // shape.num_kv_heads
         keys, values = (x.to(wide).repeat_interleave(group, 1) for x in (keys, values))
-        scores = torch.einsum("qhd,khd->hqk", queries.to(wide), keys) * shape.scale
+        scores = torch.einsum("qhd,khd->hqk", queries.to(wide), keys) * (shape.scale * scales.key)
         if shape.soft_cap is not None:
             scores = shape.soft_cap * torch.tanh(scores / shape.soft_cap)
         position = torch.arange(len(keys), device=keys.device)
@@ -89,4 +93,4 @@ class ReferenceDevicePlan:
             column = sinks.to(wide)[:, None, None].expand(-1, len(queries), 1)
             scores = torch.cat((scores, column), 2)
         weights = scores.softmax(-1)[..., : len(keys)]
-        return torch.einsum("hqk,khd->qhd", weights, values)
+        return torch.einsum("hqk,khd->qhd", weights, values) * scales.value

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from oneloop_kernels.ops.kv_cache import UNSCALED, KvScales
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -79,15 +81,22 @@ class ReferencePlan:
         self._groups = groups
         self._long_rows = long_rows
 
-    def run(self, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor) -> None:
+    def run(
+        self, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, *, scales: KvScales = UNSCALED
+    ) -> None:
         """See the contract."""
         flat_cache = cache.flatten(0, 1)
+        factor = self._shape.scale * scales.key
         if self._groups:
-            self._run_single(qkv, flat_cache, out)
+            self._run_single(qkv, flat_cache, out, factor)
         for row in self._long_rows:
-            self._run_long(row, qkv, flat_cache, out)
+            self._run_long(row, qkv, flat_cache, out, factor)
+        if scales.value != 1.0:
+            out[: self._long_rows[-1].last if self._long_rows else self._num_single] *= scales.value
 
-    def _run_single(self, qkv: torch.Tensor, flat_cache: torch.Tensor, out: torch.Tensor) -> None:
+    def _run_single(
+        self, qkv: torch.Tensor, flat_cache: torch.Tensor, out: torch.Tensor, factor: float
+    ) -> None:
         shape = self._shape
         grouped = (self._num_single, shape.num_kv_heads, -1, shape.head_dim)
         queries = qkv[: self._num_single, : shape.num_heads].view(grouped)
@@ -102,7 +111,7 @@ class ReferencePlan:
                 group.context.copy_(flat_cache.index_select(0, group.slots))
             results.append(
                 F.scaled_dot_product_attention(
-                    queries[group.first : group.last], group.keys, group.values, group.mask, scale=shape.scale
+                    queries[group.first : group.last], group.keys, group.values, group.mask, scale=factor
                 )
             )
         result = results[0] if len(results) == 1 else torch.cat(results)
@@ -112,7 +121,7 @@ class ReferencePlan:
             target.index_copy_(0, self._order, result)
 
     def _run_long(
-        self, row: _LongRow, qkv: torch.Tensor, flat_cache: torch.Tensor, out: torch.Tensor
+        self, row: _LongRow, qkv: torch.Tensor, flat_cache: torch.Tensor, out: torch.Tensor, factor: float
     ) -> None:
         shape = self._shape
         kv = flat_cache.index_select(0, row.slots).to(qkv.dtype)
@@ -121,7 +130,7 @@ class ReferencePlan:
         # The heads that share a key head are a dimension in which keys and values do not advance.
         keys, values = kv.transpose(0, 1)[:, None].expand(-1, queries.shape[1], -1, -1).chunk(2)
         result = F.scaled_dot_product_attention(
-            queries, keys, values, row.mask, is_causal=row.mask is None, scale=shape.scale
+            queries, keys, values, row.mask, is_causal=row.mask is None, scale=factor
         )
         out[row.first : row.last].view(grouped).copy_(result.permute(2, 0, 1, 3))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from oneloop_kernels.ops.kv_cache import UNSCALED, KvScales
 from oneloop_kernels.registry import Family, Implementation
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class RopeOps(Protocol):
         norms: HeadNorms | None,
         cache: torch.Tensor,
         slots: torch.Tensor,
+        scales: KvScales = UNSCALED,
     ) -> None:
         """Norm and rotate queries, in place, and keys; store keys and values in one layer of the cache.
 
@@ -86,7 +88,7 @@ class RopeOps(Protocol):
         qkv: [n, num_heads + 2 · num_kv_heads, head_dim] contiguous; afterwards only its queries are defined.
         rotary: for n positions, from the same implementation's `angles`. cache: one layer, see ops.kv_cache.
         slots: [m ≤ n] int64, block · block_size + offset, distinct; −1, and rows from m on, are padding, which is
-        rotated or not but never stored.
+        rotated or not but never stored. scales: of this layer, where the cache has 8 bits.
         """
 
 

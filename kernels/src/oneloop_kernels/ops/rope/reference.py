@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from oneloop_kernels.ops.kv_cache import UNSCALED, KvScales
 from oneloop_kernels.ops.kv_cache.reference import as_copyable, narrowed
 from oneloop_kernels.ops.rms_norm.reference import rms_norm
 from oneloop_kernels.ops.rope import RotaryStep
@@ -75,6 +76,7 @@ class ReferenceRopeOps:
         norms: HeadNorms | None,
         cache: torch.Tensor,
         slots: torch.Tensor,
+        scales: KvScales = UNSCALED,
     ) -> None:
         """See the contract."""
         num_kv_heads = cache.shape[2] // 2
@@ -87,12 +89,12 @@ class ReferenceRopeOps:
                 part.copy_(rms_norm(part, weight, norms.eps))
         exchanged = rotated.roll(qkv.shape[2] // 2, -1)
         rotated.mul_(rotary.cos).addcmul_(exchanged, rotary.sin)
-        _store(qkv[: slots.shape[0], num_heads:], cache, slots)
+        _store(qkv[: slots.shape[0], num_heads:], cache, slots, scales)
 
 
-def _store(kv: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
+def _store(kv: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, scales: KvScales) -> None:
     if kv.dtype != cache.dtype:
-        kv, cache = as_copyable(narrowed(kv, cache.dtype)), as_copyable(cache)
+        kv, cache = as_copyable(narrowed(kv, cache.dtype, scales)), as_copyable(cache)
     if cache.is_contiguous() and cache.is_cpu:
         try:
             cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, kv)

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from oneloop_kernels.launch import pdl_options
 from oneloop_kernels.ops.float8.triton import as_float8
+from oneloop_kernels.ops.kv_cache import UNSCALED, KvScales
 from oneloop_kernels.ops.linear.heads import Surroundings, heads, plan_for
 from oneloop_kernels.ops.packed_linear import PackedCall
 from oneloop_kernels.ops.packed_linear.heads import project_and_store as packed_heads
@@ -119,10 +120,14 @@ def _turned(
 
 
 @triton.jit
-def _store(cache, target, head, kept, column, in_head, head_stride, first, second, HALF_DIM: tl.constexpr):
+def _store(
+    cache, target, head, kept, column, in_head, head_stride, first, second, key_factor, value_factor,
+    NUM_KV_HEADS: tl.constexpr, HALF_DIM: tl.constexpr,
+):  # fmt: skip
     """Both halves of key and value heads (of heads ≥ 0) to their place in the cache."""
     if cache.dtype.element_ty == tl.float8e4nv:
-        first, second = as_float8(first), as_float8(second)
+        factor = tl.where(head < NUM_KV_HEADS, key_factor, value_factor)[:, None]
+        first, second = as_float8(first.to(tl.float32) * factor), as_float8(second.to(tl.float32) * factor)
     mask = (kept & (head >= 0))[:, None] & in_head
     stored = cache + (target + head.to(tl.int64) * head_stride)[:, None] + column[None, :]
     tl.store(stored, first, mask=mask)
@@ -132,7 +137,7 @@ def _store(cache, target, head, kept, column, in_head, head_stride, first, secon
 @triton.jit(do_not_specialize=["num_tokens", "num_slots"])
 def rotate_and_store_kernel(
     qkv, cos, sin, norm_weight, cache, slots, num_tokens, num_slots, block_stride, position_stride,
-    head_stride, eps,
+    head_stride, eps, key_factor, value_factor,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HALF_DIM: tl.constexpr, HALF_BLOCK: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, NORM: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
     STEPS: tl.constexpr, USE_PDL: tl.constexpr,
@@ -140,7 +145,8 @@ def rotate_and_store_kernel(
     """TOKENS tokens × HEADS heads, STEPS times; both halves of the heads are tiles [TOKENS · HEADS, HALF_BLOCK].
 
     Queries, keys and values take the same way; masks say which of them is normed, rotated, and stored where. A program
-    that has values alone copies them. The angles depend on the token alone: one load for all steps.
+    that has values alone copies them. The angles depend on the token alone: one load for all steps. key_factor,
+    value_factor: on what a cache of 8 bits keeps.
     """
     row = tl.arange(0, TOKENS * HEADS)
     token = tl.program_id(0) * TOKENS + row // HEADS
@@ -171,7 +177,8 @@ def rotate_and_store_kernel(
             second = tl.load(place + HALF_DIM, mask=loaded, other=0.0)
             kept = present & (slot >= 0)
             _store(
-                cache, target, head - NUM_HEADS, kept, column, in_head, head_stride, first, second, HALF_DIM
+                cache, target, head - NUM_HEADS, kept, column, in_head, head_stride, first, second,
+                key_factor, value_factor, NUM_KV_HEADS, HALF_DIM,
             )  # fmt: skip
             head += HEADS
         return
@@ -200,7 +207,8 @@ def rotate_and_store_kernel(
         tl.store(place + HALF_DIM, second_out, mask=is_query)
         kept = present & (slot >= 0)
         _store(
-            cache, target, head - NUM_HEADS, kept, column, in_head, head_stride, first_out, second_out, HALF_DIM
+            cache, target, head - NUM_HEADS, kept, column, in_head, head_stride, first_out, second_out,
+            key_factor, value_factor, NUM_KV_HEADS, HALF_DIM,
         )  # fmt: skip
         head += HEADS
 
@@ -327,6 +335,7 @@ class TritonRopeOps:
         norms: HeadNorms | None,
         cache: torch.Tensor,
         slots: torch.Tensor,
+        scales: KvScales = UNSCALED,
         *,
         tile: Tile | None = None,
     ) -> None:
@@ -355,6 +364,8 @@ class TritonRopeOps:
             position_stride,
             head_stride,
             0.0 if norms is None else norms.eps,
+            1.0 / scales.key,
+            1.0 / scales.value,
             NUM_HEADS=num_all_heads - 2 * num_kv_heads,
             NUM_KV_HEADS=num_kv_heads,
             HALF_DIM=head_dim // 2,

@@ -76,7 +76,10 @@ def gpu_reserved(spec: ModelSpec, item_bytes: int, config: EngineConfig) -> Rese
     num_tokens = largest_bucket(config.resolved.step_tokens, num_seqs)
     activations = activation_bytes(spec, item_bytes, num_tokens)
     logits = max(logits_bytes(spec, item_bytes, num_seqs), device_score_bytes(spec, item_bytes))
-    workspaces = attention_workspace_bytes(spec, num_seqs, num_tokens) + GEMM_WORKSPACE_BYTES
+    narrow = config.cache.kv_cache_dtype != "auto"
+    workspaces = (
+        attention_workspace_bytes(spec, num_seqs, num_tokens, narrow_kv=narrow) + GEMM_WORKSPACE_BYTES
+    )
     workspaces += written_out_bytes(spec, item_bytes)
     if True in config.worker.orders:
         workspaces += ordered_bytes(spec, num_tokens)
@@ -157,13 +160,15 @@ def sparse_bytes(moe: MoeSpec, hidden_size: int, item_bytes: int) -> int:
     )
 
 
-def attention_workspace_bytes(spec: ModelSpec, num_seqs: int, num_tokens: int) -> int:
+def attention_workspace_bytes(
+    spec: ModelSpec, num_seqs: int, num_tokens: int, *, narrow_kv: bool = False
+) -> int:
     """Partial results in float32, each of head size + 2 numbers, and 32 bytes per item of work.
 
-    Split contexts: two per program and query head of a KV head (rounded up to a power of two). Shared prefixes: one per
-    part, sequence and query head.
+    Split contexts: two per program and query head of a KV head (rounded up to a power of two; with keys of 8 bits of
+    several KV heads, 8 in all). Shared prefixes: one per part, sequence and query head.
     """
-    group = 1 << (spec.num_heads // spec.num_kv_heads - 1).bit_length()
+    group = max(1 << (spec.num_heads // spec.num_kv_heads - 1).bit_length(), 8 if narrow_kv else 1)
     results = 2 * _MAX_PROGRAMS * group + _MAX_CHUNKS * num_seqs * spec.num_heads
     items = num_tokens + (8 + _MAX_CHUNKS) * num_seqs + 2 * _MAX_PROGRAMS
     return results * (spec.head_dim + 2) * 4 + items * 32

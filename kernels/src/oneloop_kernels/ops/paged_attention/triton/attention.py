@@ -11,6 +11,7 @@ import triton
 
 from oneloop_kernels.launch import INTERPRETED, card_name, num_sms, pdl_options
 from oneloop_kernels.ops.float8 import FP8
+from oneloop_kernels.ops.kv_cache import UNSCALED, KvScales
 from oneloop_kernels.ops.paged_attention.triton import hopper
 from oneloop_kernels.ops.paged_attention.triton.configs import config_for
 from oneloop_kernels.ops.paged_attention.triton.decode import decode_kernel
@@ -85,11 +86,12 @@ class TritonAttention:
         )
         self._on_hopper = not INTERPRETED and hopper.fits(shape, dtype, cache_dtype or dtype)
         self._is_narrow = cache_dtype is FP8
+        self._planned_together = 1
         self._max_rows = max_rows
         self._max_items = triton.cdiv(max_tokens, self._tokens) + min(max_rows, max_tokens)
         self._space = _Workspace.make(
             multiprocessors * config.most_programs_per_sm,
-            self._group_rows,
+            max(self._group_rows, hopper.QUERIES if self._is_narrow else 1),
             max_rows,
             self._max_items,
             shape,
@@ -120,10 +122,9 @@ class TritonAttention:
         shares = may_share and self._can_share and num_rows >= self.config.min_sharers
         if shares:
             self._plan_common(step, num_rows)
-        decode = self.config.decode_for(
-            num_rows, streams=self._on_hopper and not shares, narrow=self._is_narrow
-        )
-        self._plan_decode(step, decode, shares)
+        streams = self._on_hopper and not shares
+        decode = self.config.decode_for(num_rows, streams=streams, narrow=self._is_narrow)
+        self._plan_decode(step, decode, shares, self._together(decode) if streams else 1)
         if has_multi:
             self._plan_prefill(step)
         return TritonPlan(self, step, decode, shares, has_multi)
@@ -146,15 +147,22 @@ class TritonAttention:
             BLOCK_SIZE=self.shape.block_size, UNIT=self._unit, CHUNK=256, num_warps=2, **self._pdl,
         )  # fmt: skip
 
-    def _plan_decode(self, step: AttentionStep, decode: DecodeConfig, shares: bool) -> None:
+    def _together(self, decode: DecodeConfig) -> int:
+        """Key heads that stream.py takes at once."""
+        return hopper.heads_together(self.shape, decode.together) if self._is_narrow else 1
+
+    def _plan_decode(self, step: AttentionStep, decode: DecodeConfig, shares: bool, together: int) -> None:
+        """together: the plan is of key heads by so many at once, which only stream.py reads."""
         space, config, programs = self._space, self.config, self._programs(decode)
+        self._planned_together = together
         decode_plan_kernel[(1,)](
             step.row_slot, step.seq_lens, step.num_single, space.common,
             space.programs, space.split, space.ends,
             space.shared_lens, space.shared_chunks, space.run_first, space.run_common, space.run_rows,
             space.shared_items, space.num_shared_items, self._max_shared_items,
             programs, decode.min_tiles, self._shared_programs,
-            KV_HEADS=self.shape.num_kv_heads, BLOCK_N=decode.block_n, WINDOW=self.shape.sliding_window or 0,
+            KV_HEADS=self.shape.num_kv_heads // together, BLOCK_N=decode.block_n // together,
+            WINDOW=self.shape.sliding_window or 0,
             PROGRAM_LANES=triton.next_power_of_2(programs), ROW_LANES=space.ends.shape[0],
             ROW_STEPS=space.ends.shape[0].bit_length(), SHARED=shares, MIN_SHARED=config.min_shared,
             MIN_SHARERS=config.min_sharers, CHUNK=config.chunk, MAX_CHUNKS=config.max_chunks,
@@ -177,20 +185,15 @@ class TritonAttention:
 
     def run_tiles(
         self, step: AttentionStep, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor,
-        sinks: torch.Tensor | None, *, shared: bool,
+        sinks: torch.Tensor | None, scales: KvScales, *, shared: bool,
     ) -> None:  # fmt: skip
         """Launch tiles.py on one layer: the shared parts of single rows, or the rows with several queries."""
         space = self._space
         partial = shared and space.shared_acc is not None
-        if (
-            not partial
-            and self.config.tiles.ring
-            and cache.dtype == qkv.dtype
-            and self._runs_on_hopper(cache, sinks)
-        ):
+        if not partial and self.config.tiles.ring and self._runs_on_hopper(cache, sinks):
             hopper.launch_prefill(
                 qkv, cache, out, self.shape, step.block_tables, step.block_tables.stride(0),
-                space.items, space.num_items, self._scale,
+                space.items, space.num_items, self._scale * scales.key, scales.value,
                 programs=self._multiprocessors, ring=self.config.tiles.ring, pdl=self._pdl,
             )  # fmt: skip
             return
@@ -205,7 +208,8 @@ class TritonAttention:
             space.shared_items if partial else space.items,
             space.num_shared_items if partial else space.num_items,
             space.shared_counters if partial else space.counters,
-            self._max_rows, cache.stride(0), cache.stride(1), cache.stride(2), self._scale,
+            self._max_rows, cache.stride(0), cache.stride(1), cache.stride(2), self._scale * scales.key,
+            scales.value,
             **self._layer_constants, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n,
             HAS_SINKS=sinks is not None and not partial, PARTIAL=partial,
             TMA=use_tma, STAGES=tiles.stages, num_warps=tiles.warps, **_registers(tiles.max_registers),
@@ -217,17 +221,21 @@ class TritonAttention:
 
     def run_decode(
         self, step: AttentionStep, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor,
-        sinks: torch.Tensor | None, config: DecodeConfig, *, shares: bool, beside: bool,
+        sinks: torch.Tensor | None, scales: KvScales, config: DecodeConfig, *, shares: bool, beside: bool,
     ) -> None:  # fmt: skip
         """Launch decode.py on one layer. beside: directly after run_tiles for rows with several queries."""
         space = self._space
-        if config.stream_stages and not shares and self._runs_on_hopper(cache, sinks):
+        streams = bool(config.stream_stages) and not shares and self._runs_on_hopper(cache, sinks)
+        together = self._together(config) if streams else 1
+        if together != self._planned_together:
+            self._plan_decode(step, config, shares, together)
+        if streams:
             hopper.launch_stream(
                 qkv, cache, out, self.shape, step.row_slot, step.seq_lens, step.block_tables,
                 step.block_tables.stride(0), space.programs, space.split, space.partial_acc, space.partial_norm,
-                space.tickets, self._scale,
+                space.tickets, self._scale * scales.key, scales.value,
                 programs=self._programs(config), programs_per_sm=config.programs_per_sm,
-                stages=config.stream_stages, beside=beside, pdl=self._pdl,
+                tile=config.block_n, together=together, stages=config.stream_stages, beside=beside, pdl=self._pdl,
             )  # fmt: skip
             return
         limits = [config.max_registers, self.config.beside_registers if beside or shares else None]
@@ -238,7 +246,8 @@ class TritonAttention:
             qkv, cache, out, sinks, step.row_slot, step.seq_lens, step.block_tables, step.block_tables.stride(0),
             space.programs, space.split, space.shared_lens, space.shared_chunks,
             space.partial_acc, space.partial_norm, space.tickets, space.shared_acc, space.shared_norm, self._max_rows,
-            cache.stride(0), cache.stride(1), cache.stride(2), self._scale,
+            cache.stride(0), cache.stride(1), cache.stride(2), self._scale * scales.key,
+            scales.value,
             **self._layer_constants, BLOCK_N=config.block_n, GROUP_ROWS=self._group_rows, MERGE=merge,
             HAS_SINKS=sinks is not None, SHARED=self.config.max_chunks if shares else 0,
             BESIDE=beside or shares, WAIT_SHARED=shares and not beside, STAGES=config.stages, num_warps=config.warps,
@@ -257,15 +266,16 @@ class TritonPlan:
     has_multi: bool
 
     def run(
-        self, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None
-    ) -> None:
+        self, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None,
+        *, scales: KvScales = UNSCALED,
+    ) -> None:  # fmt: skip
         """See the contract."""
         if self.shares:
-            self.attention.run_tiles(self.step, qkv, cache, out, sinks, shared=True)
+            self.attention.run_tiles(self.step, qkv, cache, out, sinks, scales, shared=True)
         if self.has_multi:
-            self.attention.run_tiles(self.step, qkv, cache, out, sinks, shared=False)
+            self.attention.run_tiles(self.step, qkv, cache, out, sinks, scales, shared=False)
         self.attention.run_decode(
-            self.step, qkv, cache, out, sinks, self.decode, shares=self.shares, beside=self.has_multi
+            self.step, qkv, cache, out, sinks, scales, self.decode, shares=self.shares, beside=self.has_multi
         )
 
 
@@ -277,10 +287,11 @@ class TilesPlan:
     step: AttentionStep
 
     def run(
-        self, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None
-    ) -> None:
+        self, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None,
+        *, scales: KvScales = UNSCALED,
+    ) -> None:  # fmt: skip
         """See the contract."""
-        self.attention.run_tiles(self.step, qkv, cache, out, sinks, shared=False)
+        self.attention.run_tiles(self.step, qkv, cache, out, sinks, scales, shared=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,11 @@ class DecodeConfig:
     max_registers: int | None = None
     """Per thread, so that programs_per_sm fit; None: as many as the compiler likes."""
     stream_stages: int = 0
-    """Where stream.py can, it takes decode.py's place with so many stages; block_n must be 64. 0: it does not."""
+    """Where stream.py can, it takes decode.py's place with so many stages; block_n must be 64, or 128 for a cache of
+    8 bits. 0: it does not."""
+    together: int = 1
+    """Of a cache of 8 bits stream.py takes so many key heads at once, as far as a matrix product has room for their
+    queries; block_n is of all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +98,11 @@ MANY_ROWS = 1 << 30
 """As many as there may be."""
 
 
-def streaming(stages: int, programs_per_sm: int, min_tiles: int = 1) -> DecodeConfig:
+def streaming(
+    stages: int, programs_per_sm: int, min_tiles: int = 1, *, keys: int = 64, together: int = 1
+) -> DecodeConfig:
     """Of stream.py; and of decode.py where a cache or sinks keep that from running."""
-    return DecodeConfig(64, 4, 3, programs_per_sm, min_tiles, stream_stages=stages)
+    return DecodeConfig(keys, 4, 3, programs_per_sm, min_tiles, stream_stages=stages, together=together)
 
 
 _WIDE_BLOCK = TilesConfig(128, 64, 8, 3, 1, tma=True, ring=5)
@@ -104,7 +110,10 @@ _WIDE_BLOCK = TilesConfig(128, 64, 8, 3, 1, tma=True, ring=5)
 _BESIDE_DECODE = replace(_WIDE_BLOCK, max_registers=168)
 """Leaves registers and shared memory for one program of the decode kernel, which runs at the same time."""
 _WIDER_HEADS = TilesConfig(128, 64, 8, 2, 1, tma=True)
-_NARROW_STREAMED = ((64, streaming(3, 2)), (MANY_ROWS, streaming(2, 3)))
+_NARROW_STREAMED = (
+    (64, streaming(5, 2, together=8)),
+    (MANY_ROWS, streaming(3, 2, keys=128, together=8)),
+)
 _H200 = {
     64: AttentionConfig(DecodeConfig(64, 4, 4, 3), _WIDE_BLOCK, _WIDE_BLOCK),
     128: AttentionConfig(

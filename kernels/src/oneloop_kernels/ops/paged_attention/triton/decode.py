@@ -29,7 +29,7 @@ def decode_kernel(
     row_slot, seq_lens, block_tables, table_stride,
     programs, split, shared_lens, shared_chunks,
     partial_acc, partial_norm, tickets, shared_acc, shared_norm, max_rows,
-    stride_block, stride_token, stride_head, scale_log2,
+    stride_block, stride_token, stride_head, scale_log2, value_scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_ROWS: tl.constexpr, MERGE: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, SHARED: tl.constexpr,
@@ -39,8 +39,8 @@ def decode_kernel(
 
     qkv, out, cache, sinks: as in the contract. programs: [programs, PROGRAM_FIELDS], split: [2], see planning.py.
     fp32: partial_acc [2 · programs, GROUP_ROWS, HEAD_DIM], partial_norm [2, 2 · programs, GROUP_ROWS]: maxima, sums.
-    tickets: [programs] int32, 0 before and after. SHARED: most chunks of what a row shares, or 0; shared_…: see
-    planning.py and tiles.py.
+    tickets: [programs] int32, 0 before and after. value_scale: factor on the results. SHARED: most chunks of what a row
+    shares, or 0; shared_…: see planning.py and tiles.py.
     BESIDE: the kernel before is tiles.py. It lets this one start once all that it waited for has ended; so this one
     fills what it leaves of the multiprocessors, and waits for it only at the end (whoever waits for this one has then
     waited for both), or with WAIT_SHARED before it takes up that kernel's results.
@@ -80,13 +80,13 @@ def decode_kernel(
         if end - begin == tiles:
             _write(
                 acc, maximum, total, row, head, out, sinks, shared_chunks, shared_acc, shared_norm, max_rows,
-                HEADS, GROUP, ROWS, HEAD_DIM, DIM, HAS_SINKS, SHARED, WAIT_SHARED and USE_PDL,
+                value_scale, HEADS, GROUP, ROWS, HEAD_DIM, DIM, HAS_SINKS, SHARED, WAIT_SHARED and USE_PDL,
             )  # fmt: skip
         else:
             own = 2 * program + (number != start_of_range).to(tl.int32)
             _leave(
                 acc, maximum, total, own, number - begin, tiles, base, extra, partial_acc, partial_norm, tickets,
-                row, head, out, sinks, shared_chunks, shared_acc, shared_norm, max_rows,
+                row, head, out, sinks, shared_chunks, shared_acc, shared_norm, max_rows, value_scale,
                 HEADS, GROUP, GROUP_ROWS, ROWS, HEAD_DIM, DIM, MERGE, HAS_SINKS, SHARED, WAIT_SHARED and USE_PDL,
             )  # fmt: skip
         number += end - begin
@@ -145,7 +145,7 @@ def _attend(
 @triton.jit
 def _leave(
     acc, maximum, total, slot, pair_start, tiles, base, extra, partial_acc, partial_norm, tickets,
-    row, head, out, sinks, shared_chunks, shared_acc, shared_norm, max_rows,
+    row, head, out, sinks, shared_chunks, shared_acc, shared_norm, max_rows, value_scale,
     HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr, ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, MERGE: tl.constexpr,
     HAS_SINKS: tl.constexpr, SHARED: tl.constexpr, WAIT: tl.constexpr,
@@ -172,7 +172,7 @@ def _leave(
         first_slot = 2 * first + (first * base + tl.minimum(first, extra) < pair_start).to(tl.int32)
         _merge(
             first, last, first_slot, partial_acc, partial_norm, norm_sums, row, head, out, sinks,
-            shared_chunks, shared_acc, shared_norm, max_rows,
+            shared_chunks, shared_acc, shared_norm, max_rows, value_scale,
             HEADS, GROUP, GROUP_ROWS, HEAD_DIM, DIM, MERGE, HAS_SINKS, SHARED, WAIT,
         )  # fmt: skip
 
@@ -188,7 +188,7 @@ def _program_of(number, base, extra):
 @triton.jit
 def _merge(
     first, last, first_slot, partial_acc, partial_norm, norm_sums, row, head, out, sinks,
-    shared_chunks, shared_acc, shared_norm, max_rows,
+    shared_chunks, shared_acc, shared_norm, max_rows, value_scale,
     HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
     MERGE: tl.constexpr, HAS_SINKS: tl.constexpr, SHARED: tl.constexpr, WAIT: tl.constexpr,
 ):  # fmt: skip
@@ -221,14 +221,14 @@ def _merge(
         acc = acc * shrink[:, None] + tl.sum(parts * weights[:, :, None], 0)
         maximum = new_maximum
     _write(
-        acc, maximum, total, row, head, out, sinks, shared_chunks, shared_acc, shared_norm, max_rows,
+        acc, maximum, total, row, head, out, sinks, shared_chunks, shared_acc, shared_norm, max_rows, value_scale,
         HEADS, GROUP, GROUP_ROWS, HEAD_DIM, DIM, HAS_SINKS, SHARED, WAIT,
     )  # fmt: skip
 
 
 @triton.jit
 def _write(
-    acc, maximum, total, row, head, out, sinks, shared_chunks, shared_acc, shared_norm, max_rows,
+    acc, maximum, total, row, head, out, sinks, shared_chunks, shared_acc, shared_norm, max_rows, value_scale,
     HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
     HAS_SINKS: tl.constexpr, SHARED: tl.constexpr, WAIT: tl.constexpr,
 ):  # fmt: skip
@@ -267,5 +267,5 @@ def _write(
         acc = acc * shrink[:, None]
     total = tl.where(mine, total, 1.0)
     place = (row.to(tl.int64) * HEADS + heads) * HEAD_DIM
-    result = acc / total[:, None]
+    result = acc / total[:, None] * value_scale
     tl.store(out + place[:, None] + dims[None, :], result.to(out.dtype.element_ty), mask=inside)

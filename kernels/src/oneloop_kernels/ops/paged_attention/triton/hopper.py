@@ -7,6 +7,7 @@ none of this.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -26,12 +27,14 @@ _REGISTERS: Final = 65_536
 """Of a multiprocessor."""
 _STREAM_THREADS: Final = 8 * 32
 """What a program of stream.py holds registers for: four warps, and the one that copies is given four too."""
-_QUERIES: Final = 8
+_RING, _NARROW_RING = 4, 2
+"""Tiles in prefill.py's rings, of 16 bits and of 8, where the cache has 8."""
+QUERIES: Final = 8
 """Least rows of a matrix product's right operand; query heads of a key head are filled up to it."""
 
 
 def fits(shape: AttentionShape, dtype: torch.dtype, cache_dtype: torch.dtype) -> bool:
-    """Whether the kernels compute attention of this shape; of a cache of 8 bits only stream.py does."""
+    """Whether the kernels compute attention of this shape; of a cache of 8 bits stream.py and prefill.py do."""
     size = shape.block_size
     return (
         dtype in (torch.bfloat16, torch.float16)
@@ -43,6 +46,12 @@ def fits(shape: AttentionShape, dtype: torch.dtype, cache_dtype: torch.dtype) ->
         and size % 8 == 0
         and (_HALF % size == 0 or size % _HALF == 0)
     )
+
+
+def heads_together(shape: AttentionShape, most: int) -> int:
+    """How many neighbouring key heads stream.py takes at once of a cache of 8 bits: at most `most`, a power of two."""
+    group = shape.num_heads // shape.num_kv_heads
+    return min(most, math.gcd(shape.num_kv_heads, max(QUERIES // group, 1)))
 
 
 def lies_densely(cache: torch.Tensor) -> bool:
@@ -57,16 +66,19 @@ def stream_registers(programs_per_sm: int) -> int:
 
 def launch_stream(
     qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, shape: AttentionShape, *arguments: object,
-    programs: int, programs_per_sm: int, stages: int, beside: bool, pdl: dict[str, bool],
+    programs: int, programs_per_sm: int, tile: int, together: int, stages: int, beside: bool, pdl: dict[str, bool],
 ) -> None:  # fmt: skip
     """stream.py on one layer. arguments: what it takes after out."""
     from oneloop_kernels.ops.paged_attention.triton.stream import stream_kernel
 
     queries = qkv.view(-1, _HEAD_DIM)
+    box = min(_HALF, shape.block_size, tile // together)
+    narrow = cache.dtype is FP8
     stream_kernel[(programs,)](
-        _tensor_map(queries, _QUERIES, _HALF), _cache_map(cache), out, *arguments,
-        HEADS=shape.num_heads, KV_HEADS=shape.num_kv_heads, BLOCK_SIZE=shape.block_size,
-        BOX=min(_HALF, shape.block_size), QUERIES=_QUERIES, STAGES=stages, MERGE=_MERGE, BESIDE=beside,
+        _tensor_map(queries, QUERIES, _HALF), _narrow_map(cache, together, box) if narrow else _cache_map(cache), out,
+        *arguments,
+        HEADS=shape.num_heads, KV_HEADS=shape.num_kv_heads, BLOCK_SIZE=shape.block_size, BOX=box, QUERIES=QUERIES,
+        TILE=tile, TOGETHER=together, STAGES=stages, MERGE=_MERGE, BESIDE=beside,
         num_warps=4, maxnreg=stream_registers(programs_per_sm), **pdl,
     )  # fmt: skip
 
@@ -75,14 +87,16 @@ def launch_prefill(
     qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, shape: AttentionShape, *arguments: object,
     programs: int, ring: int, pdl: dict[str, bool],
 ) -> None:  # fmt: skip
-    """prefill.py on one layer. arguments: what it takes after out."""
+    """prefill.py on one layer. arguments: what it takes after out. ring: of a cache of 8 bits it is _RING."""
     from oneloop_kernels.ops.paged_attention.triton.prefill import prefill_kernel
 
     group = shape.num_heads // shape.num_kv_heads
+    narrow = cache.dtype is FP8
     prefill_kernel[(programs,)](
         _tensor_map(qkv, _HALF // group, group, _HALF), _cache_map(cache), out, *arguments,
         HEADS=shape.num_heads, KV_HEADS=shape.num_kv_heads, BLOCK_SIZE=shape.block_size,
-        BOX=min(_HALF, shape.block_size), RING=ring, num_warps=4, maxnreg=168, **pdl,
+        BOX=min(_HALF, shape.block_size), RING=_RING if narrow else ring, NARROW_RING=_NARROW_RING if narrow else 0,
+        num_warps=4, maxnreg=_REGISTERS // (512 if narrow else 384) // 8 * 8, **pdl,
     )  # fmt: skip
 
 
@@ -95,9 +109,9 @@ def launch_ordered_decode(
 
     queries = qkv.view(-1, _HEAD_DIM)
     decode_kernel[(programs,)](
-        _tensor_map(queries, _QUERIES, _HALF), _cache_map(cache), out, *arguments,
+        _tensor_map(queries, QUERIES, _HALF), _cache_map(cache), out, *arguments,
         HEADS=shape.num_heads, KV_HEADS=shape.num_kv_heads, BLOCK_SIZE=shape.block_size,
-        BOX=min(_HALF, shape.block_size), QUERIES=_QUERIES, STAGES=stages, BESIDE=beside,
+        BOX=min(_HALF, shape.block_size), QUERIES=QUERIES, STAGES=stages, BESIDE=beside,
         num_warps=4, maxnreg=128, **pdl,
     )  # fmt: skip
 
@@ -115,6 +129,11 @@ def launch_blocks(
         HEADS=shape.num_heads, KV_HEADS=shape.num_kv_heads, BLOCK_SIZE=shape.block_size,
         BOX=min(_HALF, shape.block_size), QUERIES=queries, STAGES=stages, num_warps=4, maxnreg=128, **pdl,
     )  # fmt: skip
+
+
+def _narrow_map(cache: torch.Tensor, together: int, box: int) -> object:
+    """Of a cache of 8 bits as [heads of all blocks, tokens, head_dim]."""
+    return _tensor_map(cache.transpose(1, 2).flatten(0, 1), together, box, _HEAD_DIM)
 
 
 def _cache_map(cache: torch.Tensor) -> object:

@@ -12,6 +12,7 @@ import torch
 import triton
 
 from oneloop_kernels.launch import num_sms, pdl_options
+from oneloop_kernels.ops.kv_cache import UNSCALED, KvScales
 from oneloop_kernels.ops.paged_attention.triton import hopper
 from oneloop_kernels.ops.paged_attention.triton.planning import (
     COST_CLASSES,
@@ -127,11 +128,14 @@ class OrderedPlan:
     has_multi: bool
 
     def run(
-        self, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None
-    ) -> None:
+        self, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None,
+        *, scales: KvScales = UNSCALED,
+    ) -> None:  # fmt: skip
         """See the contract. ValueError for what the kernels do not read."""
-        if sinks is not None or not hopper.lies_densely(cache):
-            raise ValueError("attention in the fixed order wants a cache stored by head, and no sinks")
+        if sinks is not None or scales != UNSCALED or not hopper.lies_densely(cache):
+            raise ValueError(
+                "attention in the fixed order wants a cache stored by head, no sinks and no scales"
+            )
         if self.has_multi:
             self.attention.run_blocks(self.step, qkv, cache, out)
         self.attention.run_decode(self.step, qkv, cache, out, beside=self.has_multi)

@@ -5,6 +5,9 @@ halved among the warpgroups; both read the same keys and values, which stream th
 tokens. In a warpgroup the scores of a tile are computed while those of the tile before are multiplied with its values,
 and beside that one warpgroup's exponentials fill the time in which the other one's products run. Work is dealt out in
 advance, heaviest first, back and forth: no program gets much more than another.
+
+A cache of 8 bits (NARROW) is copied into a ring of its own, NARROW_RING tiles of half the size; a third warpgroup makes
+float16 of them, which the ring of the others holds then. Queries and weights are float16 too.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from oneloop_kernels.ops.paged_attention.triton.planning import ITEM_FIELDS
-from oneloop_kernels.ops.paged_attention.triton.softmax import HIDDEN
+from oneloop_kernels.ops.paged_attention.triton.softmax import FLOAT16_MAX, HIDDEN
 
 BLOCK_M = tl.constexpr(128)
 ROWS = tl.constexpr(64)
@@ -30,6 +33,24 @@ KEYS = tl.constexpr(128)
 """Of a tile."""
 HALF = tl.constexpr(64)
 HEAD_DIM = tl.constexpr(128)
+PIECE = tl.constexpr(32)
+"""Rows that are widened at a time: as many as fit the registers that are left."""
+
+
+@gluon.constexpr_function
+def _is_narrow(dtype):
+    return dtype.primitive_bitwidth == 8
+
+
+@gluon.constexpr_function
+def _matrix_layout():
+    return gl.NVMMASharedLayout(128, 16, 2)
+
+
+@gluon.constexpr_function
+def _rows_layout():
+    """No bank twice, neither for numbers of 8 bits nor for those of 16."""
+    return gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
 
 
 @gluon.constexpr_function
@@ -39,54 +60,91 @@ def _products_layout():
 
 @gluon.jit(do_not_specialize=["table_stride"])
 def prefill_kernel(
-    q_desc, kv_desc, out_ptr, block_tables, table_stride, items, num_items, scale_log2,
+    q_desc, kv_desc, out_ptr, block_tables, table_stride, items, num_items, scale_log2, value_scale,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, RING: gl.constexpr,
-    USE_PDL: gl.constexpr,
+    NARROW_RING: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
-    """One program of a fixed grid: four warps, four, and one.
+    """One program of a fixed grid: four warps, four, and one; of a cache of 8 bits four more.
 
     q_desc: of qkv [tokens, heads, HEAD_DIM], boxes [ROWS / group, group, HALF]; kv_desc: of the cache as rows of
-    HEAD_DIM elements in the order block, head (keys' before values'), token; boxes [BOX, HALF],
-    BOX = min(BLOCK_SIZE, 64).
-    Items have BLOCK_M / group queries at most.
+    HEAD_DIM elements in the order block, head (keys' before values'), token; boxes of BOX = min(BLOCK_SIZE, 64) rows
+    and 128 bytes. Items have BLOCK_M / group queries at most. NARROW_RING: 0 where the cache has 16 bits.
     """
-    PIECES: gl.constexpr = 2 * KEYS // BOX
-    boxes = gl.allocate_shared_memory(kv_desc.dtype, [RING * PIECES, BOX, HALF], kv_desc.layout)
+    NARROW: gl.constexpr = _is_narrow(kv_desc.dtype)
+    COPIED: gl.constexpr = NARROW_RING if NARROW else RING
+    PARTS: gl.constexpr = 1 if NARROW else 2
+    boxes = gl.allocate_shared_memory(
+        kv_desc.dtype, [COPIED * PARTS * (KEYS // BOX), BOX, HEAD_DIM // PARTS], kv_desc.layout
+    )
+    if NARROW:
+        matrices = gl.allocate_shared_memory(gl.float16, [RING, KEYS, HEAD_DIM], _matrix_layout())
+    else:
+        matrices = boxes._reinterpret(boxes.dtype, [RING, KEYS, HEAD_DIM], boxes.layout)
     queries = gl.allocate_shared_memory(
         q_desc.dtype, [8, ROWS * KV_HEADS // HEADS, HEADS // KV_HEADS, HALF], q_desc.layout
     )
-    arrived = gl.allocate_shared_memory(gl.int64, [RING, 1], mbarrier.MBarrierLayout())
-    freed = gl.allocate_shared_memory(gl.int64, [RING, 1], mbarrier.MBarrierLayout())
-    q_arrived = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    q_freed = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(RING):
-        mbarrier.init(arrived.index(stage), count=1)
-        mbarrier.init(freed.index(stage), count=2)
-    for buffer in gl.static_range(2):
-        mbarrier.init(q_arrived.index(buffer), count=1)
-        mbarrier.init(q_freed.index(buffer), count=2)
+    arrived, freed = _barriers(RING, 2)
+    q_arrived, q_freed = _barriers(2, 2)
+    if NARROW:
+        copied, widened = _barriers(NARROW_RING, 1)
+    else:
+        copied, widened = arrived, freed
     if USE_PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     num_work = gl.load(num_items) * KV_HEADS
-    gl.warp_specialize(
-        [
-            (_compute, (
-                0, boxes, queries, arrived, freed, q_arrived, q_freed, out_ptr, items, num_work, scale_log2,
-                HEADS, KV_HEADS, BLOCK_SIZE, RING,
-            )),
-            (_compute, (
-                1, boxes, queries, arrived, freed, q_arrived, q_freed, out_ptr, items, num_work, scale_log2,
-                HEADS, KV_HEADS, BLOCK_SIZE, RING,
-            )),
-            (_copy, (
-                q_desc, kv_desc, boxes, queries, arrived, freed, q_arrived, q_freed, block_tables, table_stride,
-                items, num_work, HEADS, KV_HEADS, BLOCK_SIZE, BOX, RING,
-            )),
-        ],
-        [4, 1],
-        [224, 56],
-    )  # fmt: skip
+    if NARROW:
+        gl.warp_specialize(
+            [
+                (_compute, (
+                    0, matrices, queries, arrived, freed, q_arrived, q_freed, out_ptr, items, num_work, scale_log2,
+                    value_scale, HEADS, KV_HEADS, BLOCK_SIZE, RING, NARROW,
+                )),
+                (_compute, (
+                    1, matrices, queries, arrived, freed, q_arrived, q_freed, out_ptr, items, num_work, scale_log2,
+                    value_scale, HEADS, KV_HEADS, BLOCK_SIZE, RING, NARROW,
+                )),
+                (_widen, (
+                    boxes, matrices, copied, widened, arrived, freed, items, num_work, KV_HEADS, RING, NARROW_RING,
+                )),
+                (_copy, (
+                    q_desc, kv_desc, boxes, queries, copied, widened, q_arrived, q_freed, block_tables, table_stride,
+                    items, num_work, HEADS, KV_HEADS, BLOCK_SIZE, BOX, NARROW_RING,
+                )),
+            ],
+            [4, 4, 1],
+            [208, 64, 32],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_compute, (
+                    0, matrices, queries, arrived, freed, q_arrived, q_freed, out_ptr, items, num_work, scale_log2,
+                    value_scale, HEADS, KV_HEADS, BLOCK_SIZE, RING, NARROW,
+                )),
+                (_compute, (
+                    1, matrices, queries, arrived, freed, q_arrived, q_freed, out_ptr, items, num_work, scale_log2,
+                    value_scale, HEADS, KV_HEADS, BLOCK_SIZE, RING, NARROW,
+                )),
+                (_copy, (
+                    q_desc, kv_desc, boxes, queries, arrived, freed, q_arrived, q_freed, block_tables, table_stride,
+                    items, num_work, HEADS, KV_HEADS, BLOCK_SIZE, BOX, RING,
+                )),
+            ],
+            [4, 1],
+            [224, 56],
+        )  # fmt: skip
+
+
+@gluon.jit
+def _barriers(STAGES: gl.constexpr, READERS: gl.constexpr):
+    """Of a ring: that a stage has been filled, by one; and that it has been read, by so many."""
+    filled = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    read = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(filled.index(stage), count=1)
+        mbarrier.init(read.index(stage), count=READERS)
+    return filled, read
 
 
 @gluon.jit
@@ -161,6 +219,7 @@ def _copy_tile(
 ):  # fmt: skip
     """Ask for one head's tile, the count-th of all, when its stage is free. Boxes from `end` on read as zeros."""
     BOXES: gl.constexpr = KEYS // BOX
+    NARROW: gl.constexpr = _is_narrow(kv_desc.dtype)
     stage = count % RING
     barrier = arrived.index(stage)
     blocks = ()
@@ -168,27 +227,73 @@ def _copy_tile(
         position = index * KEYS + box * BOX
         blocks = blocks + (gl.load(table + position // BLOCK_SIZE, mask=position < end, other=0),)  # type: ignore[assignment]  # noqa: RUF005
     mbarrier.wait(freed.index(stage), (count // RING & 1) ^ 1)
-    mbarrier.expect(barrier, KEYS * HEAD_DIM * 2)
+    mbarrier.expect(barrier, KEYS * HEAD_DIM * (1 if NARROW else 2))
     for box in gl.static_range(BOXES):
         position = index * KEYS + box * BOX
         row = (blocks[box] * (2 * KV_HEADS) + head) * BLOCK_SIZE + position % BLOCK_SIZE
         row = gl.where(position < end, row, -BOX)
-        target = stage * (2 * BOXES) + box
-        tma.async_copy_global_to_shared(kv_desc, [row, 0], barrier, boxes.index(target))
-        tma.async_copy_global_to_shared(kv_desc, [row, HALF], barrier, boxes.index(target + BOXES))
+        if NARROW:
+            tma.async_copy_global_to_shared(kv_desc, [row, 0], barrier, boxes.index(stage * BOXES + box))
+        else:
+            target = stage * (2 * BOXES) + box
+            tma.async_copy_global_to_shared(kv_desc, [row, 0], barrier, boxes.index(target))
+            tma.async_copy_global_to_shared(kv_desc, [row, HALF], barrier, boxes.index(target + BOXES))
+
+
+@gluon.jit
+def _widen(
+    boxes, matrices, copied, widened, arrived, freed, items, num_work,
+    KV_HEADS: gl.constexpr, RING: gl.constexpr, NARROW_RING: gl.constexpr,
+):  # fmt: skip
+    """A warpgroup between the rings: tiles of 8 bits, in the order in which they were asked for, into float16."""
+    narrow = boxes._reinterpret(boxes.dtype, [NARROW_RING, KEYS, HEAD_DIM], boxes.layout)
+    count = 0
+    turn = 0
+    work = _dealt(turn)
+    while work < num_work:
+        end = gl.load(items + work // KV_HEADS * ITEM_FIELDS + 4)
+        tiles = 2 * gl.cdiv(end, KEYS)
+        for index in range(tiles):
+            stage = count % RING
+            source = count % NARROW_RING
+            there = gl.where(index == tiles - 1, end - (tiles // 2 - 1) * KEYS, KEYS)
+            mbarrier.wait(copied.index(source), count // NARROW_RING & 1)
+            mbarrier.wait(freed.index(stage), (count // RING & 1) ^ 1)
+            if there < KEYS:
+                _widen_tile(narrow.index(source), matrices.index(stage), there, True)
+            else:
+                _widen_tile(narrow.index(source), matrices.index(stage), there, False)
+            fence_async_shared()
+            gl.thread_barrier()  # every warp has read and written its part
+            mbarrier.arrive(arrived.index(stage), count=1)
+            mbarrier.arrive(widened.index(source), count=1)
+            count += 1
+        turn += 1
+        work = _dealt(turn)
+
+
+@gluon.jit
+def _widen_tile(narrow, wide, there, MASKED: gl.constexpr):
+    """MASKED: zeros for the values from `there` on; nobody has written them, and zero times infinity would be felt."""
+    layout: gl.constexpr = _rows_layout()
+    for piece in gl.static_range(KEYS // PIECE):
+        values = narrow.slice(piece * PIECE, PIECE).load(layout).to(gl.float16)
+        if MASKED:
+            rows = piece * PIECE + gl.arange(0, PIECE, gl.SliceLayout(1, layout))
+            values = gl.where((rows < there)[:, None], values, 0.0).to(gl.float16)
+        wide.slice(piece * PIECE, PIECE).store(values)
 
 
 @gluon.jit
 def _compute(
-    half, boxes, queries, arrived, freed, q_arrived, q_freed, out_ptr, items, num_work, scale_log2,
-    HEADS: gl.constexpr, KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, RING: gl.constexpr,
+    half, matrices, queries, arrived, freed, q_arrived, q_freed, out_ptr, items, num_work, scale_log2, value_scale,
+    HEADS: gl.constexpr, KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, RING: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: ROWS queries of each of the program's items."""
     GROUP: gl.constexpr = HEADS // KV_HEADS
     layout: gl.constexpr = _products_layout()
-    flat: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    matrices = boxes._reinterpret(boxes.dtype, [RING, KEYS, HEAD_DIM], boxes.layout)
-    blocks = queries._reinterpret(queries.dtype, [4, ROWS, HEAD_DIM], flat)
+    copied = queries._reinterpret(queries.dtype, [4, ROWS, HEAD_DIM], _matrix_layout())
+    blocks = copied._reinterpret(matrices.dtype, [4, ROWS, HEAD_DIM], _matrix_layout())
     rows = half * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
     count = 0
     turn = 0
@@ -201,16 +306,20 @@ def _compute(
         position = gl.load(item + 5)
         buffer = turn % 2
         mbarrier.wait(q_arrived.index(buffer), turn // 2 & 1)
+        if copied.dtype != blocks.dtype:
+            _convert(copied.index(2 * buffer + half), blocks.index(2 * buffer + half))
+            fence_async_shared()
+            gl.thread_barrier()
         acc, total = _attend(
             blocks.index(2 * buffer + half), matrices, arrived, freed, count, position, end, position + rows // GROUP,
-            scale_log2, BLOCK_SIZE, RING, layout,
+            scale_log2, BLOCK_SIZE, RING, NARROW, layout,
         )  # fmt: skip
         mbarrier.arrive(q_freed.index(buffer), count=1)  # behind the last tile's barrier
         count += 2 * gl.cdiv(end, KEYS)
         heads = work % KV_HEADS * GROUP + rows % GROUP
         places = ((first_token + rows // GROUP).to(gl.int64) * HEADS + heads) * HEAD_DIM
         dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, layout))
-        result = acc * (1.0 / total)[:, None]
+        result = acc * (value_scale / total)[:, None]
         gl.store(
             out_ptr + places[:, None] + dims[None, :], result.to(out_ptr.dtype.element_ty),
             mask=(rows // GROUP < tokens)[:, None],
@@ -222,7 +331,7 @@ def _compute(
 @gluon.jit
 def _attend(
     q, matrices, arrived, freed, count, position, end, query_positions, scale_log2,
-    BLOCK_SIZE: gl.constexpr, RING: gl.constexpr, layout: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr, RING: gl.constexpr, NARROW: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
     """All tiles of an item, the first of which is the count-th of all → result [ROWS, HEAD_DIM], and sums [ROWS].
 
@@ -256,10 +365,11 @@ def _attend(
         )  # fmt: skip
         count += 2
     stage = count % RING
-    if end % BLOCK_SIZE != 0:
-        _clear(matrices.index(stage), end - (tiles - 1) * KEYS)
-        fence_async_shared()
-        gl.thread_barrier()
+    if not NARROW:
+        if end % BLOCK_SIZE != 0:
+            _clear(matrices.index(stage), end - (tiles - 1) * KEYS)
+            fence_async_shared()
+            gl.thread_barrier()
     operand = gl.convert_layout(weights, gl.DotOperandLayout(0, layout, 2))
     acc = warpgroup_mma(operand, matrices.index(stage), acc, is_async=True)
     acc, operand = warpgroup_mma_wait(0, deps=[acc, operand])
@@ -312,11 +422,18 @@ def _soften(
 
 
 @gluon.jit
+def _convert(queries, wide):
+    """Queries into float16, in their own place; what is beyond its numbers becomes the largest."""
+    values = queries.load(_rows_layout()).to(gl.float32)
+    wide.store(gl.minimum(gl.maximum(values, -FLOAT16_MAX), FLOAT16_MAX).to(gl.float16))
+
+
+@gluon.jit
 def _clear(values, length):
     """Zeros for the values from `length` on: nobody has written them, and zero times infinity would be felt.
 
     Both warpgroups do so, with equal bytes.
     """
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    layout: gl.constexpr = _rows_layout()
     rows = gl.arange(0, KEYS, gl.SliceLayout(1, layout))
     values.store(gl.where((rows < length)[:, None], values.load(layout), 0.0).to(values.dtype))

@@ -6,8 +6,7 @@ four compute with the keys as the rows of the matrix products: scores [KEYS, QUE
 [HEAD_DIM, QUERIES] = Vᵀ · weights. In shared memory the left half of a matrix lies before the right one, rows of 128
 bytes each: the copy engine fills them box by box of HALF elements.
 
-From a cache of 8 bits (NARROW), whose rows are 128 bytes as they are, half as much is copied; who computes widens a
-tile to float16 into a place of its own, and frees the stage before the products. Queries and weights are float16 then.
+Of a cache of 8 bits (NARROW) narrow.py copies the tiles and attends to them; queries and weights are float16 then.
 """
 
 from __future__ import annotations
@@ -23,11 +22,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from oneloop_kernels.ops.paged_attention.triton import narrow
+from oneloop_kernels.ops.paged_attention.triton.narrow import dims_of_rows, operand_layout
 from oneloop_kernels.ops.paged_attention.triton.planning import PROGRAM_FIELDS
-from oneloop_kernels.ops.paged_attention.triton.softmax import FLOAT16_MAX, HIDDEN
+from oneloop_kernels.ops.paged_attention.triton.softmax import HIDDEN
 
 KEYS = tl.constexpr(64)
-"""Of a tile."""
+"""Of a tile of a cache of 16 bits."""
 HALF = tl.constexpr(64)
 HEAD_DIM = tl.constexpr(128)
 
@@ -35,11 +36,6 @@ HEAD_DIM = tl.constexpr(128)
 @gluon.constexpr_function
 def _is_narrow(dtype):
     return dtype.primitive_bitwidth == 8
-
-
-@gluon.constexpr_function
-def _wide_layout(rows):
-    return gl.NVMMASharedLayout.get_default_for([rows, 128], gl.float16)
 
 
 @gluon.constexpr_function
@@ -51,36 +47,40 @@ def _products_layout(queries):
 def stream_kernel(
     q_desc, kv_desc, out_ptr,
     row_slot, seq_lens, block_tables, table_stride, programs, split,
-    partial_acc, partial_norm, tickets, scale_log2,
+    partial_acc, partial_norm, tickets, scale_log2, value_scale,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, QUERIES: gl.constexpr,
-    STAGES: gl.constexpr, MERGE: gl.constexpr, BESIDE: gl.constexpr, USE_PDL: gl.constexpr,
+    TILE: gl.constexpr, TOGETHER: gl.constexpr, STAGES: gl.constexpr, MERGE: gl.constexpr, BESIDE: gl.constexpr,
+    USE_PDL: gl.constexpr,
 ):  # fmt: skip
     """One program of a fixed grid, four warps and one.
 
     q_desc: of qkv as rows of HEAD_DIM elements, boxes [QUERIES, HALF]; kv_desc: of the cache as such rows, in the order
-    block, head (keys' before values'), token; boxes of BOX = min(KEYS, BLOCK_SIZE) rows and 128 bytes. QUERIES: the
-    query heads of a key head, and what of the rows after them fills up a matrix product. out: as in the contract.
-    row_slot, seq_lens, block_tables, programs, split, partial_acc, partial_norm, tickets: as in decode.py.
+    block, head (keys' before values'), token; boxes [BOX, HALF], BOX = min(KEYS, BLOCK_SIZE); of 8 bits see narrow.py.
+    QUERIES: the query heads of a key head, and what of the rows after them fills up a matrix product. out: as in the
+    contract. TILE: keys of a tile, of TOGETHER heads: KEYS and 1 but for 8 bits.
+    row_slot, seq_lens, block_tables, programs, split, partial_acc, partial_norm, tickets, value_scale: as in decode.py.
 
     When the kernel begins, all is complete that came ahead of the kernel before it: the plan, the tables, and all keys
     and values but those of the step's own tokens. So the first tiles are asked for before it waits. BESIDE: also the
     queries and the step's own keys and values; then it waits only at its end (see decode.py).
     """
-    BOXES: gl.constexpr = KEYS // BOX
     NARROW: gl.constexpr = _is_narrow(kv_desc.dtype)
-    PARTS: gl.constexpr = 1 if NARROW else 2
-    boxes = gl.allocate_shared_memory(
-        kv_desc.dtype, [STAGES * 2 * PARTS * BOXES, BOX, HEAD_DIM // PARTS], kv_desc.layout
-    )
+    gl.static_assert(NARROW or (TILE == KEYS and TOGETHER == 1))
     queries = gl.allocate_shared_memory(q_desc.dtype, [2 * (STAGES + 1), QUERIES, HALF], q_desc.layout)
     if NARROW:
-        weights = gl.allocate_shared_memory(gl.float16, [QUERIES, KEYS], q_desc.layout)
-        wide = gl.allocate_shared_memory(gl.float16, [2, KEYS, HEAD_DIM], _wide_layout(KEYS))
-        wide_queries = gl.allocate_shared_memory(gl.float16, [QUERIES, HEAD_DIM], _wide_layout(QUERIES))
+        boxes = gl.allocate_shared_memory(
+            kv_desc.dtype, [STAGES * 2 * (TILE // (BOX * TOGETHER)), TOGETHER, BOX, HEAD_DIM], kv_desc.layout
+        )
+        weights = gl.allocate_shared_memory(gl.float16, [2, QUERIES, TILE], operand_layout(QUERIES, TILE))
+        ordered = gl.allocate_shared_memory(
+            gl.float16, [QUERIES, HEAD_DIM], operand_layout(QUERIES, HEAD_DIM)
+        )
     else:
+        boxes = gl.allocate_shared_memory(
+            kv_desc.dtype, [STAGES * 4 * (KEYS // BOX), BOX, HALF], kv_desc.layout
+        )
         weights = gl.allocate_shared_memory(q_desc.dtype, [QUERIES, KEYS], q_desc.layout)
-        wide = boxes
-        wide_queries = queries
+        ordered = queries
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     freed = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
@@ -102,18 +102,18 @@ def stream_kernel(
     gl.warp_specialize(
         [
             (_compute, (
-                boxes, queries, weights, wide, wide_queries, arrived, freed, out_ptr, seq_lens, partial_acc,
-                partial_norm, tickets, scale_log2, row, tile, pairs, length, left, first, base, extra,
-                HEADS, KV_HEADS, QUERIES, STAGES, MERGE,
+                boxes, queries, weights, ordered, arrived, freed, out_ptr, seq_lens, partial_acc,
+                partial_norm, tickets, scale_log2, value_scale, row, tile, pairs, length, left, first, base, extra,
+                HEADS, KV_HEADS, BOX, QUERIES, TILE, TOGETHER, STAGES, MERGE,
             )),
             (_copy, (
                 q_desc, kv_desc, boxes, queries, arrived, freed, row_slot, seq_lens, block_tables, table_stride,
                 row, tile, pairs, length, slot, left,
-                HEADS, KV_HEADS, BLOCK_SIZE, BOX, QUERIES, STAGES, BESIDE, USE_PDL,
+                HEADS, KV_HEADS, BLOCK_SIZE, BOX, QUERIES, TILE, TOGETHER, STAGES, BESIDE, USE_PDL,
             )),
         ],
         [1],
-        [56],
+        [32 if NARROW else 56],
     )  # fmt: skip
 
 
@@ -122,48 +122,68 @@ def _copy(
     q_desc, kv_desc, boxes, queries, arrived, freed, row_slot, seq_lens, block_tables, table_stride,
     row, tile, pairs, length, slot, left,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, QUERIES: gl.constexpr,
-    STAGES: gl.constexpr, BESIDE: gl.constexpr, USE_PDL: gl.constexpr,
+    TILE: gl.constexpr, TOGETHER: gl.constexpr, STAGES: gl.constexpr, BESIDE: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
     """Ask for the range's tiles, in order, each as soon as its stage is free; with a pair's first tile for its queries.
 
     The wait for the kernel before this one comes when all stages are asked for, or ahead of a row's last tile.
     """
+    GROUP: gl.constexpr = HEADS // KV_HEADS * TOGETHER
     count = 0
     for pair in range(pairs):
-        tiles = gl.cdiv(length, KEYS)
+        tiles = gl.cdiv(length, TILE // TOGETHER)
         head = tile // tiles
         begin = tile % tiles
         end = gl.minimum(tiles, begin + left)
         table = block_tables + slot.to(gl.int64) * table_stride
-        query = row * (HEADS + 2 * KV_HEADS) + head * (HEADS // KV_HEADS)
+        query = row * (HEADS + 2 * KV_HEADS) + head * GROUP
         place = pair % (STAGES + 1) * 2
         later = begin
         if USE_PDL and not BESIDE:
             if pair == 0:
                 later = gl.minimum(gl.minimum(begin + STAGES, tiles - 1), end)
                 for index in range(begin, later):
-                    _copy_tile(
+                    _copy_any_tile(
                         kv_desc, boxes, arrived, freed, table, index, length, head, count, index == begin,
-                        KV_HEADS, BLOCK_SIZE, BOX, QUERIES, STAGES,
+                        KV_HEADS, BLOCK_SIZE, BOX, TOGETHER, QUERIES, STAGES,
                     )  # fmt: skip
                     count += 1
                 tl.extra.cuda.gdc_wait()
                 if later > begin:
                     _copy_queries(q_desc, queries, arrived.index(0), query, place)
         for index in range(later, end):
-            _copy_tile(
+            _copy_any_tile(
                 kv_desc, boxes, arrived, freed, table, index, length, head, count, index == begin,
-                KV_HEADS, BLOCK_SIZE, BOX, QUERIES, STAGES,
+                KV_HEADS, BLOCK_SIZE, BOX, TOGETHER, QUERIES, STAGES,
             )  # fmt: skip
             if index == begin:
                 _copy_queries(q_desc, queries, arrived.index(count % STAGES), query, place)
             count += 1
-        row, tile, left, row_ends = _advance(row, tile, left, end - begin, tiles, KV_HEADS)
+        row, tile, left, row_ends = _advance(row, tile, left, end - begin, tiles, KV_HEADS // TOGETHER)
         more = row_ends & (left > 0)
         length = gl.load(seq_lens + row, mask=more, other=length)
         slot = gl.load(row_slot + row, mask=more, other=slot)
     if USE_PDL:
         tl.extra.cuda.gdc_wait()  # also without any work: who waits for this kernel waits for those before it
+
+
+@gluon.jit
+def _copy_any_tile(
+    kv_desc, boxes, arrived, freed, table, index, length, head, count, with_queries,
+    KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, TOGETHER: gl.constexpr,
+    QUERIES: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Of 16 bits or of 8."""
+    if _is_narrow(kv_desc.dtype):
+        narrow.copy_tile(
+            kv_desc, boxes, arrived, freed, table, index, length, head, count, with_queries,
+            KV_HEADS, BLOCK_SIZE, BOX, TOGETHER, QUERIES, STAGES,
+        )  # fmt: skip
+    else:
+        _copy_tile(
+            kv_desc, boxes, arrived, freed, table, index, length, head, count, with_queries,
+            KV_HEADS, BLOCK_SIZE, BOX, QUERIES, STAGES,
+        )  # fmt: skip
 
 
 @gluon.jit
@@ -176,8 +196,7 @@ def _copy_tile(
     Boxes past the end of a row are asked for outside of the cache: they read as zeros.
     """
     BOXES: gl.constexpr = KEYS // BOX
-    NARROW: gl.constexpr = _is_narrow(kv_desc.dtype)
-    KV_BYTES: gl.constexpr = 2 * KEYS * HEAD_DIM * (1 if NARROW else 2)
+    KV_BYTES: gl.constexpr = 2 * KEYS * HEAD_DIM * 2
     Q_BYTES: gl.constexpr = QUERIES * HEAD_DIM * 2
     stage = count % STAGES
     barrier = arrived.index(stage)
@@ -193,16 +212,11 @@ def _copy_tile(
         keys = (blocks[box] * (2 * KV_HEADS) + head) * BLOCK_SIZE + position % BLOCK_SIZE
         values = gl.where(position < length, keys + KV_HEADS * BLOCK_SIZE, -BOX)
         keys = gl.where(position < length, keys, -BOX)
-        if NARROW:
-            target = stage * (2 * BOXES) + box
-            tma.async_copy_global_to_shared(kv_desc, [keys, 0], barrier, boxes.index(target))
-            tma.async_copy_global_to_shared(kv_desc, [values, 0], barrier, boxes.index(target + BOXES))
-        else:
-            target = stage * (4 * BOXES) + box
-            tma.async_copy_global_to_shared(kv_desc, [keys, 0], barrier, boxes.index(target))
-            tma.async_copy_global_to_shared(kv_desc, [keys, HALF], barrier, boxes.index(target + BOXES))
-            tma.async_copy_global_to_shared(kv_desc, [values, 0], barrier, boxes.index(target + 2 * BOXES))
-            tma.async_copy_global_to_shared(kv_desc, [values, HALF], barrier, boxes.index(target + 3 * BOXES))
+        target = stage * (4 * BOXES) + box
+        tma.async_copy_global_to_shared(kv_desc, [keys, 0], barrier, boxes.index(target))
+        tma.async_copy_global_to_shared(kv_desc, [keys, HALF], barrier, boxes.index(target + BOXES))
+        tma.async_copy_global_to_shared(kv_desc, [values, 0], barrier, boxes.index(target + 2 * BOXES))
+        tma.async_copy_global_to_shared(kv_desc, [values, HALF], barrier, boxes.index(target + 3 * BOXES))
 
 
 @gluon.jit
@@ -224,28 +238,36 @@ def _advance(row, tile, left, done, tiles, KV_HEADS: gl.constexpr):
 
 @gluon.jit
 def _compute(
-    boxes, queries, weights, wide, wide_queries, arrived, freed, out_ptr, seq_lens, partial_acc, partial_norm, tickets,
-    scale_log2, row, tile, pairs, length, left, first, base, extra,
-    HEADS: gl.constexpr, KV_HEADS: gl.constexpr, QUERIES: gl.constexpr, STAGES: gl.constexpr, MERGE: gl.constexpr,
+    boxes, queries, weights, ordered, arrived, freed, out_ptr, seq_lens, partial_acc, partial_norm, tickets,
+    scale_log2, value_scale, row, tile, pairs, length, left, first, base, extra,
+    HEADS: gl.constexpr, KV_HEADS: gl.constexpr, BOX: gl.constexpr, QUERIES: gl.constexpr, TILE: gl.constexpr,
+    TOGETHER: gl.constexpr, STAGES: gl.constexpr, MERGE: gl.constexpr,
 ):  # fmt: skip
     """Attend to the range's tiles as they arrive; write the pairs that are whole, leave what is not."""
-    GROUP: gl.constexpr = HEADS // KV_HEADS
+    GROUP: gl.constexpr = HEADS // KV_HEADS * TOGETHER
+    NARROW: gl.constexpr = _is_narrow(boxes.dtype)
     layout: gl.constexpr = _products_layout(QUERIES)
-    matrices = boxes._reinterpret(boxes.dtype, [STAGES * 2, KEYS, HEAD_DIM], boxes.layout)
     heads = queries._reinterpret(queries.dtype, [STAGES + 1, QUERIES, HEAD_DIM], queries.layout)
     start_of_range = first
     number = first
     count = 0
     program = gl.program_id(0)
     for pair in range(pairs):
-        tiles = gl.cdiv(length, KEYS)
+        tiles = gl.cdiv(length, TILE // TOGETHER)
         head = tile // tiles
         begin = tile % tiles
         end = gl.minimum(tiles, begin + left)
-        acc, maximum, total = _attend(
-            begin, end, count, length, heads.index(pair % (STAGES + 1)), matrices, weights, wide, wide_queries,
-            arrived, freed, scale_log2, QUERIES, STAGES, layout,
-        )  # fmt: skip
+        if NARROW:
+            acc, maximum, total = narrow.attend(
+                begin, end, count, length, heads.index(pair % (STAGES + 1)), boxes, weights, ordered, arrived, freed,
+                scale_log2, HEADS // KV_HEADS, BOX, TOGETHER, QUERIES, TILE, STAGES, layout,
+            )  # fmt: skip
+        else:
+            matrices = boxes._reinterpret(boxes.dtype, [STAGES * 2, KEYS, HEAD_DIM], boxes.layout)
+            acc, maximum, total = _attend(
+                begin, end, count, length, heads.index(pair % (STAGES + 1)), matrices, weights, arrived, freed,
+                scale_log2, QUERIES, STAGES, layout,
+            )  # fmt: skip
         whole = end - begin == tiles
         if not whole:
             own = 2 * program + (number != start_of_range).to(gl.int32)
@@ -254,23 +276,22 @@ def _compute(
                 partial_acc, partial_norm, tickets, GROUP, QUERIES, MERGE, layout,
             )  # fmt: skip
         if whole:
-            _write(acc, total, row, head, out_ptr, HEADS, GROUP, QUERIES, layout)
+            _write(acc, total, row, head, out_ptr, value_scale, HEADS, GROUP, QUERIES, NARROW, layout)
         count += end - begin
         number += end - begin
-        row, tile, left, row_ends = _advance(row, tile, left, end - begin, tiles, KV_HEADS)
+        row, tile, left, row_ends = _advance(row, tile, left, end - begin, tiles, KV_HEADS // TOGETHER)
         length = gl.load(seq_lens + row, mask=row_ends & (left > 0), other=length)
 
 
 @gluon.jit
 def _attend(
-    begin, end, count, length, queries, matrices, weights, wide, wide_queries, arrived, freed, scale_log2,
+    begin, end, count, length, queries, matrices, weights, arrived, freed, scale_log2,
     QUERIES: gl.constexpr, STAGES: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
     """The tiles begin … end − 1 of a pair, the first of which is the range's count-th.
 
     → the result [HEAD_DIM, QUERIES], not normalised; maxima (base 2) and sums [QUERIES].
     """
-    NARROW: gl.constexpr = _is_narrow(matrices.dtype)
     acc = gl.zeros([HEAD_DIM, QUERIES], gl.float32, layout)
     sums = gl.zeros([KEYS, QUERIES], gl.float32, layout)
     none = gl.zeros([KEYS, QUERIES], gl.float32, layout)
@@ -278,20 +299,9 @@ def _attend(
     inside = gl.arange(0, KEYS, gl.SliceLayout(1, layout))
     for index in range(begin, end):
         stage = count % STAGES
-        if NARROW:
-            keys, values = wide.index(0), wide.index(1)
-            if index == begin:
-                mbarrier.wait(arrived.index(stage), count // STAGES & 1)
-                _widen_queries(queries, wide_queries)
-                _widen(matrices.index(2 * stage), keys, KEYS)
-                fence_async_shared()
-                gl.thread_barrier()
-            scores = warpgroup_mma(keys, wide_queries.permute((1, 0)), none, is_async=True)
-            _widen(matrices.index(2 * stage + 1), values, length - index * KEYS)
-        else:
-            mbarrier.wait(arrived.index(stage), count // STAGES & 1)
-            keys, values = matrices.index(2 * stage), matrices.index(2 * stage + 1)
-            scores = warpgroup_mma(keys, queries.permute((1, 0)), none, is_async=True)
+        mbarrier.wait(arrived.index(stage), count // STAGES & 1)
+        keys, values = matrices.index(2 * stage), matrices.index(2 * stage + 1)
+        scores = warpgroup_mma(keys, queries.permute((1, 0)), none, is_async=True)
         scores = warpgroup_mma_wait(0, deps=[scores])
         seen = (inside < length - index * KEYS)[:, None]
         scores = gl.where(seen, scores, HIDDEN)
@@ -302,42 +312,16 @@ def _attend(
         sums = sums * shrink + powers
         acc = acc * shrink
         weights.permute((1, 0)).store(powers.to(weights.dtype))
-        if not NARROW:
-            if length - index * KEYS < KEYS:
-                _clear(values, length - index * KEYS)
+        if length - index * KEYS < KEYS:
+            _clear(values, length - index * KEYS)
         fence_async_shared()
-        gl.thread_barrier()  # every warp's weights are there, and of 8 bits the values
+        gl.thread_barrier()  # every warp's weights are there
         acc = warpgroup_mma(values.permute((1, 0)), weights.permute((1, 0)), acc, is_async=True)
-        if NARROW:
-            mbarrier.arrive(freed.index(stage), count=1)
-            if index + 1 < end:  # beside the product: the next keys, for these have been used
-                following = (count + 1) % STAGES
-                mbarrier.wait(arrived.index(following), (count + 1) // STAGES & 1)
-                _widen(matrices.index(2 * following), keys, KEYS)
-                fence_async_shared()
         acc = warpgroup_mma_wait(0, deps=[acc])
-        gl.thread_barrier()  # every warp has read the values, and widened its part of the next keys
-        if not NARROW:
-            mbarrier.arrive(freed.index(stage), count=1)
+        gl.thread_barrier()  # every warp has read the values
+        mbarrier.arrive(freed.index(stage), count=1)
         count += 1
     return acc, maximum, gl.sum(sums, 0)
-
-
-@gluon.jit
-def _widen(narrow, wide, length):
-    """A matrix of 8 bits into one of float16, with zeros for the rows from `length` on (see _clear)."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])  # no bank twice, in either type
-    rows = gl.arange(0, KEYS, gl.SliceLayout(1, layout))
-    values = narrow.load(layout).to(gl.float16)
-    wide.store(gl.where((rows < length)[:, None], values, 0.0))
-
-
-@gluon.jit
-def _widen_queries(queries, wide):
-    """Queries into float16; what is beyond its numbers becomes the largest."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-    values = queries.load(layout).to(gl.float32)
-    wide.store(gl.minimum(gl.maximum(values, -FLOAT16_MAX), FLOAT16_MAX).to(gl.float16))
 
 
 @gluon.jit
@@ -388,7 +372,7 @@ def _program_of(number, base, extra):
 
 @gluon.jit
 def _places(QUERIES: gl.constexpr, layout: gl.constexpr):
-    """Offsets of a pair's heads, in results and in partial results."""
+    """Offsets in a pair's partial results."""
     dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(1, layout))
     group = gl.arange(0, QUERIES, gl.SliceLayout(0, layout))
     return group[None, :] * HEAD_DIM + dims[:, None]
@@ -430,12 +414,16 @@ def _merge(
 
 @gluon.jit
 def _write(
-    acc, total, row, head, out_ptr,
-    HEADS: gl.constexpr, GROUP: gl.constexpr, QUERIES: gl.constexpr, layout: gl.constexpr,
+    acc, total, row, head, out_ptr, value_scale,
+    HEADS: gl.constexpr, GROUP: gl.constexpr, QUERIES: gl.constexpr, NARROW: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
     """Normalise and store."""
     group = gl.arange(0, QUERIES, gl.SliceLayout(0, layout))
     mine = group < GROUP
-    factor = 1.0 / gl.where(mine, total, 1.0)
-    places = out_ptr + (row.to(gl.int64) * HEADS + head * GROUP) * HEAD_DIM + _places(QUERIES, layout)
+    factor = value_scale / gl.where(mine, total, 1.0)
+    dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(1, layout))
+    if NARROW:
+        dims = dims_of_rows(dims)
+    first = (row.to(gl.int64) * HEADS + head * GROUP) * HEAD_DIM
+    places = out_ptr + first + group[None, :] * HEAD_DIM + dims[:, None]
     gl.store(places, (acc * factor[None, :]).to(out_ptr.dtype.element_ty), mask=mine[None, :])

@@ -24,7 +24,7 @@ from oneloop_kernels.ops.paged_attention.triton.softmax import (
 @triton.jit
 def tiles_kernel(
     qkv, cache, descriptor, out, norm, sinks, block_tables, table_stride, items, num_items, counters, max_rows,
-    stride_block, stride_token, stride_head, scale_log2,
+    stride_block, stride_token, stride_head, scale_log2, value_scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, PARTIAL: tl.constexpr,
@@ -34,6 +34,7 @@ def tiles_kernel(
 
     PARTIAL: every query sees every key of the item; out is [chunks, max_rows, HEADS, HEAD_DIM] fp32, not normalised,
     norm [chunks, max_rows, HEADS, 2] fp32: maxima and total. Otherwise causal, out as in the contract, norm unused.
+    value_scale: factor on the results of the second kind.
     descriptor: of the cache, [blocks, BLOCK_SIZE, heads, HEAD_DIM], boxes of one head's BLOCK_N tokens; only with TMA.
     """
     if USE_PDL:
@@ -45,7 +46,7 @@ def tiles_kernel(
         following = tl.atomic_add(counters, 1, sem="relaxed")
         _attend(
             work // KV_HEADS, work % KV_HEADS, qkv, cache, descriptor, out, norm, sinks, block_tables, table_stride,
-            items, max_rows, stride_block, stride_token, stride_head, scale_log2,
+            items, max_rows, stride_block, stride_token, stride_head, scale_log2, value_scale,
             HEADS, KV_HEADS, HEAD_DIM, DIM, BLOCK_SIZE, BLOCK_M, BLOCK_N, WINDOW, SOFT_CAP, HAS_SINKS, PARTIAL, TMA,
             STAGES,
         )  # fmt: skip
@@ -59,7 +60,7 @@ def tiles_kernel(
 @triton.jit
 def _attend(
     number, head, qkv, cache, descriptor, out, norm, sinks, block_tables, table_stride, items, max_rows,
-    stride_block, stride_token, stride_head, scale_log2,
+    stride_block, stride_token, stride_head, scale_log2, value_scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, PARTIAL: tl.constexpr,
@@ -113,7 +114,7 @@ def _attend(
             total = total * shrink + tl.exp2(sink - new_maximum)
             acc = acc * shrink[:, None]
         place = ((first_token + token) * HEADS + heads) * HEAD_DIM
-        result = (acc / total[:, None]).to(out.dtype.element_ty)
+        result = (acc / total[:, None] * value_scale).to(out.dtype.element_ty)
         tl.store(out + place[:, None] + dims[None, :], result, mask=inside)
 
 
