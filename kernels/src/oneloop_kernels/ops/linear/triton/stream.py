@@ -59,7 +59,7 @@ def stream_kernel(
     SCALES: gl.constexpr, SCALE_ROWS: gl.constexpr,
     HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
-    MERGE: gl.constexpr, WHOLE: gl.constexpr, USE_PDL: gl.constexpr,
+    MERGE: gl.constexpr, WHOLE: gl.constexpr, PROMOTE: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
     """out (or +=, with HAS_RESIDUAL) = silu(a) · b where [a; b] = W · xᵀ + bias, or that product itself.
 
@@ -69,7 +69,8 @@ def stream_kernel(
     num_tokens], weight_scales [rows of W / SCALE_ROWS, blocks of columns].
     partial: float32 [2 · programs, 2 if GATED else 1, BLOCK_N · BLOCK_M], uninitialised. tickets: int32, one per tile,
     0 before and after. MERGE: partial sums that are fetched at a time. WHOLE: ranges end where tiles end, partial and
-    tickets are not used. Grid: any size up to the number of blocks, or of tiles with WHOLE.
+    tickets are not used. PROMOTE: so many blocks are added up by the tensor cores before their sum is added to others in
+    float32; 0: all; scales per block make it one whatever it says. Grid: any size up to the number of blocks, or of tiles with WHOLE.
     """
     halves: gl.constexpr = 2 if GATED else 1
     num_blocks = gl.cdiv(in_size, BLOCK_K)
@@ -98,7 +99,7 @@ def stream_kernel(
                     weights, rows, arrived, free, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, partial_ptr,
                     tickets_ptr, num_tokens, num_blocks, token_tiles, out_size, out_stride, program, base, extra,
                     begin, end, SCALES, SCALE_ROWS, HAS_BIAS, GATED, HAS_RESIDUAL, BLOCK_M, BLOCK_N, STAGES, MERGE,
-                    WHOLE, USE_PDL,
+                    WHOLE, PROMOTE, USE_PDL,
                 ),
             ),
             (
@@ -163,7 +164,7 @@ def _multiply(
     num_tokens, num_blocks, token_tiles, out_size, out_stride, program, base, extra, begin, end,
     SCALES: gl.constexpr, SCALE_ROWS: gl.constexpr, HAS_BIAS: gl.constexpr, GATED: gl.constexpr,
     HAS_RESIDUAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    MERGE: gl.constexpr, WHOLE: gl.constexpr, USE_PDL: gl.constexpr,
+    MERGE: gl.constexpr, WHOLE: gl.constexpr, PROMOTE: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
     """The warps that multiply and finish."""
     per_thread: gl.constexpr = BLOCK_M * BLOCK_N // (32 * gl.num_warps())
@@ -194,9 +195,10 @@ def _multiply(
                 SCALE_ROWS, GATED, BLOCK_M, BLOCK_N, STAGES, layout,
             )  # fmt: skip
         else:
-            gate, up = _products(
-                weights, rows, arrived, free, unit - begin, count, GATED, BLOCK_M, BLOCK_N, STAGES, layout
-            )
+            gate, up = _sums(
+                weights, rows, arrived, free, unit - begin, count,
+                GATED, BLOCK_M, BLOCK_N, STAGES, PROMOTE, layout,
+            )  # fmt: skip
         whole = count == num_blocks
         if not WHOLE:
             if not whole:
@@ -219,6 +221,29 @@ def _multiply(
                 out += gl.load(places, mask=mask, other=0.0).to(gl.float32)
             gl.store(places, out.to(out_ptr.dtype.element_ty), mask=mask)
         unit += count
+
+
+@gluon.jit
+def _sums(
+    weights, rows, arrived, free, begin, count,
+    GATED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PROMOTE: gl.constexpr,
+    layout: gl.constexpr,
+):  # fmt: skip
+    """As _products, of any number of units: the tensor cores add PROMOTE of them at most."""
+    few = count
+    if PROMOTE > 0:
+        few = gl.minimum(count, PROMOTE)
+    gate, up = _products(weights, rows, arrived, free, begin, few, GATED, BLOCK_M, BLOCK_N, STAGES, layout)
+    if PROMOTE > 0:
+        for start in range(PROMOTE, count, PROMOTE):
+            more_gate, more_up = _products(
+                weights, rows, arrived, free, begin + start, gl.minimum(count - start, PROMOTE),
+                GATED, BLOCK_M, BLOCK_N, STAGES, layout,
+            )  # fmt: skip
+            gate += more_gate
+            if GATED:
+                up += more_up
+    return gate, up
 
 
 @gluon.jit
