@@ -84,7 +84,7 @@ TOGETHER: Final = [  # the longest first
     ),
     *parts_of("moe", "tests/kernels/test_moe.py", shares=4),
     *parts_of("chain", "tests/gpu/test_layer_chain.py", shares=3),
-    *parts_of("fp8_quality", "tests/gpu/test_fp8_quality.py"),
+    *parts_of("fp8_quality", "tests/e2e/test_fp8_quality.py"),
     *parts_of("out_of_memory", "tests/gpu/test_out_of_memory.py"),
     *parts_of("worker", "tests/worker", shares=2),
     *parts_of(

@@ -157,6 +157,22 @@ def test_extra_tensors_are_one_log_line(kit: Any, checkpoint: Any, caplog: pytes
     torch.testing.assert_close(kit.our_logits(loaded), kit.expected_logits(model), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["k_scale", "attn.v_scale", "kv_scale", "k_proj.output_scale"])
+def test_scales_of_keys_and_values_are_told(
+    kit: Any, checkpoint: Any, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """They change nothing, and whoever wants them knows it."""
+    _, folder = checkpoint()
+    scale = {f"model.layers.{layer}.self_attn.{name}": torch.ones(1) for layer in range(2)}
+    write_tensors(folder, tensors_of(folder) | scale)
+    with caplog.at_level(logging.WARNING, "oneloop"):
+        kit.load(folder)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{folder}: the scales of keys and values (2 tensors, e.g. model.layers.0.self_attn.{name}) are not used: "
+        "--kv-cache-dtype fp8 keeps keys and values without scales"
+    ]
+
+
 def shard_index(folder: Path) -> dict[str, Any]:
     return json.loads((folder / INDEX).read_text())
 

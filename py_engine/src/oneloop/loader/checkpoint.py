@@ -29,6 +29,8 @@ _HARMLESS = re.compile(
 )
 """Buffers that old checkpoints carry along, and what quantised ones say twice or of activations, which are scaled as
 they come."""
+_CACHE_SCALE = re.compile(r"\.([kv]_scale|kv_scale|[kv]_proj\.output_scale)$")
+"""What keys and values of 8 bits were divided by, where the checkpoint's makers have measured it."""
 
 
 def read_checkpoint(folder: Path, expected: Mapping[str, StoredTensor]) -> dict[str, SafetensorsTensor]:
@@ -48,11 +50,24 @@ def read_checkpoint(folder: Path, expected: Mapping[str, StoredTensor]) -> dict[
         if tensor.dtype not in stored.dtypes:
             message = f"is of type {tensor.dtype}; supported are {', '.join(stored.dtypes)}"
             raise ModelError(str(tensor.path), message, item=name)
-    extra = [name for name in tensors if name not in expected and not _HARMLESS.search(name)]
-    if extra:
-        _log.warning("%s: %d tensors are not used, e.g. %s", folder, len(extra), ", ".join(extra[:3]))
+    _tell_unused(folder, [name for name in tensors if name not in expected and not _HARMLESS.search(name)])
     order = sorted(expected, key=lambda name: (tensors[name].path.name, tensors[name].offset))
     return {name: tensors[name] for name in order}
+
+
+def _tell_unused(folder: Path, extra: list[str]) -> None:
+    scales = [name for name in extra if _CACHE_SCALE.search(name)]
+    others = [name for name in extra if not _CACHE_SCALE.search(name)]
+    if scales:
+        _log.warning(
+            "%s: the scales of keys and values (%d tensors, e.g. %s) are not used: --kv-cache-dtype fp8 keeps keys and "
+            "values without scales",
+            folder,
+            len(scales),
+            scales[0],
+        )
+    if others:
+        _log.warning("%s: %d tensors are not used, e.g. %s", folder, len(others), ", ".join(others[:3]))
 
 
 def _read_headers(folder: Path) -> dict[str, SafetensorsTensor]:
