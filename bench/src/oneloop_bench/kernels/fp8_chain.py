@@ -183,7 +183,10 @@ def search(
     for name, several in plans.items():
         times = {}
         for plan in several:
-            times[plan] = time_of(layers, rows, best | {name: plan})
+            try:
+                times[plan] = time_of(layers, rows, best | {name: plan})
+            except Exception as error:  # whatever the compiler says: the other plans go on
+                print(f"  {name}: {described(plan)} fails: {str(error).splitlines()[:1]}", flush=True)
         ranking = sorted(times, key=lambda plan: times[plan])
         shown = ", ".join(f"{described(plan)} {times[plan]:.2f}" for plan in ranking)
         print(f"  {name}: {shown}" + (f"; cuBLAS {times[None]:.2f}" if None in times else ""), flush=True)
