@@ -76,7 +76,8 @@ TOGETHER: Final = [  # the longest first
     ),
     *parts_of("deterministic", "tests/gpu/test_deterministic.py", "tests/kernels/test_fixed_order.py", shares=2),
     *parts_of(
-        "fp8_linear", "tests/kernels/test_fp8_linear.py", "tests/kernels/test_fp8_linear_on_hopper.py", shares=3
+        "fp8_linear", "tests/kernels/test_fp8_linear.py", "tests/kernels/test_fp8_linear_on_hopper.py",
+        "tests/kernels/test_short_sums.py", shares=3,
     ),
     *parts_of(
         "packed_linear", "tests/kernels/test_packed_linear.py", "tests/kernels/test_packed_linear_on_hopper.py",

@@ -40,8 +40,8 @@ LAYERS: Final = 4
 ROUNDS: Final = 2
 """Of the layers in a graph."""
 REPLAYS: Final = 12
-PROMOTED: Final = 4
-"""Blocks that tensor cores add by themselves, in plans that promote."""
+PROMOTED: Final = (4, 1)
+"""Copies whose products tensor cores add by themselves, in plans that promote."""
 LEAST_WIDTH: Final = 32
 """Of a chunk of results."""
 PROMOTED_COLUMNS: Final = 128
@@ -126,12 +126,11 @@ def candidates(name: str, rows: int) -> Iterator[Plan | None]:
                 continue
             yield plan
             if sum(plan.widths) * (2 if one.gated else 1) <= PROMOTED_COLUMNS:
-                yield replace(plan, promote=PROMOTED)
+                yield from (replace(plan, promote=promote) for promote in PROMOTED)
     planned = plan_of(name, rows)
     yield planned
     if isinstance(planned, StreamPlan):
-        yield replace(planned, promote=PROMOTED * BLOCK // planned.block_k)
-        yield replace(planned, promote=1)
+        yield from (replace(planned, promote=promote) for promote in PROMOTED)
 
 
 def wide_streams(one: Map, rows: int) -> Iterator[StreamPlan]:
