@@ -33,12 +33,12 @@ def emulated(x: torch.Tensor, weight: torch.Tensor, piece: int | None = None) ->
 def allowance(sums: torch.Tensor, in_size: int, piece: int | None = None) -> torch.Tensor:
     """How far each of these sums over in_size columns may be off, in absolute numbers. piece: as of `emulated`.
 
-    With u = 2^-BITS times a sum's first bit, what is cut from a product is at most u, u / √3 in root mean square, and as
-    often on either side. Let sums have the root mean square 1, and one grow to p: its square is p² / 3 + 1 / 6 on the way,
-    on average (a random walk whose end is held), and that of its first bit 0.54 as much. K columns then deviate by
-    2^-BITS · √K · √(0.54 / 3 · (p² / 3 + 1 / 6)). Besides, 0.8 p / √K more of the products have p's sign than the other,
-    and each of those is cut by u / 2 on average, where u is 2^-BITS · 0.72 · |p| / 2: in all 2^-BITS · √K · 0.14 p · |p|,
-    towards zero.
+    With u = 2^-BITS times a sum's first bit, what is cut from a product is at most u, u / √3 in root mean square, and
+    as often on either side. Let sums have the root mean square 1, and one grow to p: its square is p² / 3 + 1 / 6 on
+    the way, on average (a random walk whose end is held), and that of its first bit 0.54 as much. K columns then deviate
+    by 2^-BITS · √K · √(0.54 / 3 · (p² / 3 + 1 / 6)). Besides, 0.8 p / √K more of the products have p's sign than the
+    other, and each of those is cut by u / 2 on average, where u is 2^-BITS · 0.72 · |p| / 2: in all 2^-BITS · √K · 0.14
+    p · |p|, towards zero.
 
     Of n pieces each has p / n of the sum, and spreads by 1 / √n around that; their deviations add up in squares.
     """
@@ -48,7 +48,8 @@ def allowance(sums: torch.Tensor, in_size: int, piece: int | None = None) -> tor
     shares = (sums / size).square()
     deviation = (0.18 * ((shares / pieces + 1 - 1 / pieces) / 3 + 1 / 6)).sqrt()
     lost = 0.14 * (shares / pieces**0.5 + (1.6 * shares.sqrt() if pieces > 1 else 0.0))
-    return 2.0**-BITS * columns**0.5 * size * (_DEVIATIONS * deviation + lost)
+    off: torch.Tensor = 2.0**-BITS * columns**0.5 * size * (_DEVIATIONS * deviation + lost)
+    return off
 
 
 _NOTHING: Final = -200
@@ -57,7 +58,8 @@ _NOTHING: Final = -200
 
 def _piece(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     sums = torch.zeros(x.shape[0], weight.shape[0], dtype=torch.float64, device=x.device)
-    for a, b in zip(x.split(AT_ONCE, 1), weight.split(AT_ONCE, 1), strict=True):
+    for start in range(0, x.shape[1], AT_ONCE):
+        a, b = x[:, start : start + AT_ONCE], weight[:, start : start + AT_ONCE]
         products = a[:, None] * b[None]
         first = torch.where(products == 0, _NOTHING, _first_bit(a)[:, None] + _first_bit(b)[None])
         unit = torch.exp2((torch.maximum(first.amax(-1), _first_bit(sums)) - BITS).double())

@@ -78,8 +78,8 @@ def assert_close(
 ) -> None:
     """Compare by the table; AssertionError says where and by how much the worst element is off.
 
-    dtype: the type the computation ran in; default: that of `actual`. scale: see Tolerance.allowed. more: allowed beside
-    what the table says, for each element: what another law says of it (`short_sums`). NaN equals nothing.
+    dtype: the type the computation ran in; default: that of `actual`. scale: see Tolerance.allowed. more: per
+    element, allowed beside what the table says: by another law (`short_sums`). NaN equals nothing.
     """
     assert actual.shape == expected.shape, f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
     dtype = dtype or actual.dtype

@@ -51,8 +51,8 @@ def dense_kernel(
     SCALES: of float32: x_scales [num_tokens], weight_scales [rows of W], applied to the sums; x and W then are e4m3.
     PIECES: so many equal parts of the columns of x have sums of their own, which are added up in ascending order; they
     divide the blocks. PROMOTE: so many blocks are added up by the tensor cores before their sum is added to others in
-    float32; 0: all of a piece. partial: float32 [programs, BLOCK_M · halves · CHUNK], uninitialised; only with PIECES > 1.
-    Grid: a multiple of the number of tiles of rows.
+    float32; 0: all of a piece. partial: float32 [programs, BLOCK_M · halves · CHUNK], uninitialised; only with
+    PIECES > 1. Grid: a multiple of the number of tiles of rows.
     """
     halves: gl.constexpr = 2 if GATED else 1
     CHUNK: gl.constexpr = FIRST + SECOND + THIRD

@@ -69,8 +69,9 @@ def stream_kernel(
     num_tokens], weight_scales [rows of W / SCALE_ROWS, blocks of columns].
     partial: float32 [2 · programs, 2 if GATED else 1, BLOCK_N · BLOCK_M], uninitialised. tickets: int32, one per tile,
     0 before and after. MERGE: partial sums that are fetched at a time. WHOLE: ranges end where tiles end, partial and
-    tickets are not used. PROMOTE: so many blocks are added up by the tensor cores before their sum is added to others in
-    float32; 0: all; scales per block make it one whatever it says. Grid: any size up to the number of blocks, or of tiles with WHOLE.
+    tickets are not used. PROMOTE: so many blocks are added up by the tensor cores before their sum is added to others
+    in float32 (0: all); with scales per block it is one. Grid: any size up to the number of blocks, or of tiles with
+    WHOLE.
     """
     halves: gl.constexpr = 2 if GATED else 1
     num_blocks = gl.cdiv(in_size, BLOCK_K)
