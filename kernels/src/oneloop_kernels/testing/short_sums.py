@@ -35,10 +35,10 @@ def allowance(sums: torch.Tensor, in_size: int, piece: int | None = None) -> tor
 
     With u = 2^-BITS times a sum's first bit, what is cut from a product is at most u, u / √3 in root mean square, and
     as often on either side. Let sums have the root mean square 1, and one grow to p: its square is p² / 3 + 1 / 6 on
-    the way, on average (a random walk whose end is held), and that of its first bit 0.54 as much. K columns then deviate
-    by 2^-BITS · √K · √(0.54 / 3 · (p² / 3 + 1 / 6)). Besides, 0.8 p / √K more of the products have p's sign than the
-    other, and each of those is cut by u / 2 on average, where u is 2^-BITS · 0.72 · |p| / 2: in all 2^-BITS · √K · 0.14
-    p · |p|, towards zero.
+    the way, on average (a random walk whose end is held), and that of its first bit 0.54 as much. K columns then
+    deviate by 2^-BITS · √K · √(0.54 / 3 · (p² / 3 + 1 / 6)). Besides, 0.8 p / √K more of the products have p's sign
+    than the other, and each of those is cut by u / 2 on average, where u is 2^-BITS · 0.72 · |p| / 2: in all
+    2^-BITS · √K · 0.14 p · |p|, towards zero.
 
     Of n pieces each has p / n of the sum, and spreads by 1 / √n around that; their deviations add up in squares.
     """
