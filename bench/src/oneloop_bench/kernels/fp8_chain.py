@@ -40,12 +40,8 @@ LAYERS: Final = 4
 ROUNDS: Final = 2
 """Of the layers in a graph."""
 REPLAYS: Final = 12
-PROMOTED: Final = (4, 1)
-"""Copies whose products tensor cores add by themselves, in plans that promote."""
 LEAST_WIDTH: Final = 32
 """Of a chunk of results."""
-PROMOTED_COLUMNS: Final = 128
-"""Of a tile of 128 rows, for whose sums there are registers twice."""
 
 Choice = dict[str, "Plan | None"]
 
@@ -117,7 +113,10 @@ def candidates(name: str, rows: int) -> Iterator[Plan | None]:
     if rows > 32:
         yield None
     if rows <= 128:
-        yield from streaming_plans(one, rows)
+        for streaming in streaming_plans(one, rows):
+            yield streaming
+            if rows == 1:
+                yield replace(streaming, quantizes=True)
     if rows > 64 and not one.gated:
         yield from wide_streams(one, rows)
     if rows >= 64:
@@ -125,12 +124,7 @@ def candidates(name: str, rows: int) -> Iterator[Plan | None]:
             if sum(plan.widths) < LEAST_WIDTH:
                 continue
             yield plan
-            if sum(plan.widths) * (2 if one.gated else 1) <= PROMOTED_COLUMNS:
-                yield from (replace(plan, promote=promote) for promote in PROMOTED)
-    planned = plan_of(name, rows)
-    yield planned
-    if isinstance(planned, StreamPlan):
-        yield from (replace(planned, promote=promote) for promote in PROMOTED)
+    yield plan_of(name, rows)
 
 
 def wide_streams(one: Map, rows: int) -> Iterator[StreamPlan]:
@@ -151,7 +145,7 @@ def plan_of(name: str, rows: int) -> Plan | None:
 def described(plan: Plan | None) -> str:
     if plan is None or isinstance(plan, TilesPlan):
         return "cuBLAS" if plan is None else "tiles"
-    return short(plan) + f" promote {plan.promote}" * (plan.promote > 0)
+    return short(plan) + ", quantises" * (isinstance(plan, StreamPlan) and plan.quantizes)
 
 
 def compile_all(

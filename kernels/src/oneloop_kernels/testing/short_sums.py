@@ -15,7 +15,7 @@ import torch
 BITS: Final = 13
 AT_ONCE: Final = 32
 _DEVIATIONS: Final = 5.0
-"""That millions of sums do not exceed."""
+"""That hardly one of millions of sums is off by."""
 
 
 def emulated(x: torch.Tensor, weight: torch.Tensor, piece: int | None = None) -> torch.Tensor:
@@ -34,19 +34,24 @@ def allowance(sums: torch.Tensor, in_size: int, piece: int | None = None) -> tor
     """How far each of these sums over in_size columns may be off, in absolute numbers. piece: as of `emulated`.
 
     With u = 2^-BITS times a sum's first bit, what is cut from a product is at most u, u / √3 in root mean square, and
-    as often on either side. Let sums have the root mean square 1, and one grow to p: its square is p² / 3 + 1 / 6 on
-    the way, on average (a random walk whose end is held), and that of its first bit 0.54 as much. K columns then
-    deviate by 2^-BITS · √K · √(0.54 / 3 · (p² / 3 + 1 / 6)). Besides, 0.8 p / √K more of the products have p's sign
-    than the other, and each of those is cut by u / 2 on average, where u is 2^-BITS · 0.72 · |p| / 2: in all
-    2^-BITS · √K · 0.14 p · |p|, towards zero.
+    as often on either side. Let sums have the root mean square 1, and one grow to p: its square is p² / 3 + w on the
+    way, on average, where w is that of a random walk whose end is held, and that of its first bit 0.54 as much. So K
+    columns deviate by 2^-BITS · √K · √(0.18 · (p² / 3 + w)). w has Cramér's and von Mises' distribution: 1 / 6 on
+    average, but with a tail as exp(−π² w / 2), so that an error passes t deviations of w = 1 as rarely as exp(−π t),
+    5 in one of six million.
 
-    Of n pieces each has p / n of the sum, and spreads by 1 / √n around that; their deviations add up in squares.
+    Besides, 0.8 p / √K more of the products have p's sign than the other, and each of those is cut by u / 2 on average,
+    where u is 2^-BITS · 0.72 · |p| / 2: in all 2^-BITS · √K · 0.14 p · |p|, towards zero.
+
+    Of n pieces each has p / n of the sum, and spreads by 1 / √n around that; their deviations add up in squares, of
+    which w is ever nearer 1 / 6.
     """
     columns = min(piece or in_size, in_size)
     pieces = in_size / columns
     size = sums.square().mean().sqrt()
     shares = (sums / size).square()
-    deviation = (0.18 * ((shares / pieces + 1 - 1 / pieces) / 3 + 1 / 6)).sqrt()
+    walk = 1 / 6 + 5 / 6 / pieces
+    deviation = (0.18 * ((shares / pieces + 1 - 1 / pieces) / 3 + walk)).sqrt()
     lost = 0.14 * (shares / pieces**0.5 + (1.6 * shares.sqrt() if pieces > 1 else 0.0))
     off: torch.Tensor = 2.0**-BITS * columns**0.5 * size * (_DEVIATIONS * deviation + lost)
     return off

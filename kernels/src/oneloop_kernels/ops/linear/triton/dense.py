@@ -42,7 +42,7 @@ def dense_kernel(
     num_tokens, in_size, out_size, out_stride,
     SCALES: gl.constexpr, HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
     FIRST: gl.constexpr, SECOND: gl.constexpr, THIRD: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_K: gl.constexpr,
-    PIECES: gl.constexpr, PROMOTE: gl.constexpr, STAGES: gl.constexpr, USE_PDL: gl.constexpr,
+    PIECES: gl.constexpr, STAGES: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
     """out (or +=, with HAS_RESIDUAL) = silu(a) · b where [a; b] = x · Wᵀ + bias, or that product itself.
 
@@ -50,9 +50,8 @@ def dense_kernel(
     [FIRST, BLOCK_K], …; SECOND and THIRD may be 0. What lies outside reads as zero. out_size: columns of the result.
     SCALES: of float32: x_scales [num_tokens], weight_scales [rows of W], applied to the sums; x and W then are e4m3.
     PIECES: so many equal parts of the columns of x have sums of their own, which are added up in ascending order; they
-    divide the blocks. PROMOTE: so many blocks are added up by the tensor cores before their sum is added to others in
-    float32; 0: all of a piece. partial: float32 [programs, BLOCK_M · halves · CHUNK], uninitialised; only with
-    PIECES > 1. Grid: a multiple of the number of tiles of rows.
+    divide the blocks. partial: float32 [programs, BLOCK_M · halves · CHUNK], uninitialised; only with PIECES > 1.
+    Grid: a multiple of the number of tiles of rows.
     """
     halves: gl.constexpr = 2 if GATED else 1
     CHUNK: gl.constexpr = FIRST + SECOND + THIRD
@@ -84,8 +83,7 @@ def dense_kernel(
                 (
                     rows, first, second, third, arrived, free, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr,
                     partial_ptr, first_token, chunk, step, num_chunks, num_blocks, num_tokens, out_size, out_stride,
-                    SCALES, HAS_BIAS, GATED, HAS_RESIDUAL, FIRST, SECOND, THIRD, BLOCK_M, PIECES, PROMOTE, STAGES,
-                    USE_PDL,
+                    SCALES, HAS_BIAS, GATED, HAS_RESIDUAL, FIRST, SECOND, THIRD, BLOCK_M, PIECES, STAGES, USE_PDL,
                 ),
             ),
             (
@@ -187,7 +185,7 @@ def _multiply(
     first_token, chunk, step, num_chunks, num_blocks, num_tokens, out_size, out_stride,
     SCALES: gl.constexpr, HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
     FIRST: gl.constexpr, SECOND: gl.constexpr, THIRD: gl.constexpr, BLOCK_M: gl.constexpr, PIECES: gl.constexpr,
-    PROMOTE: gl.constexpr, STAGES: gl.constexpr, USE_PDL: gl.constexpr,
+    STAGES: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
     """The warps that multiply and finish."""
     CHUNK: gl.constexpr = FIRST + SECOND + THIRD
@@ -199,15 +197,15 @@ def _multiply(
     count = num_blocks // PIECES
     kept = partial_ptr + gl.program_id(0).to(gl.int64) * (BLOCK_M * halves * CHUNK)
     for mine in range(chunk, num_chunks, step):
-        a, b, c = _sums(
+        a, b, c = _products(
             rows, first, second, third, arrived, free, begin, count,
-            GATED, FIRST, SECOND, THIRD, BLOCK_M, PROMOTE, STAGES,
+            GATED, FIRST, SECOND, THIRD, BLOCK_M, STAGES,
         )  # fmt: skip
         for piece in gl.static_range(1, PIECES):
             _keep(a, b, c, kept, GATED, FIRST, SECOND, THIRD, BLOCK_M)
-            a, b, c = _sums(
+            a, b, c = _products(
                 rows, first, second, third, arrived, free, begin + piece * count, count,
-                GATED, FIRST, SECOND, THIRD, BLOCK_M, PROMOTE, STAGES,
+                GATED, FIRST, SECOND, THIRD, BLOCK_M, STAGES,
             )  # fmt: skip
             a, b, c = _with_kept(a, b, c, kept, GATED, FIRST, SECOND, THIRD, BLOCK_M)
         column = mine * CHUNK
@@ -267,33 +265,6 @@ def _places(BLOCK_M: gl.constexpr, COLUMNS: gl.constexpr):
     rows = gl.arange(0, BLOCK_M, gl.SliceLayout(1, layout))
     columns = gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
     return rows[:, None] * 8 + (columns // 8 * (8 * BLOCK_M) + columns % 8)[None, :]
-
-
-@gluon.jit
-def _sums(
-    rows, first, second, third, arrived, free, begin, count,
-    GATED: gl.constexpr, FIRST: gl.constexpr, SECOND: gl.constexpr, THIRD: gl.constexpr, BLOCK_M: gl.constexpr,
-    PROMOTE: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """As _products, of any number of units: the tensor cores add PROMOTE of them at most."""
-    few = count
-    if PROMOTE > 0:
-        few = gl.minimum(count, PROMOTE)
-    a, b, c = _products(
-        rows, first, second, third, arrived, free, begin, few, GATED, FIRST, SECOND, THIRD, BLOCK_M, STAGES
-    )
-    if PROMOTE > 0:
-        for start in range(PROMOTE, count, PROMOTE):
-            more_a, more_b, more_c = _products(
-                rows, first, second, third, arrived, free, begin + start, gl.minimum(count - start, PROMOTE),
-                GATED, FIRST, SECOND, THIRD, BLOCK_M, STAGES,
-            )  # fmt: skip
-            a += more_a
-            if SECOND > 0:
-                b += more_b
-            if THIRD > 0:
-                c += more_c
-    return a, b, c
 
 
 @gluon.jit
