@@ -40,6 +40,7 @@ BY_ROW = {
     "quantises": StreamPlan(block_n=64, block_k=256, num_stages=3, programs=7, quantizes=True),
     "quantises, wide tiles": StreamPlan(block_n=128, block_k=128, num_stages=3, programs=4, quantizes=True),
     "dense": DensePlan((64, 32, 16), 3),
+    "dense in two groups": DensePlan((64, 32, 16), 3, groups=2),
     "dense, 64 rows": DensePlan((32,), 6, block_m=64),
     "tiles": TilesPlan(64, num_warps=4),
     "cuBLAS": None,
@@ -170,7 +171,9 @@ def test_a_gate_that_the_map_before_has_left(inputs, kernel_device, kernel_dtype
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("plan", "num_tokens", "fusion"), list(cases(BY_ROW, ["cut", "dense", "cuBLAS"])))
+@pytest.mark.parametrize(
+    ("plan", "num_tokens", "fusion"), list(cases(BY_ROW, ["cut", "dense", "dense in two groups", "cuBLAS"]))
+)
 def test_plans_of_scales_by_row(inputs, hopper, plan, num_tokens, fusion):
     call, scales = make_call(inputs, torch.bfloat16, num_tokens, 608, 1040, by_block=False, **FUSIONS[fusion])
     check(call, scales, BY_ROW[plan], torch.bfloat16)

@@ -113,7 +113,7 @@ def launch_fp8_linear_maps() -> None:
     from oneloop_kernels.ops.fp8_linear.triton.quantize import quantize
 
     by_block = (StreamPlan(64, 128, 4), TilesPlan(64))
-    by_row = (*by_block, DensePlan((32, 16, 8), 3))
+    by_row = (*by_block, DensePlan((32, 16, 8), 3), DensePlan((32, 16, 8), 3, groups=2))
     around = ((False, False, False), (False, True, True), (True, True, True))  # gated, bias, norm
     for (gated, bias, norm), rows in itertools.product(around, (1, 32, 128)):
         shape = (512,) if rows == 1 else (512 // rows, 8)

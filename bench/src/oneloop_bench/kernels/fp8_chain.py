@@ -26,7 +26,7 @@ from oneloop_kernels.ops.fp8_linear import BLOCK, FP8
 from oneloop_kernels.ops.fp8_linear.gpu import by_plan
 from oneloop_kernels.ops.fp8_linear.plans import TilesPlan, plan_for
 from oneloop_kernels.ops.linear import NUM_TICKETS, LinearCall, Norm
-from oneloop_kernels.ops.linear.plans import StreamPlan
+from oneloop_kernels.ops.linear.plans import DensePlan, StreamPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -124,6 +124,8 @@ def candidates(name: str, rows: int) -> Iterator[Plan | None]:
             if sum(plan.widths) < LEAST_WIDTH:
                 continue
             yield plan
+            if plan.block_m == 128:
+                yield replace(plan, groups=2)
     yield plan_of(name, rows)
 
 
@@ -145,7 +147,9 @@ def plan_of(name: str, rows: int) -> Plan | None:
 def described(plan: Plan | None) -> str:
     if plan is None or isinstance(plan, TilesPlan):
         return "cuBLAS" if plan is None else "tiles"
-    return short(plan) + ", quantises" * (isinstance(plan, StreamPlan) and plan.quantizes)
+    if isinstance(plan, DensePlan):
+        return short(plan) + f" groups {plan.groups}"
+    return short(plan) + ", quantises" * plan.quantizes
 
 
 def compile_all(

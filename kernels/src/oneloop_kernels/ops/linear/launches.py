@@ -218,8 +218,9 @@ def dense(plan: DensePlan, call: LinearCall, scales: Scales | None = None) -> La
         "BLOCK_M": plan.block_m,
         "BLOCK_K": block_k,
         "PIECES": plan.pieces,
+        "GROUPS": plan.groups,
         "STAGES": plan.num_stages,
-        "num_warps": plan.block_m // ROWS_OF_A_WARP,
+        "num_warps": plan.block_m // plan.groups // ROWS_OF_A_WARP,
         **pdl_options(x.device),
     }
     return Launch(dense_kernel, (grid,), arguments, constants, out)

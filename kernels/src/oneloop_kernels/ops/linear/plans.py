@@ -126,12 +126,14 @@ class DensePlan:
 
     widths: of a chunk of results, powers of two, one to three. num_stages: copies under way. block_m: rows of x of a
     tile, 64 or 128. pieces: of the columns of x that have sums of their own; they divide the blocks of DENSE_BLOCK_K.
+    groups: of warps that multiply, 1 or, of 128 rows, 2, one of which finishes a tile while the other multiplies.
     """
 
     widths: tuple[int, ...]
     num_stages: int
     block_m: int = 128
     pieces: int = 1
+    groups: int = 1
 
     @property
     def three_widths(self) -> tuple[int, int, int]:
