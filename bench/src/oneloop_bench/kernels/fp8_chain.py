@@ -19,7 +19,7 @@ from oneloop.device.cpus import usable_cpus
 from oneloop_bench.kernels.fp8_linear import dense_plans, streaming_plans
 from oneloop_bench.kernels.linear import MODELS, SMS, short
 from oneloop_bench.kernels.timing import KernelBench, bench_arguments, event_times
-from oneloop_bench.report import run_bench
+from oneloop_bench.report import BenchError, run_bench
 from oneloop_kernels.compiling.workers import CompileWorkers
 from oneloop_kernels.launch import compiling_ahead
 from oneloop_kernels.ops.fp8_linear import BLOCK, FP8
@@ -202,6 +202,8 @@ def main() -> None:
     parser.add_argument("--maps", type=lambda text: tuple(text.split(",")), default=tuple(MAPS))
     own, others = parser.parse_known_args()
     bench = KernelBench("fp8_chain", bench_arguments(__doc__, others))
+    if bench.device.type != "cuda":
+        raise BenchError("chains are timed on a GPU alone; `fp8_linear` has cases for the interpreter")
     layers = [make_layer(bench.device) for _ in range(LAYERS)]
     plans = {
         rows: {name: list(dict.fromkeys(candidates(name, rows))) for name in own.maps} for rows in own.rows
