@@ -84,7 +84,7 @@ TOGETHER: Final = [
     *parts_of("mixed_run", _MIXED_IN_FLOAT32, seconds=120),
     *parts_of("mixed_run_short_types", _MIXED, without=(_MIXED_IN_FLOAT32,), seconds=115),
     *parts_of("deterministic", "tests/gpu/test_deterministic.py", seconds=75),
-    *parts_of("fp8_quality", "tests/gpu/test_fp8_quality.py", seconds=50),
+    *parts_of("fp8_quality", "tests/e2e/test_fp8_quality.py", seconds=50),
     *parts_of("out_of_memory", "tests/gpu/test_out_of_memory.py", seconds=30),
     # Kernels.
     *parts_of(
@@ -97,7 +97,7 @@ TOGETHER: Final = [
     ),
     *parts_of(
         "fp8_linear", "tests/kernels/test_fp8_linear.py", "tests/kernels/test_fp8_linear_on_hopper.py",
-        seconds=60, shares=3,
+        "tests/kernels/test_short_sums.py", seconds=60, shares=3,
     ),
     *parts_of(
         "sampling", "tests/kernels/test_sampling_device.py", "tests/kernels/test_sampling.py",

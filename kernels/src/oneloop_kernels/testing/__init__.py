@@ -6,7 +6,16 @@ from oneloop_kernels.testing.tolerances import (
     Tolerance,
     assert_as_accurate,
     assert_close,
+    gated_error,
     gated_scale,
 )
 
-__all__ = ["TOLERANCES", "Kind", "Tolerance", "assert_as_accurate", "assert_close", "gated_scale"]
+__all__ = [
+    "TOLERANCES",
+    "Kind",
+    "Tolerance",
+    "assert_as_accurate",
+    "assert_close",
+    "gated_error",
+    "gated_scale",
+]

@@ -43,13 +43,16 @@ Choices = tuple[tuple[int, Plan | None], ...]
 _H200: Final[Mapping[Shape, Choices]] = MappingProxyType(
     {
         (6144, 4096, False): (
+            (1, StreamPlan(64, 256, 11, programs=96)),
             (8, StreamPlan(64, 256, 5, programs=192)),
             (16, StreamPlan(64, 256, 10, programs=96)),
             (32, StreamPlan(64, 256, 8, programs=96)),
             (64, StreamPlan(64, 256, 6, programs=96)),
             (128, DensePlan((32, 16), 8)),
+            (256, DensePlan((64, 32), 7)),
         ),
         (4096, 4096, False): (
+            (1, StreamPlan(64, 256, 11, programs=64)),
             (8, StreamPlan(64, 256, 5, programs=256)),
             (16, StreamPlan(64, 256, 5, programs=128)),
             (32, StreamPlan(64, 256, 8, programs=128)),
@@ -66,14 +69,18 @@ _H200: Final[Mapping[Shape, Choices]] = MappingProxyType(
             (256, DensePlan((128,), 4)),
         ),
         (4096, 14336, False): (
+            (1, StreamPlan(64, 256, 11, programs=128)),
             (8, StreamPlan(128, 256, 6, programs=128)),
             (16, StreamPlan(64, 256, 5, programs=256)),
             (32, StreamPlan(64, 256, 8, programs=128)),
             (64, StreamPlan(64, 256, 6, programs=128)),
             (128, DensePlan((32,), 10)),
+            (256, DensePlan((64,), 8)),
         ),
     }
 )
+
+"""Measured in chains of layers, with programmatic dependent launch (`oneloop_bench.kernels.fp8_chain`)."""
 
 TUNED: Final[Mapping[str, Mapping[Shape, Choices]]] = MappingProxyType({"NVIDIA H200": _H200})
 """Beginning of the card's name → shape → choices, for scales per row."""
