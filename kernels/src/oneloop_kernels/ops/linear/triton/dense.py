@@ -235,11 +235,11 @@ def _keep(
 ):  # fmt: skip
     """Put the sums of a piece aside, where the same threads fetch them from: there are no registers for both."""
     halves: gl.constexpr = 2 if GATED else 1
-    gl.store(_places(kept, BLOCK_M, halves * FIRST), a)
+    gl.store(_places(kept, a, BLOCK_M, halves * FIRST), a)
     if SECOND > 0:
-        gl.store(_places(kept + BLOCK_M * halves * FIRST, BLOCK_M, halves * SECOND), b)
+        gl.store(_places(kept + BLOCK_M * halves * FIRST, b, BLOCK_M, halves * SECOND), b)
     if THIRD > 0:
-        gl.store(_places(kept + BLOCK_M * halves * (FIRST + SECOND), BLOCK_M, halves * THIRD), c)
+        gl.store(_places(kept + BLOCK_M * halves * (FIRST + SECOND), c, BLOCK_M, halves * THIRD), c)
 
 
 @gluon.jit
@@ -249,21 +249,21 @@ def _with_kept(
 ):  # fmt: skip
     """The sums that were put aside, and those of the next piece added to them."""
     halves: gl.constexpr = 2 if GATED else 1
-    a += gl.load(_places(kept, BLOCK_M, halves * FIRST))
+    a += gl.load(_places(kept, a, BLOCK_M, halves * FIRST))
     if SECOND > 0:
-        b += gl.load(_places(kept + BLOCK_M * halves * FIRST, BLOCK_M, halves * SECOND))
+        b += gl.load(_places(kept + BLOCK_M * halves * FIRST, b, BLOCK_M, halves * SECOND))
     if THIRD > 0:
-        c += gl.load(_places(kept + BLOCK_M * halves * (FIRST + SECOND), BLOCK_M, halves * THIRD))
+        c += gl.load(_places(kept + BLOCK_M * halves * (FIRST + SECOND), c, BLOCK_M, halves * THIRD))
     return a, b, c
 
 
 @gluon.jit
-def _places(kept, BLOCK_M: gl.constexpr, COLUMNS: gl.constexpr):
+def _places(kept, sums, BLOCK_M: gl.constexpr, COLUMNS: gl.constexpr):
     """Where sums are kept: eight columns of all rows, then the next eight, so that a warp writes 256 bytes in a row.
 
     Columns are added to the pointer by themselves: a thread's places then are one register and constants.
     """
-    layout: gl.constexpr = _sums_layout(COLUMNS, gl.num_warps(), 2)
+    layout: gl.constexpr = sums.type.layout
     rows = gl.arange(0, BLOCK_M, gl.SliceLayout(1, layout))
     columns = gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
     return (kept + rows * 8)[:, None] + (columns // 8 * (8 * BLOCK_M) + columns % 8)[None, :]

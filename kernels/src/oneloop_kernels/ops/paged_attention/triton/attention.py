@@ -186,6 +186,7 @@ class TritonAttention:
             not partial
             and self.config.tiles.ring
             and cache.dtype == qkv.dtype
+            and not order_is_fixed()
             and self._runs_on_hopper(cache, sinks)
         ):
             hopper.launch_prefill(
