@@ -225,7 +225,7 @@ def attention_of(cases, kernel_device, dtype):
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), ATTENTION_SHAPES)
-@pytest.mark.parametrize("narrow", [False, True], ids=["plain", "8 bits"])
+@pytest.mark.parametrize("narrow", [False, True], ids=["wide", "narrow"])
 def test_attention_knows_no_neighbours_and_no_chunks(
     cases, inputs, kernel_device, attention_of, dtype, same_bits, heads, kv_heads, head_dim, narrow
 ):
