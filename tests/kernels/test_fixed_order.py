@@ -278,7 +278,7 @@ def test_contexts_are_cut_or_not_as_there_is_room(cases, inputs, kernel_device, 
 
             @staticmethod
             def plan(step, num_rows, num_tokens, has_multi, made=attention):
-                return made.plan(step, has_multi)
+                return made.plan(step, num_rows, has_multi)
 
         mixes: list[list[tuple[int, int]]] = [[], [(1, 2000)] * 3, [(1, 700)] * 100]
         results += [sequence.attended(Plans, 2999, 1, before) for before in mixes]

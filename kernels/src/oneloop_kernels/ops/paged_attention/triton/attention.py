@@ -116,7 +116,7 @@ class TritonAttention:
     ) -> TritonPlan | TilesPlan | OrderedPlan:
         """See the contract."""
         if order_is_fixed():
-            return self._plan_in_order(step, has_multi)
+            return self._plan_in_order(step, num_rows, has_multi)
         shares = may_share and self._can_share and num_rows >= self.config.min_sharers
         if shares:
             self._plan_common(step, num_rows)
@@ -128,10 +128,10 @@ class TritonAttention:
             self._plan_prefill(step)
         return TritonPlan(self, step, decode, shares, has_multi)
 
-    def _plan_in_order(self, step: AttentionStep, has_multi: bool) -> TilesPlan | OrderedPlan:
+    def _plan_in_order(self, step: AttentionStep, num_rows: int, has_multi: bool) -> TilesPlan | OrderedPlan:
         """The fixed order. Without ordered.py a row with one query is computed as one with several."""
         if self._ordered is not None:
-            return self._ordered.plan(step, has_multi)
+            return self._ordered.plan(step, num_rows, has_multi)
         step = replace(step, num_single=self._space.none_single)
         self._plan_prefill(step)
         return TilesPlan(self, step)
