@@ -45,7 +45,9 @@ _DENSE_ROWS: Final = 128
 _SHARED_BYTES: Final = 208 << 10
 _MAX_STAGES: Final = 11
 _FEW_ROWS: Final = 16
-"""Up to here two programs of the streaming kernel share a multiprocessor: the next kernel's copies begin beside it."""
+_FEW_BLOCKS: Final = 16
+"""Up to so many rows, and blocks of a program, two programs of the streaming kernel share a multiprocessor: the next
+kernel's copies begin beside it. With more blocks that costs more than it saves: 43 µs instead of 26 for 4096 × 14336."""
 _ANYWHERE: Final = FewRowsPlan(use_dot=True, block_n=64, block_k=32, num_stages=3)
 """Of cards without Hopper's tensor cores; its tile of x has always _ANYWHERE_ROWS rows."""
 _ANYWHERE_ROWS: Final = 64
@@ -116,7 +118,9 @@ def _streaming(num_tokens: int, shape: Shape, pieces: int, item_bytes: int = 2) 
     halves = 2 if shape[2] else 1
     plan = StreamPlan(block_n=_TILE, block_k=_BLOCK_BYTES // item_bytes, num_stages=2, whole=pieces == 1)
     stage_bytes = _BLOCK_BYTES * (halves * _TILE + plan.block_m(num_tokens))
-    room = _SHARED_BYTES // 2 if num_tokens <= _FEW_ROWS else _SHARED_BYTES
+    blocks = -(-shape[1] // (plan.block_k * pieces))
+    shares = num_tokens <= _FEW_ROWS and blocks <= _FEW_BLOCKS
+    room = _SHARED_BYTES // 2 if shares else _SHARED_BYTES
     programs = 0 if pieces == 1 else pieces * -(-_out_size(shape) // _TILE)
     return replace(plan, num_stages=min(_MAX_STAGES, room // stage_bytes), programs=programs)
 

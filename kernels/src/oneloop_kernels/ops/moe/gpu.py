@@ -21,7 +21,6 @@ from oneloop_kernels.ops.moe.plans import (
 )
 from oneloop_kernels.ops.moe.triton.experts import combine_kernel, experts_kernel
 from oneloop_kernels.ops.moe.triton.routing import route_kernel, scatter_kernel
-from oneloop_kernels.order import order_is_fixed
 
 if TYPE_CHECKING:
     from oneloop_kernels.ops.moe import MoeCall
@@ -79,8 +78,7 @@ def route(call: MoeCall, plan: MoePlan) -> Routed:
     if call.counters.numel() < num_counters(experts.num_experts):
         raise ValueError(f"counters: {num_counters(experts.num_experts)} are needed")
     experts_pad = max(_MIN_ROWS, triton.next_power_of_2(num_rows))
-    fixed = order_is_fixed()  # then one kernel routes any number of tokens
-    tokens, splits, columns = route_plan(num_tokens, hidden, experts_pad, x.dtype.itemsize, fixed=fixed)
+    tokens, splits, columns = route_plan(num_tokens, hidden, experts_pad, x.dtype.itemsize)
     most_tiles = plan.most_tiles(num_pairs, experts.num_experts)
     aligned = -(-num_pairs // 4) * 4  # what Triton specialises on, whatever the number of tokens
     ints = torch.empty(3 * aligned + experts_pad + 1 + 3 * most_tiles, dtype=torch.int32, device=x.device)
@@ -114,7 +112,7 @@ def route(call: MoeCall, plan: MoePlan) -> Routed:
         x.stride(0),
         call.norm.eps,
     )
-    scattered = num_pairs <= MAX_SCATTERED and not fixed
+    scattered = num_pairs <= MAX_SCATTERED
     constants: dict[str, Any] = {
         "HAS_SLOTS": call.slots is not None,
         "HAS_STATISTICS": call.statistics is not None,
@@ -130,8 +128,7 @@ def route(call: MoeCall, plan: MoePlan) -> Routed:
     }
     route_kernel[(triton.cdiv(num_tokens, tokens) * splits,)](
         *arguments, BLOCK_T=tokens, SPLITS=splits, BLOCK_K=columns, BLOCK_H=_SQUARES_BLOCK,
-        ONE_BLOCK=num_tokens <= tokens and not fixed, ONE_TOKEN=num_tokens == 1 and not fixed,
-        BLOCK_PAIRS=_SCATTER_BLOCK if scattered else 0,
+        ONE_BLOCK=num_tokens <= tokens, ONE_TOKEN=num_tokens == 1, BLOCK_PAIRS=_SCATTER_BLOCK if scattered else 0,
         num_warps=8, num_stages=3, **constants,
     )  # fmt: skip
     if not scattered:
@@ -158,10 +155,7 @@ def combines(call: MoeCall, plan: MoePlan) -> bool:
     """Whether the kernel of down leaves no sum to do."""
     num_tokens, hidden = call.x.shape
     return (
-        plan.combined
-        and not order_is_fixed()
-        and num_tokens <= MAX_COMBINED
-        and triton.cdiv(hidden, plan.down.block_n) < NUM_TICKETS
+        plan.combined and num_tokens <= MAX_COMBINED and triton.cdiv(hidden, plan.down.block_n) < NUM_TICKETS
     )
 
 
@@ -187,7 +181,7 @@ def _products(
     constants |= {
         "IN_SIZE": weight.shape[2],
         "GATED": gated,
-        "ONE_TOKEN": num_tokens == 1 and not order_is_fixed(),
+        "ONE_TOKEN": num_tokens == 1,
         "TOKENS_WIDE": product.kind == "tokens",
         "BLOCK_M": plan.block_m,
         "BLOCK_N": product.block_n,

@@ -113,15 +113,8 @@ def _plan_of(entry: Mapping[str, object]) -> MoePlan:
     return MoePlan(gate_up=ProductPlan(**gate_up), down=ProductPlan(**down), **rest)  # type: ignore[arg-type]
 
 
-def route_plan(
-    num_tokens: int, hidden: int, experts_pad: int, item_bytes: int, *, fixed: bool = False
-) -> tuple[int, int, int]:
-    """Of the routing kernel: tokens of a block, slices of the hidden size, columns of a product.
-
-    fixed: the same for any number of tokens.
-    """
-    if fixed:
-        num_tokens = MAX_SPLIT + 1
+def route_plan(num_tokens: int, hidden: int, experts_pad: int, item_bytes: int) -> tuple[int, int, int]:
+    """Of the routing kernel: tokens of a block, slices of the hidden size, columns of a product."""
     tokens = next((size for most, size in _ROUTE_TOKENS if num_tokens <= most), _MOST_ROUTE_TOKENS)
     if num_tokens <= MAX_ONE_BLOCK:
         tokens = max(8, 1 << (num_tokens - 1).bit_length())
