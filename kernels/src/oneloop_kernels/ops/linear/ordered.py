@@ -47,7 +47,7 @@ _MAX_STAGES: Final = 11
 _FEW_ROWS: Final = 16
 _FEW_BLOCKS: Final = 16
 """Up to so many rows, and blocks of a program, two programs of the streaming kernel share a multiprocessor: the next
-kernel's copies begin beside it. With more blocks that costs more than it saves: 43 µs instead of 26 for 4096 × 14336."""
+kernel's copies begin beside it. With more blocks that costs more than it saves: 43 µs, not 26, for 4096 × 14336."""
 _ANYWHERE: Final = FewRowsPlan(use_dot=True, block_n=64, block_k=32, num_stages=3)
 """Of cards without Hopper's tensor cores; its tile of x has always _ANYWHERE_ROWS rows."""
 _ANYWHERE_ROWS: Final = 64
