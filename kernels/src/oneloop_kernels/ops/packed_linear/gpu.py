@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 def linear(call: PackedCall) -> torch.Tensor:
     """See ops.packed_linear.PackedLinear."""
-    call = prepared(call)
     if order_is_fixed():
         return ordered.linear(call)
+    call = prepared(call)
     num_tokens = call.x.shape[0]
     readable = call.x.stride(0) % 8 == 0 and call.x.data_ptr() % 16 == 0
     plan = plan_for(

@@ -6,6 +6,7 @@ core's instructions of four warps whatever the number of rows, in the same piece
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +15,7 @@ from oneloop_kernels.ops.linear.ordered import linear as plain_linear
 from oneloop_kernels.ops.linear.ordered import num_pieces
 from oneloop_kernels.ops.linear.plans import can_stream
 from oneloop_kernels.ops.packed_linear import TILE_ROWS
-from oneloop_kernels.ops.packed_linear.launches import stream, unpacked
+from oneloop_kernels.ops.packed_linear.launches import prepared, stream, unpacked
 from oneloop_kernels.ops.packed_linear.plans import StreamPlan, fitting
 
 if TYPE_CHECKING:
@@ -24,12 +25,21 @@ if TYPE_CHECKING:
 
 _STREAMED_ROWS: Final = 64
 _LEAST_ROWS: Final = 32
-"""Of x in a tile: with fewer the kernel takes instructions of one warp, which add up otherwise."""
 _MAX_STAGES: Final = 16
 
 
+@dataclass(frozen=True, slots=True)
+class OrderedPlan(StreamPlan):
+    """With fewer rows of x in a tile the kernel would take instructions of one warp, which add up otherwise."""
+
+    def block_m(self, num_tokens: int) -> int:
+        """Rows of x of a tile."""
+        return max(_LEAST_ROWS, StreamPlan.block_m(self, num_tokens))
+
+
 def linear(call: PackedCall) -> torch.Tensor:
-    """A `prepared` call: a row of the result depends on that row of x alone, bit by bit."""
+    """See ops.packed_linear.PackedLinear: a row of the result depends on that row of x alone, bit by bit."""
+    call = prepared(call)
     x = call.x
     readable = x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0 and call.tickets is not None
     plan = plan_for(call.weight, x.shape[0], gated=call.gated) if readable and can_stream(x.device) else None
@@ -61,4 +71,4 @@ def _plan_for(shape: tuple[int, int, bool], num_tokens: int) -> StreamPlan | Non
     if not 0 < num_tokens <= _STREAMED_ROWS or tiles > NUM_TICKETS:
         return None
     programs = tiles * num_pieces(shape)
-    return StreamPlan(1, _MAX_STAGES, residents=2, programs=programs, least_rows=_LEAST_ROWS)
+    return OrderedPlan(1, _MAX_STAGES, residents=2, programs=programs)

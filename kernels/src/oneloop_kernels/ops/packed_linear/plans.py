@@ -39,7 +39,7 @@ class StreamPlan:
     """Constants of `triton.stream.stream_kernel`, for Hopper.
 
     column_tiles: in a copy, 1 or 2. num_stages: copies under way. residents: programs that share a multiprocessor, 1 to
-    3. programs: in the grid, at most (0: by a rule). most_rows, least_rows: of x in a tile. scales_sums: where it can,
+    3. programs: in the grid, at most (0: by a rule). most_rows: of x in a tile. scales_sums: where it can,
     the kernel scales sums, exactly, instead of weights, which rounds them.
     """
 
@@ -49,7 +49,6 @@ class StreamPlan:
     programs: int = 0
     most_rows: int = 64
     scales_sums: bool = True
-    least_rows: int = 8
 
     @property
     def max_registers(self) -> int | None:
@@ -58,7 +57,7 @@ class StreamPlan:
 
     def block_m(self, num_tokens: int) -> int:
         """Rows of x of a tile."""
-        return min(self.most_rows, max(self.least_rows, 1 << (num_tokens - 1).bit_length()))
+        return min(self.most_rows, max(8, 1 << (num_tokens - 1).bit_length()))
 
     def num_tiles(self, num_tokens: int, out_size: int) -> int:
         """out_size: of the result."""
