@@ -186,7 +186,6 @@ class TritonAttention:
             not partial
             and self.config.tiles.ring
             and cache.dtype == qkv.dtype
-            and not order_is_fixed()
             and self._runs_on_hopper(cache, sinks)
         ):
             hopper.launch_prefill(
@@ -214,7 +213,8 @@ class TritonAttention:
         )  # fmt: skip
 
     def _runs_on_hopper(self, cache: torch.Tensor, sinks: torch.Tensor | None) -> bool:
-        return self._on_hopper and sinks is None and hopper.lies_densely(cache)
+        """By stream.py and prefill.py, whose orders are others than the fixed one."""
+        return self._on_hopper and not order_is_fixed() and sinks is None and hopper.lies_densely(cache)
 
     def run_decode(
         self, step: AttentionStep, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor,
