@@ -189,7 +189,7 @@ def check_mix(engine: AsyncEngine) -> None:
 
 @pytest.mark.parametrize(
     ("model", "kind", "count"),
-    [(name, name, 2000 if name == "on Hopper" else 250) for name in MODELS],
+    [(name, name, 2000 if name == "on Hopper" else 300) for name in MODELS],
     ids=MODELS,
     indirect=["model"],
 )
