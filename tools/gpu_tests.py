@@ -74,9 +74,9 @@ TOGETHER: Final = [  # the longest first
         "attention", "tests/kernels/test_paged_attention_triton.py", "tests/kernels/test_paged_attention_ahead.py",
         shares=4,
     ),
+    *parts_of("deterministic", "tests/gpu/test_deterministic.py", shares=4),
     *parts_of(
-        "deterministic", "tests/gpu/test_deterministic.py", "tests/kernels/test_fixed_order.py",
-        "tests/kernels/test_fixed_order_of_kinds.py", shares=6,
+        "fixed_order", "tests/kernels/test_fixed_order.py", "tests/kernels/test_fixed_order_of_kinds.py", shares=4
     ),
     *parts_of(
         "fp8_linear", "tests/kernels/test_fp8_linear.py", "tests/kernels/test_fp8_linear_on_hopper.py", shares=3
