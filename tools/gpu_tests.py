@@ -83,7 +83,7 @@ TOGETHER: Final = [
     *parts_of("smollm2_parity", "tests/gpu/test_smollm2_parity.py", seconds=110, shares=2),
     *parts_of("mixed_run", _MIXED_IN_FLOAT32, seconds=120),
     *parts_of("mixed_run_short_types", _MIXED, without=(_MIXED_IN_FLOAT32,), seconds=115),
-    *parts_of("deterministic", "tests/gpu/test_deterministic.py", seconds=75),
+    *parts_of("deterministic", "tests/gpu/test_deterministic.py", seconds=75, shares=3),
     *parts_of("fp8_quality", "tests/e2e/test_fp8_quality.py", seconds=50),
     *parts_of("out_of_memory", "tests/gpu/test_out_of_memory.py", seconds=30),
     # Kernels.
@@ -116,7 +116,10 @@ TOGETHER: Final = [
         "tests/kernels/test_layers.py", "tests/kernels/test_rms_norm.py", "tests/kernels/test_silu_mul.py",
         "tests/kernels/test_step_inputs.py", seconds=42, shares=2,
     ),
-    *parts_of("fixed_order", "tests/kernels/test_fixed_order.py", seconds=45),
+    *parts_of(
+        "fixed_order", "tests/kernels/test_fixed_order.py", "tests/kernels/test_fixed_order_of_kinds.py",
+        seconds=45, shares=3,
+    ),
     *parts_of("models", "tests/models", seconds=40, shares=2),
     *parts_of("rope", "tests/kernels/test_rope.py", seconds=40),
     *parts_of("loader", "tests/loader", without=(_TIMED_LOAD,), seconds=30),

@@ -34,11 +34,26 @@ SETTINGS = {
     "device": "cuda", "dtype": "bfloat16", "load_format": "dummy", "max_num_seqs": NUM_SEQS, "block_size": 16,
     "num_gpu_blocks_override": NUM_BLOCKS, "max_num_batched_tokens": 512, "max_model_len": LONGEST_PROMPT + MAX_TOKENS,
 }  # fmt: skip
-SHAPES = {
-    "on Hopper": {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 512},
+ON_HOPPER = {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 512}
+EXPERTS = {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 12, "num_experts_per_tok": 3,
+    "moe_intermediate_size": 192, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+}  # fmt: skip
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
+MODELS = {
+    "on Hopper": ON_HOPPER,
     "anywhere": {"head_dim": 64, "num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 384},
+    "experts": ON_HOPPER | EXPERTS,
+    "fp8": ON_HOPPER,
+    "fp8-block": ON_HOPPER,
+    "4 bits": ON_HOPPER | {"quantization_config": GPTQ},
+    "8-bit keys": ON_HOPPER,
 }
-"""Heads of 128 take the kernels of Hopper, others those of any card."""
+"""What the model differs in. Heads of 128 take the kernels of Hopper, others those of any card."""
+KINDS = {
+    "fp8": {"quantization": "fp8"}, "fp8-block": {"quantization": "fp8-block"}, "8-bit keys": {"kv_cache_dtype": "fp8"},
+}  # fmt: skip
+"""Settings beside those of all."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +66,13 @@ class Asked:
 
 @pytest.fixture
 def model(request, tiny_model: Path, tmp_path: Path) -> str:
-    """A folder with a small Qwen 3, whose heads are normed; weights are random."""
+    """A folder with a small Qwen 3, whose heads are normed; weights are random. request.param: of MODELS."""
     config = json.loads((tiny_model / "config.json").read_text())
     config |= {
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "intermediate_size": 1024, "num_hidden_layers": 3,
         "max_position_embeddings": 1024, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-        **SHAPES[request.param],
     }  # fmt: skip
+    config |= MODELS[request.param]
     shutil.copytree(tiny_model, tmp_path / "model")
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
     return str(tmp_path / "model")
@@ -102,7 +117,7 @@ def random_params(rng: random.Random, deterministic: bool, *, is_long: bool = Fa
     return SamplingParams(n=n, max_tokens=max_tokens, ignore_eos=True, deterministic=deterministic, **fields)
 
 
-async def make_engine(model: str, **settings: bool) -> AsyncEngine:
+async def make_engine(model: str, **settings: Any) -> AsyncEngine:
     """In a thread: it imports what reads files."""
     return await asyncio.to_thread(AsyncEngine.from_settings, model, **SETTINGS, **settings)
 
@@ -172,11 +187,16 @@ def check_mix(engine: AsyncEngine) -> None:
     assert stats.num_errored == 0
 
 
-@pytest.mark.parametrize(("model", "count"), [("on Hopper", 2000), ("anywhere", 300)], indirect=["model"])
-async def test_a_request_gets_the_same_tokens_alone_and_in_any_mix(model, count):
+@pytest.mark.parametrize(
+    ("model", "kind", "count"),
+    [(name, name, 2000 if name == "on Hopper" else 300) for name in MODELS],
+    ids=MODELS,
+    indirect=["model"],
+)
+async def test_a_request_gets_the_same_tokens_alone_and_in_any_mix(model, kind, count):
     rng = random.Random(5)
     requests = random_requests(rng, count)
-    engine = await make_engine(model, deterministic=True)
+    engine = await make_engine(model, deterministic=True, **KINDS.get(kind, {}))
     async with engine:
         mixed = await together(engine, requests, rng)
         check_mix(engine)

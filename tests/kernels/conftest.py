@@ -10,11 +10,15 @@ import random
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from oneloop_kernels.launch import INTERPRETED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ON_GPU = torch.cuda.is_available() and not INTERPRETED
 KERNEL_DTYPES = (torch.bfloat16, torch.float16) if ON_GPU else (torch.float32, torch.float16)
@@ -115,3 +119,38 @@ def device_inputs(kernel_device) -> RandomInputs:
 def cpu_inputs() -> RandomInputs:
     """On the CPU, wherever the kernels are."""
     return random_inputs(torch.device("cpu"), torch.device("cpu"))
+
+
+@pytest.fixture
+def order_dtype(kernel_device) -> torch.dtype:
+    """What the fixed order is tested in: float32 in the interpreter, which computes bfloat16 wrongly."""
+    return torch.bfloat16 if kernel_device.type == "cuda" else torch.float32
+
+
+@pytest.fixture
+def products_of_tensor_cores(monkeypatch, kernel_device) -> None:
+    """The interpreter multiplies by numpy, whose sums depend on a row's place in the tile; a tensor core's do not."""
+    if kernel_device.type == "cuda":
+        return
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    def create_dot(self, a, b, d, input_precision, max_num_imprecise_acc):
+        sums = d.data.copy()
+        for k in range(a.data.shape[-1]):
+            sums += a.data[:, k, None].astype(sums.dtype) * b.data[None, k, :].astype(sums.dtype)
+        return TensorHandle(sums, d.dtype.scalar)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
+
+
+@pytest.fixture(scope="session")
+def same_bits() -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """AssertionError where two results differ."""
+
+    def check(a: torch.Tensor, b: torch.Tensor) -> None:
+        assert a.shape == b.shape
+        assert not a.isnan().any()
+        different = int((a != b).sum())
+        assert different == 0, f"{different} of {a.numel()} elements differ"
+
+    return check

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from oneloop_kernels.launch import INTERPRETED
+from oneloop_kernels.ops.float8 import FP8
 from oneloop_kernels.ops.linear import LINEAR, NUM_TICKETS, LinearCall, Norm
 from oneloop_kernels.ops.linear import ordered as linear
 from oneloop_kernels.ops.linear.plans import can_stream
@@ -20,6 +21,8 @@ from oneloop_kernels.order import fixed_order, order_is_fixed
 from oneloop_kernels.registry import prefer
 from oneloop_kernels.testing import assert_close
 
+pytestmark = pytest.mark.usefixtures("products_of_tensor_cores")
+
 EPS = 1e-5
 ON_GPU = torch.cuda.is_available() and not INTERPRETED
 ATTENTION_SHAPES = [(4, 2, 64), *([(32, 8, 128), (8, 8, 128), (16, 2, 128)] if ON_GPU else [])]
@@ -27,37 +30,13 @@ ATTENTION_SHAPES = [(4, 2, 64), *([(32, 8, 128), (8, 8, 128), (16, 2, 128)] if O
 
 
 @pytest.fixture
-def dtype(kernel_device):
-    """float32 in the interpreter, which computes bfloat16 wrongly."""
-    return torch.bfloat16 if kernel_device.type == "cuda" else torch.float32
-
-
-@pytest.fixture(autouse=True)
-def _products_of_tensor_cores(monkeypatch, kernel_device):
-    """The interpreter multiplies by numpy, whose sums depend on a row's place in the tile; a tensor core's do not."""
-    if kernel_device.type == "cuda":
-        return
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-    def create_dot(self, a, b, d, input_precision, max_num_imprecise_acc):
-        sums = d.data.copy()
-        for k in range(a.data.shape[-1]):
-            sums += a.data[:, k, None].astype(sums.dtype) * b.data[None, k, :].astype(sums.dtype)
-        return TensorHandle(sums, d.dtype.scalar)
-
-    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
+def dtype(order_dtype):
+    return order_dtype
 
 
 def resolved(family, device, dtype):
     with prefer("triton"):
         return family.resolve(device, dtype)
-
-
-def same_bits(a, b):
-    assert a.shape == b.shape
-    assert not a.isnan().any()
-    different = int((a != b).sum())
-    assert different == 0, f"{different} of {a.numel()} elements differ"
 
 
 def test_it_holds_within_the_context_only():
@@ -80,7 +59,7 @@ MAPS = {
 
 @pytest.mark.parametrize("name", MAPS)
 @pytest.mark.parametrize("cut", [False, True], ids=["one sum", "pieces"])
-def test_a_linear_map_knows_no_neighbours(inputs, kernel_device, dtype, name, cut):
+def test_a_linear_map_knows_no_neighbours(inputs, kernel_device, dtype, same_bits, name, cut):
     """Rows by themselves and among others, at another place each time. cut: the columns are in several pieces."""
     around = MAPS[name]
     big = kernel_device.type == "cuda"
@@ -152,7 +131,7 @@ def test_the_order_of_a_linear_map_follows_from_its_shape():
             assert plan.num_stages >= 2
 
 
-def test_norms_know_no_neighbours(inputs, kernel_device, dtype):
+def test_norms_know_no_neighbours(inputs, kernel_device, dtype, same_bits):
     compute = resolved(RMS_NORM, kernel_device, dtype)
     most = 600 if ON_GPU else 60
     for size in (64, 576, 1024, 4096):
@@ -163,7 +142,7 @@ def test_norms_know_no_neighbours(inputs, kernel_device, dtype):
                 same_bits(compute(x[first : first + count], weight, EPS), whole[first : first + count])
 
 
-def test_heads_know_no_neighbours(inputs, kernel_device, dtype):
+def test_heads_know_no_neighbours(inputs, kernel_device, dtype, same_bits):
     """Norms of heads and the rotation: queries, and what is written to the cache."""
     num_heads, kv_heads, dim, block_size, most = 4, 2, 64, 16, 600 if ON_GPU else 60
     ops = resolved(ROPE, kernel_device, dtype)
@@ -191,13 +170,13 @@ def test_heads_know_no_neighbours(inputs, kernel_device, dtype):
 class Sequence:
     """One sequence in a cache full of others: its queries, and its place in the block tables."""
 
-    def __init__(self, cases, inputs, shape, length, dtype):
+    def __init__(self, cases, inputs, shape, length, dtype, *, narrow=False):
         self.shape, self.length, self.dtype, self.cases, self.inputs = shape, length, dtype, cases, inputs
         self.size = shape.block_size
         self.width = -(-length // self.size) + 1
         self.num_blocks = 40 * self.width
         storage = (self.num_blocks, 2 * shape.num_kv_heads, self.size, shape.head_dim)
-        self.cache = inputs.normal(*storage, dtype=dtype).transpose(1, 2)
+        self.cache = inputs.normal(*storage, dtype=dtype).to(FP8 if narrow else dtype).transpose(1, 2)
         self.heads = shape.num_heads + 2 * shape.num_kv_heads
         self.queries = inputs.normal(length, self.heads, shape.head_dim, dtype=dtype)
         self.table = inputs.permutation(self.num_blocks)[: self.width].to(torch.int32)
@@ -227,7 +206,9 @@ class Sequence:
 
     def expected(self):
         positions = torch.arange(self.length, device=self.cache.device)
-        kv = self.cache[self.table.long()[positions // self.size], positions % self.size].double()
+        kv = self.cache.to(self.dtype)[
+            self.table.long()[positions // self.size], positions % self.size
+        ].double()
         keys, values = kv.chunk(2, 1)
         queries = self.queries[:, : self.shape.num_heads].double()
         return self.cases.dense(queries, keys, values, 0, self.shape, None).flatten(1)
@@ -244,15 +225,16 @@ def attention_of(cases, kernel_device, dtype):
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), ATTENTION_SHAPES)
+@pytest.mark.parametrize("narrow", [False, True], ids=["wide", "narrow"])
 def test_attention_knows_no_neighbours_and_no_chunks(
-    cases, inputs, kernel_device, attention_of, dtype, heads, kv_heads, head_dim
+    cases, inputs, kernel_device, attention_of, dtype, same_bits, heads, kv_heads, head_dim, narrow
 ):
     """Prompt at once, in chunks, token by token; alone, beside short and long rows, with contexts cut and uncut."""
     big = kernel_device.type == "cuda"
     length = 1100 if big else 75
     shape = cases.make_shape(heads, kv_heads, head_dim=head_dim)
-    attention = attention_of(shape)
-    sequence = Sequence(cases, inputs, shape, length, dtype)
+    attention = attention_of(shape, cache_dtype=FP8 if narrow else None)
+    sequence = Sequence(cases, inputs, shape, length, dtype, narrow=narrow)
     whole = sequence.attended(attention, 0, length)
     assert_close(whole, sequence.expected(), dtype, kind="attention")
     rng = random.Random(int(inputs.integers(0, 1 << 30, 1)))
@@ -277,7 +259,7 @@ def test_attention_knows_no_neighbours_and_no_chunks(
 
 
 @pytest.mark.gpu
-def test_contexts_are_cut_or_not_as_there_is_room(cases, inputs, kernel_device, dtype):
+def test_contexts_are_cut_or_not_as_there_is_room(cases, inputs, kernel_device, dtype, same_bits):
     """Where a step has more splits than results of them can be kept, each context is one program's."""
     from oneloop_kernels.ops.paged_attention.triton.ordered_attention import OrderedAttention
 
@@ -296,7 +278,7 @@ def test_contexts_are_cut_or_not_as_there_is_room(cases, inputs, kernel_device, 
 
             @staticmethod
             def plan(step, num_rows, num_tokens, has_multi, made=attention):
-                return made.plan(step, has_multi)
+                return made.plan(step, num_rows, has_multi)
 
         mixes: list[list[tuple[int, int]]] = [[], [(1, 2000)] * 3, [(1, 700)] * 100]
         results += [sequence.attended(Plans, 2999, 1, before) for before in mixes]

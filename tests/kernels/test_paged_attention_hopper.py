@@ -100,14 +100,14 @@ def prefill_spec(heads, block_size, *, narrow=False):
     return KernelSpec(f"{MODULE}.prefill", "prefill_kernel", signature, constants, options, ("table_stride",))
 
 
-def ordered_decode_spec(heads, block_size):
+def ordered_decode_spec(heads, block_size, stages=3):
     box = min(64, block_size)
     signature = pointers("row_slot seq_lens block_tables programs split tickets") | {
         "q_desc": boxes(8, 64), "kv_desc": boxes(box, 64), "out_ptr": "*bf16", "table_stride": "i32",
         "partial_acc": "*fp32", "partial_norm": "*fp32", "max_parts": "i32", "scale_log2": "fp32",
     }  # fmt: skip
     constants = {
-        "HEADS": heads, "KV_HEADS": KV_HEADS, "BLOCK_SIZE": block_size, "BOX": box, "QUERIES": 8, "STAGES": 3,
+        "HEADS": heads, "KV_HEADS": KV_HEADS, "BLOCK_SIZE": block_size, "BOX": box, "QUERIES": 8, "STAGES": stages,
         "BESIDE": False, "USE_PDL": True,
     }  # fmt: skip
     options = {"num_warps": 4, "maxnreg": 128, "launch_pdl": True}
@@ -184,6 +184,7 @@ def reports():
         "prefill, 8 bits, groups of 8": prefill_spec(64, 64, narrow=True),
         "prefill, 8 bits, groups of 1": prefill_spec(8, 128, narrow=True),
         "ordered decode": ordered_decode_spec(HEADS, 16),
+        "ordered decode of one row": ordered_decode_spec(HEADS, 16, stages=6),
         "ordered decode, groups of 8": ordered_decode_spec(64, 64),
         "ordered decode, groups of 1": ordered_decode_spec(8, 128),
         "ordered blocks": ordered_blocks_spec(HEADS, 16),

@@ -17,7 +17,7 @@ from oneloop.formats.gguf import read_gguf
 from oneloop.loader.dummy import fill_dummy_weights
 from oneloop.loader.gguf import load_gguf_weights
 from oneloop.loader.gguf_tensors import check_gguf, gguf_name
-from oneloop.loader.resolve import gguf_in_plain_numbers, resolve_model
+from oneloop.loader.resolve import resolve_model
 from oneloop.models.registry import build_model
 from oneloop.quant.gguf import GgufWeight
 from oneloop.worker.memory.sizes import weight_bytes
@@ -162,21 +162,6 @@ def test_dummy_weights_of_types_that_stay(kit: Any, tmp_path: Path) -> None:
         logits = kit.our_logits(model)
     assert logits.isfinite().all()
     assert logits.std() > 0
-
-
-def test_the_fixed_order_takes_them_in_plain_numbers(kit: Any, tmp_path: Path) -> None:
-    path = write_model(tmp_path / "m.gguf", kit.tiny_model("llama"), "llama", "Q4_0")
-    source = resolve_model(str(path))
-    assert source.spec.quantization is not None
-    plain = gguf_in_plain_numbers(source)
-    assert plain.spec.quantization is None
-    assert gguf_in_plain_numbers(plain) is plain
-    assert (
-        resolve_model(
-            str(write_model(tmp_path / "f.gguf", kit.tiny_model("llama"), "llama"))
-        ).spec.quantization
-        is None
-    )
 
 
 @pytest.mark.parametrize("kind", [kind for kind in dequantizable() if kind not in PLAIN])

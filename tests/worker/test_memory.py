@@ -17,8 +17,6 @@ from oneloop.cli.main import make_parser
 from oneloop.config import EngineConfig, size_in_bytes
 from oneloop.errors import ConfigError
 from oneloop.formats.model_spec import ModelSpec, MoeSpec
-from oneloop.formats.quantization.config import WHILE_LOADING
-from oneloop.formats.quantization.spec import QuantizationSpec
 from oneloop.models.registry import build_model
 from oneloop.worker.memory.check import check_peak
 from oneloop.worker.memory.cpu import activation_bytes as cpu_activation_bytes
@@ -345,17 +343,6 @@ def test_experts_count_as_activations_where_they_are_wider(make_spec):
     wider = replace(spec, moe=replace(EXPERTS, intermediate_size=4096))
     assert cpu_activation_bytes(wider, 4, config) > cpu_activation_bytes(spec, 4, config)
     assert cpu_activation_bytes(wider, 4, config) >= 4 * 512 * 4 * 4096
-
-
-@pytest.mark.parametrize("setting", ["deterministic", "deterministic_requests"])
-@pytest.mark.parametrize("what", ["quantised", "experts", "8 bits"])
-def test_the_fixed_order_is_for_dense_models_of_plain_numbers(setting, what):
-    fp8 = QuantizationSpec(method="fp8", scheme=WHILE_LOADING["fp8"])
-    spec = {"quantised": replace(LLAMA_8B, quantization=fp8), "experts": replace(LLAMA_8B, moe=EXPERTS)}
-    settings = {"device": "cuda", setting: True} | ({"kv_cache_dtype": "fp8"} if what == "8 bits" else {})
-    with pytest.raises(ConfigError, match=what) as error:
-        plan_memory(spec.get(what, LLAMA_8B), "bfloat16", EngineConfig.from_flat(settings), H200)
-    assert error.value.field == setting
 
 
 def test_the_fixed_order_has_its_place():

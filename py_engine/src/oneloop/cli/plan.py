@@ -10,7 +10,7 @@ from oneloop.config import NULL_MODEL, EngineConfig, mixed_step_tokens, resolve_
 from oneloop.device.cards import card_named
 from oneloop.device.nvml import first_gpu
 from oneloop.errors import ConfigError
-from oneloop.loader.resolve import gguf_in_plain_numbers, resolve_model
+from oneloop.loader.resolve import resolve_model
 from oneloop.worker.memory.free import machine_memory
 from oneloop.worker.memory.ledger import DeviceMemory, MemoryPlanError
 from oneloop.worker.memory.plan import plan_memory
@@ -81,8 +81,6 @@ def find_server(settings: Mapping[str, Any], plan_device: str | None) -> ServerT
         load_format="dummy",
         quantization=config.model.quantization,
     )
-    if True in config.worker.orders:
-        source = gguf_in_plain_numbers(source)
     dtype = resolve_dtype(
         config.model.dtype, config.resolved.device, source.spec.dtype, gguf=source.gguf is not None
     )

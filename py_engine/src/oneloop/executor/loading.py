@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from oneloop.config import resolve_dtype
 from oneloop.errors import ConfigError
 from oneloop.executor.base import ModelFiles, ModelInfo
+from oneloop.formats.quantization.fp8 import Fp8Scheme
+from oneloop.formats.quantization.spec import QuantizationSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from oneloop.worker.memory.ledger import DeviceMemory, MemoryPlan
 
 log = logging.getLogger(__name__)
+
+FP8_GENERATION: Final = 9
+"""Compute capability (major) from which 8-bit maps have kernels (oneloop_kernels.ops.fp8_linear.gpu)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +85,10 @@ class ModelLoading:
     def locate(self, progress: LoadProgress | None) -> ModelFiles:
         """As base.Executor.locate."""
         from oneloop.loader.progress import no_progress
-        from oneloop.loader.resolve import gguf_in_plain_numbers, resolve_model
+        from oneloop.loader.resolve import resolve_model
 
         model = self._config.model
-        source = resolve_model(
+        self._source = source = resolve_model(
             model.model,
             revision=model.revision,
             load_format=model.load_format,
@@ -94,9 +99,6 @@ class ModelLoading:
             raise ConfigError(
                 "expert_statistics", f"{model.model} has no experts to count for; leave it away"
             )
-        if True in self._config.worker.orders:
-            source = gguf_in_plain_numbers(source)
-        self._source = source
         return ModelFiles(source.path, source.generation, source.gguf)
 
     @property
@@ -125,6 +127,8 @@ class ModelLoading:
         dtype = resolve_dtype(
             settings.dtype, self._config.resolved.device, spec.dtype, gguf=self._source.gguf is not None
         )
+        if device.type == "cuda":
+            refuse_order(spec, self._config, torch.cuda.get_device_capability(device)[0])
         plan = plan_memory(spec, dtype, self._config, memory)
         dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
         model = load_model(
@@ -142,3 +146,15 @@ class ModelLoading:
         )  # fmt: skip
         counts = model.count_experts() if self._config.worker.expert_statistics else None
         return LoadedModel(model, plan, card, counts)
+
+
+def refuse_order(spec: ModelSpec, config: EngineConfig, generation: int) -> None:
+    """ConfigError where the fixed order is asked for and has no kernels. generation: compute capability (major)."""
+    quantization = spec.quantization
+    eight_bits = isinstance(quantization, QuantizationSpec) and isinstance(quantization.scheme, Fp8Scheme)
+    if True in config.worker.orders and eight_bits and generation < FP8_GENERATION:
+        raise ConfigError(
+            "deterministic" if config.worker.deterministic else "deterministic_requests",
+            f"has kernels for 8-bit weights from compute capability {FP8_GENERATION} on, and this card's is "
+            f"{generation}; leave it, or take the model in other numbers",
+        )

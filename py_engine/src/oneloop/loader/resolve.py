@@ -152,13 +152,6 @@ def _optional_size(config: JsonValues, key: str, at_most: int) -> int | None:
     return config.integer(key, 1, at_most) if key in config else None
 
 
-def gguf_in_plain_numbers(source: ModelSource) -> ModelSource:
-    """A GGUF file's weights dequantised on a GPU too, as the fixed order needs them; other sources as they are."""
-    if not isinstance(source.spec.quantization, GgufQuantization):
-        return source
-    return replace(source, spec=replace(source.spec, quantization=None))
-
-
 def _file_source(path: Path, load_format: LoadFormat, quantization: QuantizationName | None) -> ModelSource:
     if path.suffix in (".bin", ".pt", ".pth", ".ckpt"):
         raise ModelError(str(path), "pickled weights are never loaded; convert the model to safetensors")

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from oneloop_kernels.launch import INTERPRETED, generation
+from oneloop_kernels.ops.fp8_linear import ordered
 from oneloop_kernels.ops.fp8_linear.plans import TilesPlan, plan_for
 from oneloop_kernels.ops.fp8_linear.reference import linear as by_reference
 from oneloop_kernels.ops.fp8_linear.triton.quantize import quantize
 from oneloop_kernels.ops.fp8_linear.triton.tiles import tiles
+from oneloop_kernels.ops.linear import NUM_TICKETS
 from oneloop_kernels.ops.linear.launches import Scales, dense, stream
 from oneloop_kernels.ops.linear.plans import DensePlan, StreamPlan
 from oneloop_kernels.ops.silu_mul.triton import silu_mul
+from oneloop_kernels.order import order_is_fixed
 
 if TYPE_CHECKING:
     from oneloop_kernels.ops.fp8_linear.plans import Plan
@@ -49,6 +52,11 @@ def _plan_of(call: LinearCall, scales: torch.Tensor) -> Plan | None:
     weight = call.weight
     shape = (weight.shape[0], weight.shape[1], call.gated)
     by_block = scales.dim() == 2
+    if order_is_fixed():
+        return ordered.plan_for(
+            call.x.device, call.x.shape[0], shape, by_block=by_block, may_stream=may_stream(call),
+            has_tickets=call.tickets is not None and len(call.tickets) >= NUM_TICKETS,
+        )  # fmt: skip
     return plan_for(call.x.device, call.x.shape[0], shape, by_block=by_block, may_stream=may_stream(call))
 
 

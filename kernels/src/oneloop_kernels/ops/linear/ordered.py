@@ -36,15 +36,18 @@ _TILE: Final = 64
 _MOST_PROGRAMS: Final = 160
 """A weight is cut into pieces while their number times that of its tiles stays within it: about one for each
 multiprocessor of the larger cards. Part of the order, never changed for another card."""
-_LEAST_PIECE: Final = 768
-"""Columns of a piece."""
-_BLOCK_K: Final = 128
+_LEAST_PIECE: Final = 6
+"""Blocks of a piece."""
+_BLOCK_BYTES: Final = 256
+"""Of a row of the weight: what is copied at a time while weights stream."""
 _STREAMED_ROWS: Final = 64
 _DENSE_ROWS: Final = 128
 _SHARED_BYTES: Final = 208 << 10
 _MAX_STAGES: Final = 11
 _FEW_ROWS: Final = 16
-"""Up to here two programs of the streaming kernel share a multiprocessor: the next kernel's copies begin beside it."""
+_FEW_BLOCKS: Final = 16
+"""Up to so many rows, and blocks of a program, two programs of the streaming kernel share a multiprocessor: the next
+kernel's copies begin beside it. With more blocks that costs more than it saves: 43 µs, not 26, for 4096 × 14336."""
 _ANYWHERE: Final = FewRowsPlan(use_dot=True, block_n=64, block_k=32, num_stages=3)
 """Of cards without Hopper's tensor cores; its tile of x has always _ANYWHERE_ROWS rows."""
 _ANYWHERE_ROWS: Final = 64
@@ -61,14 +64,14 @@ def linear(call: LinearCall) -> torch.Tensor:
     return few_rows(_ANYWHERE, call, block_m=_ANYWHERE_ROWS).run()
 
 
-def num_pieces(shape: Shape) -> int:
+def num_pieces(shape: Shape, item_bytes: int = 2) -> int:
     """Into how many pieces the columns are cut: more where results are few, so that a few rows occupy a card."""
-    tiles, blocks = -(-_out_size(shape) // _TILE), -(-shape[1] // _BLOCK_K)
+    tiles, blocks = -(-_out_size(shape) // _TILE), shape[1] * item_bytes / _BLOCK_BYTES
     pieces = 1
     while (
         2 * pieces * tiles <= _MOST_PROGRAMS
         and blocks % (2 * pieces) == 0
-        and blocks // (2 * pieces) * _BLOCK_K >= _LEAST_PIECE
+        and blocks / (2 * pieces) >= _LEAST_PIECE
     ):
         pieces *= 2
     return pieces
@@ -78,12 +81,21 @@ def num_pieces(shape: Shape) -> int:
 def plan_for(
     device: torch.device, dtype: torch.dtype, num_tokens: int, shape: Shape, has_tickets: bool
 ) -> StreamPlan | DensePlan:
-    """The plan for that many rows of x, on Hopper: the default one where it keeps the order, else one by a rule.
-
-    Without tickets none that cuts tiles.
-    """
-    pieces = num_pieces(shape)
+    """The plan for that many rows of x, on Hopper. Without tickets none that cuts tiles."""
     default = plans.plan_for(device, dtype, num_tokens, shape, may_split=True, may_stream=True)
+    return in_order(default, device, num_tokens, shape, has_tickets)
+
+
+def in_order(
+    default: plans.Plan | None,
+    device: torch.device,
+    num_tokens: int,
+    shape: Shape,
+    has_tickets: bool,
+    item_bytes: int = 2,
+) -> StreamPlan | DensePlan:
+    """The default plan where it keeps the order, else one by a rule. item_bytes: 1 for e4m3 with scales per row."""
+    pieces = num_pieces(shape, item_bytes)
     if isinstance(default, DensePlan):
         return replace(default, pieces=pieces)
     if isinstance(default, StreamPlan) and pieces == 1:
@@ -98,15 +110,17 @@ def plan_for(
         tiles = default.num_tiles(num_tokens, _out_size(shape))
         if default.grid(device, tiles, -(-shape[1] // default.block_k)) == tiles * pieces:
             return default
-    return _streaming(num_tokens, shape, pieces)
+    return _streaming(num_tokens, shape, pieces, item_bytes)
 
 
-def _streaming(num_tokens: int, shape: Shape, pieces: int) -> StreamPlan:
+def _streaming(num_tokens: int, shape: Shape, pieces: int, item_bytes: int = 2) -> StreamPlan:
     """A program for each piece of each tile, or whole tiles. num_tokens: at most _STREAMED_ROWS, one tile of rows."""
     halves = 2 if shape[2] else 1
-    plan = StreamPlan(block_n=_TILE, block_k=_BLOCK_K, num_stages=2, whole=pieces == 1)
-    stage_bytes = 2 * _BLOCK_K * (halves * _TILE + plan.block_m(num_tokens))
-    room = _SHARED_BYTES // 2 if num_tokens <= _FEW_ROWS else _SHARED_BYTES
+    plan = StreamPlan(block_n=_TILE, block_k=_BLOCK_BYTES // item_bytes, num_stages=2, whole=pieces == 1)
+    stage_bytes = _BLOCK_BYTES * (halves * _TILE + plan.block_m(num_tokens))
+    blocks = -(-shape[1] // (plan.block_k * pieces))
+    shares = num_tokens <= _FEW_ROWS and blocks <= _FEW_BLOCKS
+    room = _SHARED_BYTES // 2 if shares else _SHARED_BYTES
     programs = 0 if pieces == 1 else pieces * -(-_out_size(shape) // _TILE)
     return replace(plan, num_stages=min(_MAX_STAGES, room // stage_bytes), programs=programs)
 

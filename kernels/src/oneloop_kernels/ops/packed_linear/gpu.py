@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 from oneloop_kernels.ops.linear import LinearCall
 from oneloop_kernels.ops.linear.gpu import many_rows
 from oneloop_kernels.ops.linear.plans import can_stream
+from oneloop_kernels.ops.packed_linear import ordered
 from oneloop_kernels.ops.packed_linear.launches import few_rows, may_stream, prepared, stream, unpacked
 from oneloop_kernels.ops.packed_linear.plans import MAX_FEW_ROWS, plan_for
+from oneloop_kernels.order import order_is_fixed
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 def linear(call: PackedCall) -> torch.Tensor:
     """See ops.packed_linear.PackedLinear."""
+    if order_is_fixed():
+        return ordered.linear(call)
     num_tokens = call.x.shape[0]
     plan = plan_for(call.weight, num_tokens, gated=call.gated, may_split=call.tickets is not None)
     call = prepared(call)

@@ -29,30 +29,12 @@ def plan_memory(spec: ModelSpec, dtype: DtypeName, config: EngineConfig, memory:
         raise ConfigError(
             "max_model_len", f"{given} is beyond the {spec.max_position} positions the model was made for"
         )
-    _refuse_order(spec, config)
     case = Case(dtype=dtype, config=config, memory=memory)
     try:
         return _plan(spec, case)
     except MisfitError as misfit:
         found = remedies(misfit.problem, case, lambda other: _fits(spec, other))
         raise MemoryPlanError(misfit.field, f"{misfit.fact}; {found}", misfit.ledger) from None
-
-
-def _refuse_order(spec: ModelSpec, config: EngineConfig) -> None:
-    """The fixed order has kernels for dense models of plain numbers."""
-    if True not in config.worker.orders:
-        return
-    reasons = {
-        "weights are quantised": spec.quantization is not None,
-        "layers have experts": spec.moe is not None,
-        "keys and values are kept in 8 bits (--kv-cache-dtype)": config.cache.kv_cache_dtype != "auto",
-    }
-    for reason, holds in reasons.items():
-        if holds:
-            raise ConfigError(
-                "deterministic" if config.worker.deterministic else "deterministic_requests",
-                f"is not to be had where {reason}: their sums depend on the number of rows; leave one of them away",
-            )
 
 
 def _fits(spec: ModelSpec, case: Case) -> bool:

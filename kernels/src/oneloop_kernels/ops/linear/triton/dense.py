@@ -232,41 +232,40 @@ def _multiply(
     halves: gl.constexpr = 2 if GATED else 1
     if USE_PDL:
         tl.extra.cuda.gdc_wait()  # the kernel before may read what is written here, or write what is added
-    begin = 0
     count = num_blocks // PIECES
     kept = partial_ptr + (gl.program_id(0).to(gl.int64) * GROUPS + GROUP) * (BLOCK_M * halves * CHUNK)
     first_token += GROUP * BLOCK_M
-    for mine in range(chunk, num_chunks, step):
+    # One loop over the pieces of all chunks: the products of a second one would not find room for their sums.
+    for turn in range(gl.cdiv(num_chunks - chunk, step) * PIECES):
         a, b, c = _products(
-            rows, first, second, third, arrived, free, begin, count,
+            rows, first, second, third, arrived, free, turn * count, count,
             GATED, FIRST, SECOND, THIRD, BLOCK_M, GROUP, STAGES,
         )  # fmt: skip
-        for piece in gl.static_range(1, PIECES):
-            _keep(a, b, c, kept, GATED, FIRST, SECOND, THIRD, BLOCK_M)
-            a, b, c = _products(
-                rows, first, second, third, arrived, free, begin + piece * count, count,
-                GATED, FIRST, SECOND, THIRD, BLOCK_M, GROUP, STAGES,
-            )  # fmt: skip
-            a, b, c = _with_kept(a, b, c, kept, GATED, FIRST, SECOND, THIRD, BLOCK_M)
-        column = mine * CHUNK
-        _finish(
-            a, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr,
-            column, first_token, num_tokens, out_size, out_stride,
-            ITEM_BYTES, SCALES, HAS_BIAS, GATED, HAS_RESIDUAL, BLOCK_M, FIRST,
-        )  # fmt: skip
-        if SECOND > 0:
+        piece = turn % PIECES
+        if PIECES > 1:
+            if piece > 0:
+                a, b, c = _with_kept(a, b, c, kept, GATED, FIRST, SECOND, THIRD, BLOCK_M)
+            if piece + 1 < PIECES:
+                _keep(a, b, c, kept, GATED, FIRST, SECOND, THIRD, BLOCK_M)
+        if piece + 1 == PIECES:
+            column = (chunk + turn // PIECES * step) * CHUNK
             _finish(
-                b, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr,
-                column + FIRST, first_token, num_tokens, out_size, out_stride,
-                ITEM_BYTES, SCALES, HAS_BIAS, GATED, HAS_RESIDUAL, BLOCK_M, SECOND,
+                a, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr,
+                column, first_token, num_tokens, out_size, out_stride,
+                ITEM_BYTES, SCALES, HAS_BIAS, GATED, HAS_RESIDUAL, BLOCK_M, FIRST,
             )  # fmt: skip
-        if THIRD > 0:
-            _finish(
-                c, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr,
-                column + FIRST + SECOND, first_token, num_tokens, out_size, out_stride,
-                ITEM_BYTES, SCALES, HAS_BIAS, GATED, HAS_RESIDUAL, BLOCK_M, THIRD,
-            )  # fmt: skip
-        begin += num_blocks
+            if SECOND > 0:
+                _finish(
+                    b, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr,
+                    column + FIRST, first_token, num_tokens, out_size, out_stride,
+                    ITEM_BYTES, SCALES, HAS_BIAS, GATED, HAS_RESIDUAL, BLOCK_M, SECOND,
+                )  # fmt: skip
+            if THIRD > 0:
+                _finish(
+                    c, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr,
+                    column + FIRST + SECOND, first_token, num_tokens, out_size, out_stride,
+                    ITEM_BYTES, SCALES, HAS_BIAS, GATED, HAS_RESIDUAL, BLOCK_M, THIRD,
+                )  # fmt: skip
 
 
 @gluon.jit
@@ -276,11 +275,11 @@ def _keep(
 ):  # fmt: skip
     """Put the sums of a piece aside, where the same threads fetch them from: there are no registers for both."""
     halves: gl.constexpr = 2 if GATED else 1
-    gl.store(kept + _places(BLOCK_M, halves * FIRST), a)
+    gl.store(_places(kept, a, BLOCK_M, halves * FIRST), a)
     if SECOND > 0:
-        gl.store(kept + BLOCK_M * halves * FIRST + _places(BLOCK_M, halves * SECOND), b)
+        gl.store(_places(kept + BLOCK_M * halves * FIRST, b, BLOCK_M, halves * SECOND), b)
     if THIRD > 0:
-        gl.store(kept + BLOCK_M * halves * (FIRST + SECOND) + _places(BLOCK_M, halves * THIRD), c)
+        gl.store(_places(kept + BLOCK_M * halves * (FIRST + SECOND), c, BLOCK_M, halves * THIRD), c)
 
 
 @gluon.jit
@@ -290,21 +289,24 @@ def _with_kept(
 ):  # fmt: skip
     """The sums that were put aside, and those of the next piece added to them."""
     halves: gl.constexpr = 2 if GATED else 1
-    a += gl.load(kept + _places(BLOCK_M, halves * FIRST))
+    a += gl.load(_places(kept, a, BLOCK_M, halves * FIRST))
     if SECOND > 0:
-        b += gl.load(kept + BLOCK_M * halves * FIRST + _places(BLOCK_M, halves * SECOND))
+        b += gl.load(_places(kept + BLOCK_M * halves * FIRST, b, BLOCK_M, halves * SECOND))
     if THIRD > 0:
-        c += gl.load(kept + BLOCK_M * halves * (FIRST + SECOND) + _places(BLOCK_M, halves * THIRD))
+        c += gl.load(_places(kept + BLOCK_M * halves * (FIRST + SECOND), c, BLOCK_M, halves * THIRD))
     return a, b, c
 
 
 @gluon.jit
-def _places(BLOCK_M: gl.constexpr, COLUMNS: gl.constexpr):
-    """Offsets of sums: eight columns of all rows, then the next eight, so that a warp writes 256 bytes in a row."""
-    layout: gl.constexpr = _sums_layout(COLUMNS, gl.num_warps(), 2)
+def _places(kept, sums, BLOCK_M: gl.constexpr, COLUMNS: gl.constexpr):
+    """Where sums are kept: eight columns of all rows, then the next eight, so that a warp writes 256 bytes in a row.
+
+    Columns are added to the pointer by themselves: a thread's places then are one register and constants.
+    """
+    layout: gl.constexpr = sums.type.layout
     rows = gl.arange(0, BLOCK_M, gl.SliceLayout(1, layout))
     columns = gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
-    return rows[:, None] * 8 + (columns // 8 * (8 * BLOCK_M) + columns % 8)[None, :]
+    return (kept + rows * 8)[:, None] + (columns // 8 * (8 * BLOCK_M) + columns % 8)[None, :]
 
 
 @gluon.jit

@@ -118,7 +118,7 @@ class TritonAttention:
     ) -> TritonPlan | TilesPlan | OrderedPlan:
         """See the contract."""
         if order_is_fixed():
-            return self._plan_in_order(step, has_multi)
+            return self._plan_in_order(step, num_rows, has_multi)
         shares = may_share and self._can_share and num_rows >= self.config.min_sharers
         if shares:
             self._plan_common(step, num_rows)
@@ -129,10 +129,10 @@ class TritonAttention:
             self._plan_prefill(step)
         return TritonPlan(self, step, decode, shares, has_multi)
 
-    def _plan_in_order(self, step: AttentionStep, has_multi: bool) -> TilesPlan | OrderedPlan:
+    def _plan_in_order(self, step: AttentionStep, num_rows: int, has_multi: bool) -> TilesPlan | OrderedPlan:
         """The fixed order. Without ordered.py a row with one query is computed as one with several."""
         if self._ordered is not None:
-            return self._ordered.plan(step, has_multi)
+            return self._ordered.plan(step, num_rows, has_multi)
         step = replace(step, num_single=self._space.none_single)
         self._plan_prefill(step)
         return TilesPlan(self, step)
@@ -217,7 +217,8 @@ class TritonAttention:
         )  # fmt: skip
 
     def _runs_on_hopper(self, cache: torch.Tensor, sinks: torch.Tensor | None) -> bool:
-        return self._on_hopper and sinks is None and hopper.lies_densely(cache)
+        """By stream.py and prefill.py, whose orders are others than the fixed one."""
+        return self._on_hopper and not order_is_fixed() and sinks is None and hopper.lies_densely(cache)
 
     def run_decode(
         self, step: AttentionStep, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor,

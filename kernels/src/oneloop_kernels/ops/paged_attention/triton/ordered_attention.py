@@ -6,7 +6,7 @@ Kernels are imported when they are launched: the interpreter has none of this.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 import triton
@@ -27,8 +27,18 @@ if TYPE_CHECKING:
 
 MAX_PARTS: Final = 16_384
 """Results of splits that are kept beside each other; with more splits in a step no context is cut."""
-_DECODE_PROGRAMS_PER_SM: Final = 2
-_DECODE_STAGES: Final = 3
+
+
+class _Decode(NamedTuple):
+    """How decode_kernel is spread; no part of the order."""
+
+    programs_per_sm: int
+    stages: int
+
+
+_ONE_ROW: Final = _Decode(1, 6)
+"""With room for all tiles of a split and the next one's first."""
+_MANY_ROWS: Final = _Decode(2, 3)
 _BLOCK_QUERIES: Final = 32
 _BLOCK_PROGRAMS_PER_SM: Final = 2
 _BLOCK_STAGES: Final = 2
@@ -54,7 +64,7 @@ class OrderedAttention:
         self.shape = shape
         self._scale = scale_log2
         self._sms = sms or num_sms(device)
-        self._programs = self._sms * _DECODE_PROGRAMS_PER_SM
+        most_programs = self._sms * max(_ONE_ROW.programs_per_sm, _MANY_ROWS.programs_per_sm)
         self._group = shape.num_heads // shape.num_kv_heads
         self._max_parts = max_parts
         self._pdl = dict(pdl_options(device))
@@ -65,25 +75,27 @@ class OrderedAttention:
             return torch.zeros(*sizes, dtype=torch.int32, device=device)
 
         self._row_lanes = triton.next_power_of_2(max_rows + 1)
-        self._plan_space = ints(self._programs, int(PROGRAM_FIELDS))
+        self._plan_space = ints(most_programs, int(PROGRAM_FIELDS))
         self._split = ints(3)
         self._ends = ints(self._row_lanes)
         self._block_ends = ints(self._row_lanes)
         self._classes = ints(int(COST_CLASSES))
         self._items = ints(max_items, int(ITEM_FIELDS))
         self._num_items = ints(1)
-        self._tickets = ints(self._programs)
+        self._tickets = ints(most_programs)
         parts = max_parts * self._group
         self._partial_acc = torch.empty(parts, shape.head_dim, dtype=torch.float32, device=device)
         self._partial_norm = torch.empty(2, parts, dtype=torch.float32, device=device)
 
-    def plan(self, step: AttentionStep, has_multi: bool) -> OrderedPlan:
-        """Launch the planning of a step."""
+    def plan(self, step: AttentionStep, num_rows: int, has_multi: bool) -> OrderedPlan:
+        """Launch the planning of a step of so many rows at most."""
+        decode = _ONE_ROW if num_rows == 1 else _MANY_ROWS
+        programs = self._sms * decode.programs_per_sm
         decode_plan_kernel[(1,)](
             step.row_slot, step.seq_lens, step.num_single, None, self._plan_space, self._split, self._ends,
-            None, None, None, None, None, self._items, self._num_items, 0, self._programs, 1, 0,
+            None, None, None, None, None, self._items, self._num_items, 0, programs, 1, 0,
             KV_HEADS=self.shape.num_kv_heads, BLOCK_N=_SPLIT, WINDOW=0,
-            PROGRAM_LANES=triton.next_power_of_2(self._programs), ROW_LANES=self._row_lanes,
+            PROGRAM_LANES=triton.next_power_of_2(programs), ROW_LANES=self._row_lanes,
             ROW_STEPS=self._row_lanes.bit_length(), SHARED=False, MIN_SHARED=0, MIN_SHARERS=0, CHUNK=1,
             MAX_CHUNKS=1, TOKENS=1, MAX_TILES=self._max_parts, num_warps=4, **self._pdl,
         )  # fmt: skip
@@ -95,7 +107,7 @@ class OrderedAttention:
                 ROW_STEPS=self._row_lanes.bit_length(), ITEM_LANES=triton.next_power_of_2(len(self._items)),
                 num_warps=8, **self._pdl,
             )  # fmt: skip
-        return OrderedPlan(self, step, has_multi)
+        return OrderedPlan(self, step, decode, has_multi)
 
     def run_blocks(
         self, step: AttentionStep, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor
@@ -108,14 +120,15 @@ class OrderedAttention:
         )  # fmt: skip
 
     def run_decode(
-        self, step: AttentionStep, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, *, beside: bool
-    ) -> None:
-        """Rows with one query, on one layer. beside: directly after run_blocks."""
+        self, step: AttentionStep, qkv: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, decode: _Decode,
+        *, beside: bool,
+    ) -> None:  # fmt: skip
+        """Rows with one query, on one layer. decode: as planned. beside: directly after run_blocks."""
         hopper.launch_ordered_decode(
             qkv, cache, out, self.shape, step.row_slot, step.seq_lens, step.block_tables,
             step.block_tables.stride(0), self._plan_space, self._split, self._partial_acc, self._partial_norm,
             self._tickets, self._max_parts, self._scale,
-            programs=self._programs, stages=_DECODE_STAGES, beside=beside, pdl=self._pdl,
+            programs=self._sms * decode.programs_per_sm, stages=decode.stages, beside=beside, pdl=self._pdl,
         )  # fmt: skip
 
 
@@ -125,6 +138,7 @@ class OrderedPlan:
 
     attention: OrderedAttention
     step: AttentionStep
+    decode: _Decode
     has_multi: bool
 
     def run(
@@ -138,4 +152,4 @@ class OrderedPlan:
             )
         if self.has_multi:
             self.attention.run_blocks(self.step, qkv, cache, out)
-        self.attention.run_decode(self.step, qkv, cache, out, beside=self.has_multi)
+        self.attention.run_decode(self.step, qkv, cache, out, self.decode, beside=self.has_multi)

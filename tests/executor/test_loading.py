@@ -1,0 +1,27 @@
+"""What an executor refuses of a model before it plans and loads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from oneloop.config import EngineConfig
+from oneloop.errors import ConfigError
+from oneloop.executor.loading import FP8_GENERATION, refuse_order
+from oneloop.formats.quantization.config import WHILE_LOADING
+from oneloop.formats.quantization.spec import QuantizationSpec
+from oneloop.loader.resolve import resolve_model
+
+
+@pytest.mark.parametrize("setting", ["deterministic", "deterministic_requests"])
+def test_the_fixed_order_of_8_bit_weights_wants_a_card_with_kernels_for_them(tiny_model, setting):
+    spec = resolve_model(str(tiny_model), load_format="dummy").spec
+    fp8 = replace(spec, quantization=QuantizationSpec(method="fp8", scheme=WHILE_LOADING["fp8"]))
+    config = EngineConfig.from_flat({"device": "cuda", setting: True})
+    with pytest.raises(ConfigError, match="compute capability 9 on") as error:
+        refuse_order(fp8, config, FP8_GENERATION - 1)
+    assert error.value.field == setting
+    refuse_order(fp8, config, FP8_GENERATION)
+    refuse_order(spec, config, 8)
+    refuse_order(fp8, EngineConfig.from_flat({"device": "cuda"}), 8)
