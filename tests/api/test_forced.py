@@ -571,6 +571,8 @@ async def test_strict_by_every_protocol(serve: Any, engine_of: Any) -> None:
 @pytest.mark.parametrize(
     ("parser", "fields", "is_vain"),
     [
+        ("llama3_json", {"reasoning": "none"}, False),
+        ("pythonic", {"reasoning": "none"}, False),
         ("hermes", {}, False),
         ("qwen3_coder", {}, False),
         ("llama3_json", {}, True),
@@ -590,14 +592,16 @@ async def test_what_strict_cannot_do_is_said(
     serve: Any, engine_of: Any, parser: str, fields: dict[str, Any], is_vain: bool
 ) -> None:
     """In a header, and with a 400 by a server that takes nothing in vain."""
-    body = {"messages": USER, "max_tokens": 20, "tools": STRICT_TOOLS, **fields}
+    settings = {"tool_call_parser": parser, "reasoning_parser": fields.get("reasoning", "auto")}
+    asked = {name: value for name, value in fields.items() if name != "reasoning"}
+    body = {"messages": USER, "max_tokens": 20, "tools": STRICT_TOOLS, **asked}
     async with (
-        serve(engine_of(), tool_call_parser=parser) as server,
+        serve(engine_of(), **settings) as server,
         server.session.post(server.url + CHAT, json=body) as reply,
     ):
         assert reply.status == 200
         assert reply.headers.get("X-Oneloop-Ignored") == ("tools.strict" if is_vain else None)
-    async with serve(engine_of(), tool_call_parser=parser, strict_fields=True) as server:
+    async with serve(engine_of(), **settings, strict_fields=True) as server:
         status, reply = await server.post(CHAT, body)
         assert status == (400 if is_vain else 200)
         assert not is_vain or reply["error"]["param"] == "tools.strict"

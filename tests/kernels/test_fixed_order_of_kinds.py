@@ -169,19 +169,19 @@ def test_plans_of_packed_maps(inputs):
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["routed", "and a shared one"])
-def test_experts(inputs, kernel_device, order_dtype, same_bits, shared):
+def test_experts(device_inputs, kernel_device, order_dtype, same_bits, shared):
     """Whoever else is sent to a token's experts, and however many tokens are routed together."""
     hidden, width, num_experts, top_k = (2048, 768, 128, 8) if ON_GPU else (96, 40, 12, 3)
     dtype, most = order_dtype, max(COUNTS)
     experts = Experts(
-        inputs.normal(num_experts + shared, hidden, dtype=dtype) * 0.3,
-        inputs.normal(num_experts, 2 * width, hidden, dtype=dtype) * hidden**-0.5,
-        inputs.normal(num_experts, hidden, width, dtype=dtype) * width**-0.5,
+        device_inputs.normal(num_experts + shared, hidden, dtype=dtype) * 0.3,
+        device_inputs.normal(num_experts, 2 * width, hidden, dtype=dtype) * hidden**-0.5,
+        device_inputs.normal(num_experts, hidden, width, dtype=dtype) * width**-0.5,
         top_k,
         True,
     )
-    x, own = inputs.normal(most, hidden, dtype=dtype), inputs.normal(most, hidden, dtype=dtype)
-    norm = Norm(inputs.normal(hidden, dtype=dtype), EPS)
+    x, own = device_inputs.normal(most, hidden, dtype=dtype), device_inputs.normal(most, hidden, dtype=dtype)
+    norm = Norm(device_inputs.normal(hidden, dtype=dtype), EPS)
     counters = torch.zeros(num_counters(num_experts), dtype=torch.int32, device=kernel_device)
     with prefer("triton"):
         compute = MOE.resolve(kernel_device, dtype)

@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 
 from oneloop.parsers.engine import make_parser
+from oneloop.parsers.formats import NAME
 from oneloop.parsers.registry import TOOL_FORMATS, reasoning_format, tool_format
 from oneloop.parsers.strict import strict_tags
 from oneloop_core import GrammarCompiler, Vocabulary
@@ -41,8 +42,11 @@ TEMPLATES = {
     "qwen3_coder": [""],
     "glm45": ["", "</arg_key><arg_value>"],
     "kimi_k2": [""],
+    "llama3_json": [""],
+    "pythonic": ["", "<|python_start|>"],
 }
-TAGGED = ("qwen3_coder", "glm45")
+TAGGED = ("qwen3_coder", "glm45", "pythonic")
+BARE = ("llama3_json", "pythonic")
 WISHES = {
     "hermes": '<tool_call>\n{"name": "set", "arguments": {"city": 5, "x": 1}}\n</tool_call>',
     "mistral": '[TOOL_CALLS][{"name": "set", "arguments": {"town": ""}}][TOOL_CALLS]set[ARGS]{"days": 1}',
@@ -52,14 +56,29 @@ WISHES = {
     "qwen3_coder": "<function=set>\n<parameter=days>\nmany\n</parameter>\n</function>\n</tool_call>",
     "glm45": "<tool_call>set\n<arg_key>days</arg_key>\n<arg_value>100</arg_value>\n</tool_call>",
     "kimi_k2": '<|tool_call_begin|>functions.set:0<|tool_call_argument_begin|>{"city": null}<|tool_call_end|>',
+    "llama3_json": '{"name": "s\\u0065t", "parameters": {"city": 5}}',
+    "pythonic": "[ set(days=1)]",
 }
+MORE_WISHES = {
+    "llama3_json": [
+        ' {"name": "any", "parameters": 5}', '{"type": "f", "name": "get"', '{"name": "other"}', "<|python_tag|>",
+    ],
+    "pythonic": ["[get(a=1)]", "[other()]", "<|python_start|>[get(b="],
+}  # fmt: skip
 """What the model would write, if it could: calls that do not fit."""
-CASES = [(name, template) for name, templates in TEMPLATES.items() for template in templates]
+CASES = [
+    (name, template, thinks)
+    for name, templates in TEMPLATES.items()
+    for template in templates
+    for thinks in (True, False)
+    if not (thinks and name in BARE)
+]
 
 
-def test_every_form_with_marks_is_tried() -> None:
+def test_every_form_that_can_be_held_is_tried() -> None:
     forms = [(each.name, each.form("")) for each in TOOL_FORMATS if each.form is not None]
-    assert {name for name, form in forms if form.marks} == TEMPLATES.keys()
+    assert {name for name, form in forms if form.marks or form.looks is not None} == TEMPLATES.keys()
+    assert {name for name, form in forms if form.looks is not None} == set(BARE)
     assert all((form.before_all + form.begin).startswith(form.marks[0]) for _, form in forms if form.marks)
 
 
@@ -68,7 +87,7 @@ def _written(
 ) -> tuple[str, bool]:
     """A text that follows wishes as far as the grammar lets it, and whether it has come to its end."""
     matcher, text, end = grammar.matcher(), bytearray(), len(pieces)
-    wish = b"<think>a" if source.random() < 0.3 else b""
+    wish = source.choice([b"<think>a", b"", *(wish.encode() for wish in wishes)])
     for num_tokens in range(MAX_TOKENS):
         mask = matcher.mask()
         allowed = [token for token in range(end + 1) if mask[token >> 3] >> (token & 7) & 1]
@@ -98,8 +117,7 @@ def _token(allowed: list[int], pieces: list[bytes], wish: bytes, source: random.
 
 
 @pytest.mark.parametrize("are_marks_special", [True, False])
-@pytest.mark.parametrize("thinks", [True, False])
-@pytest.mark.parametrize(("name", "template"), CASES)
+@pytest.mark.parametrize(("name", "template", "thinks"), CASES)
 def test_calls_fit(
     name: str, template: str, thinks: bool, are_marks_special: bool, cut_up: Any, run: Any
 ) -> None:
@@ -119,7 +137,8 @@ def test_calls_fit(
     )
     found = found if form.read is None else dataclasses.replace(found, read=form.read)
     source = random.Random(name + template)
-    wishes = [WISHES[name], "<think>a</think>", "free <b> text\n", *form.marks, form.before_all + form.begin]
+    wishes = [WISHES[name], *MORE_WISHES.get(name, []), "<think>a</think>", "free <b> text\n", *form.marks]
+    wishes += [form.before_all + form.begin.replace(NAME, called) for called in tools]
     names: set[str] = set()
     parsed_type = type(run([""]))
     num_thoughts = num_texts = 0
@@ -147,12 +166,19 @@ def test_calls_fit(
 
 
 def test_what_cannot_be_held() -> None:
-    """Bare forms, functions that a form cannot say, and beside tagged ones those that are not strict."""
-    for name in ("llama3_json", "pythonic", "phi4_mini"):
+    """A mark that is a word, bare forms behind thinking, functions that a form cannot say, or too many of them; and
+    beside tagged ones those that are not strict.
+    """
+    thinking = reasoning_format("qwen3", "")
+    for name in ("phi4_mini", *BARE):
         found = tool_format(name, "")
         assert found is not None
         assert found.form is not None
-        assert strict_tags(found.form(""), STRICT, frozenset(STRICT), None) is None
+        held = strict_tags(found.form(""), STRICT, frozenset(STRICT), None)
+        assert (held is not None) is (name in BARE)
+        assert strict_tags(found.form(""), STRICT, frozenset(STRICT), thinking) is None
+        many = {f"{'f' * 100}{number}": STRICT["get"] for number in range(100)}
+        assert strict_tags(found.form(""), many, many.keys(), None) is None
     for name in TAGGED:
         found = tool_format(name, "")
         assert found is not None

@@ -269,7 +269,8 @@ def _strict(
     be. thinking: what the text may begin with.
     """
     form = formats.form
-    if form is None or (formats.reasoning is not None and not formats.ends_surely):
+    reasoning = formats.reasoning
+    if form is None or (reasoning is not None and not (formats.ends_surely and form.marks)):
         return None
     try:
         tags = strict_tags(form, tools.schemas, tools.strict, thinking)

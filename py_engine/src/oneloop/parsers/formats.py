@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -47,6 +47,11 @@ class CallForm:
     marks: tuple[str, ...] = ()
     """Texts with one of which everything begins that the parser takes for a call, what the form begins with first;
     empty for forms in which calls are known by their place."""
+    looks: Callable[[Collection[str]], str] | None = None
+    """Where there are no marks: the pattern of what a text begins with that the parser takes for calls of functions of
+    these names."""
+    bare_marks: tuple[str, ...] = ()
+    """Beside `looks`, at least one: texts behind which calls stand as well."""
     arguments: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] = json_arguments
     """The element of a call's arguments by their schema, which is of objects; None: it cannot be said in this form."""
     names: re.Pattern[str] = re.compile(".+")

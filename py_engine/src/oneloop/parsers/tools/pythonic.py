@@ -14,7 +14,7 @@ from oneloop.parsers.literals import next_character, read_literal, take_characte
 from oneloop.parsers.scanner import MAX_NAME_LEN, SPACE, MalformedError, Run, form
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from oneloop.parsers.arguments import Schema
     from oneloop.parsers.scanner import Scanner, Steps
@@ -88,6 +88,8 @@ def _read_arguments(scanner: Scanner, name: str) -> Steps[None]:
 def _form(template: str) -> CallForm:
     before, after = (_START, _END) if _START in template else ("", "")
     return CallForm(
+        looks=_looks,
+        bare_marks=(_START,),
         before_all=before + "[",
         begin=f"{NAME}(",
         arguments=_arguments,
@@ -96,6 +98,12 @@ def _form(template: str) -> CallForm:
         after_all="]" + after,
         names=_KEYWORD,
     )
+
+
+def _looks(names: Collection[str]) -> str:
+    """A list whose first call is of one of them."""
+    space, known = r"[ \t\r\n]*", "|".join(map(re.escape, names))
+    return rf"{space}\[{space}(?:{known}){space}\("
 
 
 def _arguments(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -258,6 +258,26 @@ fn free_text_without_some_texts() {
 }
 
 #[test]
+fn any_text_but_some() {
+    let grammar = compiled(tag(r#"{"format":{"type":"or","elements":[
+            {"type":"tag","begin":"{\"f\": ","schema":{"type":"boolean"},"end":"}"},
+            {"type":"any_text","excludes":["[CALL]"],"not_beginning":"\\s*\\{\\s*\"[fg]\""}]}}"#));
+    for text in [
+        "",
+        "{\"f\": true}",
+        "{\"h\": 1}",
+        "so {\"f\": 1}",
+        "{ \"f",
+        "[CALL",
+    ] {
+        assert!(accepts(&grammar, text), "{text}");
+    }
+    for text in ["{\"f\": 1}", "\n{ \"g\"", "a[CALL]b", "{\"f\": true} "] {
+        assert!(!accepts(&grammar, text), "{text}");
+    }
+}
+
+#[test]
 fn what_is_wrong_is_named() {
     let cases = [
         ("", "#"),
@@ -288,6 +308,10 @@ fn what_is_wrong_is_named() {
             "#/structures/0/x",
         ),
         (r#"{"format":{"type":"other"}}"#, "#/format/type"),
+        (
+            r#"{"format":{"type":"any_text","not_beginning":"("}}"#,
+            "#/format/not_beginning",
+        ),
         (r#"{"format":{"type":"or"}}"#, "#/format/elements"),
         (r#"{"format":{"type":"text","json_schema":{}}}"#, "#/format"),
         (

@@ -18,7 +18,7 @@ use super::schema::{self, JsonStyle};
 pub(super) use special::SpecialTokens;
 
 /// Elements, as messages list them.
-const KINDS: &str = "\"const_string\", \"json_schema\", \"members_with_separator\", \"or\", \"regex\", \"sequence\", \
+const KINDS: &str = "\"any_text\", \"const_string\", \"json_schema\", \"members_with_separator\", \"or\", \"regex\", \"sequence\", \
                      \"tag\", \"tags_with_separator\", \"text\" and \"triggered_tags\"";
 
 /// The grammar of a structural tag, given as JSON.
@@ -92,6 +92,7 @@ impl Writer<'_> {
             Some("text") => self.text(value, at, end),
             _ => {
                 let inner = match kind {
+                    Some("any_text") => self.any_text(value, at),
                     Some("const_string") => self.fixed(value, at),
                     Some("json_schema") => self.json(value, at),
                     Some("members_with_separator") => self.members(value, at),

@@ -5,12 +5,30 @@ use std::fmt::Write;
 use serde_json::Value;
 
 use super::Writer;
-use super::read::{object, texts};
+use super::read::{object, text, texts};
 use super::triggered::without;
 use crate::grammar::error::GrammarError;
 use crate::grammar::{pattern, schema};
 
 impl Writer<'_> {
+    /// Any text, or none, up to the end of all; in which none of `excludes` stands, and that does not begin with
+    /// `not_beginning`, a pattern.
+    pub(super) fn any_text(&mut self, value: &Value, at: &str) -> Result<String, GrammarError> {
+        let members = object(value, at, &["type", "excludes", "not_beginning"])?;
+        let excluded = texts(members, "excludes", at, false)?;
+        let excluded: Vec<_> = excluded.iter().map(String::as_str).collect();
+        let mut expression = format!("/(?s:.+)/{}", without(&excluded, "(?s:.*)"));
+        if members.contains_key("not_beginning") {
+            let place = || format!("{at}/not_beginning");
+            let pattern = pattern::full(&text(members, "not_beginning", at)?);
+            let beginning = pattern.map_err(|error| error.located(place))?;
+            let _ = write!(expression, " & ~/(?:{beginning})(?s:.*)/");
+        }
+        let number = self.number();
+        let _ = writeln!(self.rules, "ANY_{number}: {expression}");
+        Ok(format!(" ANY_{number}?"))
+    }
+
     /// A text by a schema of strings, in which none of `excludes` stands, and the text behind it.
     ///
     /// It ends where `end` is first read. Where that begins with a special token, the token ends it.
