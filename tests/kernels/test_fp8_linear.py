@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from oneloop_kernels.launch import INTERPRETED
-from oneloop_kernels.ops.fp8_linear import BLOCK, FP8, FP8_LINEAR, gpu
+from oneloop_kernels.ops.fp8_linear import BLOCK, FP8, FP8_LINEAR
 from oneloop_kernels.ops.fp8_linear.gpu import by_plan, linear
 from oneloop_kernels.ops.fp8_linear.plans import TUNED, TilesPlan, plan_by_rule, plan_for
 from oneloop_kernels.ops.fp8_linear.quantize import dequantized, quantize_blocks, quantize_rows
@@ -37,10 +37,7 @@ BY_ROW = {
     "several tiles a program": StreamPlan(block_n=64, block_k=128, num_stages=5, programs=3),
     "wide tiles": StreamPlan(block_n=128, block_k=128, num_stages=3, num_warps=8, programs=4),
     "rows in tiles": StreamPlan(block_n=64, block_k=256, num_stages=3, programs=9, most_rows=16),
-    "quantises": StreamPlan(block_n=64, block_k=256, num_stages=3, programs=7, quantizes=True),
-    "quantises, wide tiles": StreamPlan(block_n=128, block_k=128, num_stages=3, programs=4, quantizes=True),
     "dense": DensePlan((64, 32, 16), 3),
-    "dense in two groups": DensePlan((64, 32, 16), 3, groups=2),
     "dense, 64 rows": DensePlan((32,), 6, block_m=64),
     "tiles": TilesPlan(64, num_warps=4),
     "cuBLAS": None,
@@ -171,30 +168,10 @@ def test_a_gate_that_the_map_before_has_left(inputs, kernel_device, kernel_dtype
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("plan", "num_tokens", "fusion"), list(cases(BY_ROW, ["cut", "dense", "dense in two groups", "cuBLAS"]))
-)
+@pytest.mark.parametrize(("plan", "num_tokens", "fusion"), list(cases(BY_ROW, ["cut", "dense", "cuBLAS"])))
 def test_plans_of_scales_by_row(inputs, hopper, plan, num_tokens, fusion):
     call, scales = make_call(inputs, torch.bfloat16, num_tokens, 608, 1040, by_block=False, **FUSIONS[fusion])
     check(call, scales, BY_ROW[plan], torch.bfloat16)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("fusion", FUSIONS)
-@pytest.mark.parametrize("plan", ["quantises", "quantises, wide tiles"])
-def test_one_row_that_the_kernel_quantises(inputs, hopper, monkeypatch, plan, fusion):
-    monkeypatch.setattr(gpu, "quantize", None)  # is not called: but for what is expected, from its own module
-    call, scales = make_call(inputs, torch.bfloat16, 1, 608, 1040, by_block=False, **FUSIONS[fusion])
-    check(call, scales, BY_ROW[plan], torch.bfloat16)
-
-
-@pytest.mark.gpu
-def test_a_row_that_is_added_to_is_quantised_first(inputs, hopper):
-    """Else one program would read what another has written."""
-    call, scales = make_call(inputs, torch.bfloat16, 1, 1040, 1040, by_block=False, norm=True)
-    x = call.x.contiguous()
-    expected = in_double(call._replace(x=x, residual=x), scales)
-    compare(by_plan(BY_ROW["quantises"], call._replace(x=x, residual=x), scales), expected)
 
 
 @pytest.mark.gpu

@@ -9,7 +9,7 @@ import torch
 
 from oneloop_kernels.ops.fp8_linear import BLOCK, FP8
 from oneloop_kernels.ops.fp8_linear.plans import TUNED, TilesPlan, plan_by_rule
-from oneloop_kernels.ops.linear import NUM_TICKETS, LinearCall, Norm
+from oneloop_kernels.ops.linear import NUM_TICKETS, LinearCall
 from oneloop_kernels.ops.linear.launches import Scales, dense, stream
 from oneloop_kernels.ops.linear.plans import StreamPlan
 from oneloop_kernels.testing.hopper import KernelSpec, compile_all_for_hopper, spec_of_launch
@@ -24,11 +24,9 @@ def spec_of_plan(plan, shape, num_tokens, *, by_block):
     def tensor(*sizes, dtype):
         return torch.empty(sizes, dtype=dtype, device="meta")
 
-    one_row = isinstance(plan, StreamPlan) and plan.quantizes
     call = LinearCall(
-        tensor(num_tokens, in_size, dtype=torch.bfloat16 if one_row else FP8),
+        tensor(num_tokens, in_size, dtype=FP8),
         tensor(out_size, in_size, dtype=FP8),
-        norm=Norm(tensor(in_size, dtype=torch.bfloat16), 1e-5) if one_row and gated else None,
         gated=gated,
         residual=None if gated else tensor(num_tokens, out_size, dtype=torch.bfloat16),
         tickets=tensor(NUM_TICKETS, dtype=torch.int32),
@@ -39,11 +37,8 @@ def spec_of_plan(plan, shape, num_tokens, *, by_block):
         tensor(*((out_size // BLOCK, blocks) if by_block else (out_size,)), dtype=torch.float32),
         torch.bfloat16,
     )
-    if isinstance(plan, StreamPlan):
-        given = scales._replace(x=call.x) if one_row else scales
-        launch = stream(plan, call, given, one_row=one_row)
-    else:
-        launch = dense(plan, call, scales)
+    way = stream if isinstance(plan, StreamPlan) else dense
+    launch = way(plan, call, scales)
     return spec_of_launch(launch.kernel, launch.arguments, launch.constants, ("num_tokens", "in_size"))
 
 
@@ -64,9 +59,6 @@ def planned_specs():
     cases += [
         (plan_by_rule(rows, (512, 512, True), by_block=False), (512, 512, True), rows, False)
         for rows in (1, 64)
-    ]
-    cases += [
-        (StreamPlan(64, 256, 3, programs=128, quantizes=True), shape, 1, False) for shape in LLAMA_8B[2:]
     ]
     for plan, shape, num_tokens, by_block in cases:
         if plan is not None and not isinstance(plan, TilesPlan):

@@ -20,7 +20,7 @@ WAYS = {
     "cuBLAS": lambda call, scales: torch._scaled_mm(
         call.x,
         call.weight.t(),
-        *torch.ones(2, 1, 1, device="cuda"),
+        *(torch.ones((), device=call.x.device) for _ in range(2)),
         out_dtype=torch.float32,
         use_fast_accum=True,
     ),

@@ -113,7 +113,7 @@ def launch_fp8_linear_maps() -> None:
     from oneloop_kernels.ops.fp8_linear.triton.quantize import quantize
 
     by_block = (StreamPlan(64, 128, 4), TilesPlan(64))
-    by_row = (*by_block, DensePlan((32, 16, 8), 3), DensePlan((32, 16, 8), 3, groups=2))
+    by_row = (*by_block, DensePlan((32, 16, 8), 3))
     around = ((False, False, False), (False, True, True), (True, True, True))  # gated, bias, norm
     for (gated, bias, norm), rows in itertools.product(around, (1, 32, 128)):
         shape = (512,) if rows == 1 else (512 // rows, 8)
@@ -130,17 +130,6 @@ def launch_fp8_linear_maps() -> None:
             fp8_gpu.by_plan(plan, call, tensor(*shape, dtype=torch.float32))
     for by_group in (False, True):
         quantize(tensor(16, 2048), gated=True, by_block=by_group)
-    for gated in (False, True):
-        weight, norm = tensor(512, 1024, dtype=torch.float8_e4m3fn), Norm(tensor(1024), 1e-6)
-        call = LinearCall(
-            tensor(1, 1024),
-            weight,
-            None,
-            norm=norm if gated else None,
-            gated=gated,
-            tickets=tensor(NUM_TICKETS, dtype=torch.int32),
-        )
-        fp8_gpu.by_plan(StreamPlan(64, 128, 4, quantizes=True), call, tensor(512, dtype=torch.float32))
 
 
 def launch_packed_linear_maps() -> None:

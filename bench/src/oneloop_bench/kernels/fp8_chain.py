@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -26,7 +26,7 @@ from oneloop_kernels.ops.fp8_linear import BLOCK, FP8
 from oneloop_kernels.ops.fp8_linear.gpu import by_plan
 from oneloop_kernels.ops.fp8_linear.plans import TilesPlan, plan_for
 from oneloop_kernels.ops.linear import NUM_TICKETS, LinearCall, Norm
-from oneloop_kernels.ops.linear.plans import DensePlan, StreamPlan
+from oneloop_kernels.ops.linear.plans import StreamPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -113,19 +113,11 @@ def candidates(name: str, rows: int) -> Iterator[Plan | None]:
     if rows > 32:
         yield None
     if rows <= 128:
-        for streaming in streaming_plans(one, rows):
-            yield streaming
-            if rows == 1:
-                yield replace(streaming, quantizes=True)
+        yield from streaming_plans(one, rows)
     if rows > 64 and not one.gated:
         yield from wide_streams(one, rows)
     if rows >= 64:
-        for plan in dense_plans(one, rows):
-            if sum(plan.widths) < LEAST_WIDTH:
-                continue
-            yield plan
-            if plan.block_m == 128:
-                yield replace(plan, groups=2)
+        yield from (plan for plan in dense_plans(one, rows) if sum(plan.widths) >= LEAST_WIDTH)
     yield plan_of(name, rows)
 
 
@@ -147,9 +139,7 @@ def plan_of(name: str, rows: int) -> Plan | None:
 def described(plan: Plan | None) -> str:
     if plan is None or isinstance(plan, TilesPlan):
         return "cuBLAS" if plan is None else "tiles"
-    if isinstance(plan, DensePlan):
-        return short(plan) + f" groups {plan.groups}"
-    return short(plan) + ", quantises" * plan.quantizes
+    return short(plan)
 
 
 def compile_all(

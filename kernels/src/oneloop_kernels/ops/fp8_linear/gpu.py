@@ -64,8 +64,6 @@ def by_plan(
     plan: Plan | None, call: LinearCall, scales: torch.Tensor, *, of_gate: bool = False
 ) -> torch.Tensor:
     """The call by one plan; None: cuBLAS. On Hopper; TilesPlan also in the interpreter."""
-    if isinstance(plan, StreamPlan) and plan.quantizes and may_quantize(call, scales) and not of_gate:
-        return stream(plan, call, Scales(call.x, scales, call.x.dtype), one_row=True).run()
     quantized = quantize(call.x, norm=call.norm, gated=of_gate, by_block=scales.dim() == 2)
     inner = call._replace(x=quantized.values, norm=None)
     factors = Scales(quantized.scales, scales, call.x.dtype)
@@ -104,13 +102,6 @@ def product(x: torch.Tensor, weight: torch.Tensor, scales: Scales, bias: torch.T
         out_dtype=torch.bfloat16,
         use_fast_accum=True,
     ).to(scales.dtype)
-
-
-def may_quantize(call: LinearCall, scales: torch.Tensor) -> bool:
-    """Whether the streaming kernel can quantise x itself: one row, which no program changes while others read it."""
-    x = call.x
-    apart = call.residual is None or call.residual.data_ptr() != x.data_ptr()
-    return x.shape[0] == 1 and x.itemsize == 2 and x.stride(1) == 1 and scales.dim() == 1 and apart
 
 
 def may_stream(call: LinearCall) -> bool:

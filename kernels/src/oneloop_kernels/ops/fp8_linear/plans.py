@@ -48,7 +48,7 @@ _H200: Final[Mapping[Shape, Choices]] = MappingProxyType(
             (16, StreamPlan(64, 256, 10, programs=96)),
             (32, StreamPlan(64, 256, 8, programs=96)),
             (64, StreamPlan(64, 256, 6, programs=96)),
-            (128, DensePlan((32, 16), 8)),
+            (128, DensePlan((64,), 8)),
             (256, DensePlan((64, 32), 7)),
         ),
         (4096, 4096, False): (
@@ -57,7 +57,6 @@ _H200: Final[Mapping[Shape, Choices]] = MappingProxyType(
             (16, StreamPlan(64, 256, 5, programs=128)),
             (32, StreamPlan(64, 256, 8, programs=128)),
             (64, StreamPlan(64, 256, 6, programs=128)),
-            (128, DensePlan((32,), 10)),
             (256, DensePlan((64,), 8)),
         ),
         (28672, 4096, True): (
@@ -74,12 +73,11 @@ _H200: Final[Mapping[Shape, Choices]] = MappingProxyType(
             (16, StreamPlan(64, 256, 5, programs=256)),
             (32, StreamPlan(64, 256, 8, programs=128)),
             (64, StreamPlan(64, 256, 6, programs=128)),
-            (128, DensePlan((32,), 10)),
+            (128, StreamPlan(64, 128, 12, programs=128, most_rows=64)),
             (256, DensePlan((64,), 8)),
         ),
     }
 )
-
 """Measured in chains of layers, with programmatic dependent launch (`oneloop_bench.kernels.fp8_chain`)."""
 
 TUNED: Final[Mapping[str, Mapping[Shape, Choices]]] = MappingProxyType({"NVIDIA H200": _H200})

@@ -23,8 +23,6 @@ _WARPS_OF_TWO = 4
 _SHARED_REGISTERS = 128
 """With so many warps that multiply, and as many that do not, two programs of so many registers per thread share a
 multiprocessor. Those that multiply get what the others give back."""
-_LONGEST_CHUNK = 16384
-"""Of a row that the streaming kernel quantises: numbers that its threads look at together."""
 ROWS_OF_A_WARP = 16
 """Of the dense kernel: four warps together have the rows of a matrix product."""
 
@@ -124,19 +122,14 @@ def few_rows(plan: FewRowsPlan, call: LinearCall, *, block_m: int | None = None)
     return Launch(few_rows_kernel, (num_tiles * plan.split_k, token_tiles), arguments, constants, out)
 
 
-def stream(
-    plan: StreamPlan, call: LinearCall, scales: Scales | None = None, *, one_row: bool = False
-) -> Launch:
+def stream(plan: StreamPlan, call: LinearCall, scales: Scales | None = None) -> Launch:
     """The call by one kernel of Hopper, after one for the norm, which is launched at once: its rows are made while the
     first weights are under way. x and weight: as `may_stream` says, or e4m3 with scales; where those are per block,
     plan.block_k is one. tickets: one at least per tile where programs share one (ValueError).
-
-    one_row: x is one row of 16 bits, which the kernel normalises and quantises itself; scales.x is that row too, and
-    those of the weight are per row.
     """
     from oneloop_kernels.ops.linear.triton.stream import stream_kernel
 
-    call = call if one_row else normed(call)
+    call = normed(call)
     num_tokens, in_size = call.x.shape
     block_m, num_tiles = plan.block_m(num_tokens), plan.num_tiles(num_tokens, call.out_size)
     programs = plan.grid(call.x.device, num_tiles, -(-in_size // plan.block_k))
@@ -145,12 +138,8 @@ def stream(
         _check_tickets(call, num_tiles)
     part_size = plan.block_n * block_m * (2 if call.gated else 1)
     out = _result(call, scales)
-    norm = call.norm
     constants: dict[str, object] = {
         **_scaling(call, scales),
-        **({"SCALES": 3} if one_row else {}),
-        "HAS_NORM": norm is not None,
-        "ROW": min(_LONGEST_CHUNK, 1 << (in_size - 1).bit_length()) if one_row else 1,
         **_surroundings(call),
         "BLOCK_M": block_m,
         "BLOCK_N": plan.block_n,
@@ -164,11 +153,10 @@ def stream(
     }
     x, device = call.x, call.x.device
     arguments = (
-        tensor_map(call.weight if one_row else x, block_m, plan.block_k),
+        tensor_map(x, block_m, plan.block_k),
         tensor_map(call.weight, plan.block_n, plan.block_k),
         x if scales is None else scales.x,
         x if scales is None else scales.weight,
-        x if norm is None else norm.weight,
         x if call.bias is None else call.bias,
         out,
         torch.empty(2 * programs * part_size if cut else 1, dtype=torch.float32, device=device),
@@ -177,7 +165,6 @@ def stream(
         in_size,
         call.out_size,
         out.stride(0),
-        0.0 if norm is None else norm.eps,
     )
     return Launch(stream_kernel, (programs,), arguments, constants, out)
 
@@ -218,9 +205,8 @@ def dense(plan: DensePlan, call: LinearCall, scales: Scales | None = None) -> La
         "BLOCK_M": plan.block_m,
         "BLOCK_K": block_k,
         "PIECES": plan.pieces,
-        "GROUPS": plan.groups,
         "STAGES": plan.num_stages,
-        "num_warps": plan.block_m // plan.groups // ROWS_OF_A_WARP,
+        "num_warps": plan.block_m // ROWS_OF_A_WARP,
         **pdl_options(x.device),
     }
     return Launch(dense_kernel, (grid,), arguments, constants, out)

@@ -77,8 +77,7 @@ class StreamPlan:
     """Constants of `triton.stream.stream_kernel`, for Hopper.
 
     block_n: results of a tile. block_k: columns of a copy. num_stages: copies under way. programs: in the grid, at
-    most (0: by a rule). most_rows: of x in a tile. whole: no tile is cut, so that each result is one sum. quantizes:
-    weights of 8 bits and one row of x, which each program makes 8 bits of.
+    most (0: by a rule). most_rows: of x in a tile. whole: no tile is cut, so that each result is one sum.
     """
 
     block_n: int
@@ -88,7 +87,6 @@ class StreamPlan:
     programs: int = 0
     most_rows: int = 128
     whole: bool = False
-    quantizes: bool = False
 
     def num_tiles(self, num_tokens: int, out_size: int) -> int:
         """out_size: of the result."""
@@ -126,14 +124,12 @@ class DensePlan:
 
     widths: of a chunk of results, powers of two, one to three. num_stages: copies under way. block_m: rows of x of a
     tile, 64 or 128. pieces: of the columns of x that have sums of their own; they divide the blocks of DENSE_BLOCK_K.
-    groups: of warps that multiply, 1 or, of 128 rows, 2, one of which finishes a tile while the other multiplies.
     """
 
     widths: tuple[int, ...]
     num_stages: int
     block_m: int = 128
     pieces: int = 1
-    groups: int = 1
 
     @property
     def three_widths(self) -> tuple[int, int, int]:

@@ -18,8 +18,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 PRODUCER_REGISTERS = gl.constexpr(24)
-SECOND_REGISTERS = gl.constexpr(232)
-"""Of the second group that multiplies; the first keeps about as many."""
 BY_ROW = gl.constexpr(1)
 """SCALES: what has a scale; 0: nothing."""
 
@@ -44,7 +42,7 @@ def dense_kernel(
     num_tokens, in_size, out_size, out_stride,
     SCALES: gl.constexpr, HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
     FIRST: gl.constexpr, SECOND: gl.constexpr, THIRD: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_K: gl.constexpr,
-    PIECES: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, USE_PDL: gl.constexpr,
+    PIECES: gl.constexpr, STAGES: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
     """out (or +=, with HAS_RESIDUAL) = silu(a) · b where [a; b] = x · Wᵀ + bias, or that product itself.
 
@@ -53,7 +51,6 @@ def dense_kernel(
     SCALES: of float32: x_scales [num_tokens], weight_scales [rows of W], applied to the sums; x and W then are e4m3.
     PIECES: so many equal parts of the columns of x have sums of their own, which are added up in ascending order; they
     divide the blocks. partial: float32 [programs, BLOCK_M · halves · CHUNK], uninitialised; only with PIECES > 1.
-    GROUPS: of warps that multiply, each with its part of a tile's rows: one finishes a tile while the other multiplies.
     Grid: a multiple of the number of tiles of rows.
     """
     halves: gl.constexpr = 2 if GATED else 1
@@ -78,64 +75,29 @@ def dense_kernel(
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(arrived.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=GROUPS)
-    if GROUPS == 1:
-        gl.warp_specialize(
-            [
+        mbarrier.init(free.index(stage), count=1)
+    gl.warp_specialize(
+        [
+            (
+                _multiply,
                 (
-                    _multiply,
-                    (
-                        rows, first, second, third, arrived, free, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr,
-                        partial_ptr, first_token, chunk, step, num_chunks, num_blocks, num_tokens, out_size, out_stride,
-                        SCALES, HAS_BIAS, GATED, HAS_RESIDUAL, FIRST, SECOND, THIRD, BLOCK_M, PIECES, 0, GROUPS, STAGES,
-                        USE_PDL,
-                    ),
+                    rows, first, second, third, arrived, free, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr,
+                    partial_ptr, first_token, chunk, step, num_chunks, num_blocks, num_tokens, out_size, out_stride,
+                    SCALES, HAS_BIAS, GATED, HAS_RESIDUAL, FIRST, SECOND, THIRD, BLOCK_M, PIECES, STAGES, USE_PDL,
                 ),
+            ),
+            (
+                _copy,
                 (
-                    _copy,
-                    (
-                        x_desc, first_desc, second_desc, third_desc, rows, first, second, third, arrived, free,
-                        first_token, chunk, step, num_chunks, num_blocks, out_size,
-                        GATED, FIRST, SECOND, THIRD, BLOCK_M, BLOCK_K, STAGES, USE_PDL,
-                    ),
+                    x_desc, first_desc, second_desc, third_desc, rows, first, second, third, arrived, free,
+                    first_token, chunk, step, num_chunks, num_blocks, out_size,
+                    GATED, FIRST, SECOND, THIRD, BLOCK_M, BLOCK_K, STAGES, USE_PDL,
                 ),
-            ],
-            [1],
-            [PRODUCER_REGISTERS],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [
-                (
-                    _multiply,
-                    (
-                        rows, first, second, third, arrived, free, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr,
-                        partial_ptr, first_token, chunk, step, num_chunks, num_blocks, num_tokens, out_size, out_stride,
-                        SCALES, HAS_BIAS, GATED, HAS_RESIDUAL, FIRST, SECOND, THIRD, BLOCK_M, PIECES, 0, GROUPS, STAGES,
-                        USE_PDL,
-                    ),
-                ),
-                (
-                    _copy,
-                    (
-                        x_desc, first_desc, second_desc, third_desc, rows, first, second, third, arrived, free,
-                        first_token, chunk, step, num_chunks, num_blocks, out_size,
-                        GATED, FIRST, SECOND, THIRD, BLOCK_M, BLOCK_K, STAGES, USE_PDL,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        rows, first, second, third, arrived, free, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr,
-                        partial_ptr, first_token, chunk, step, num_chunks, num_blocks, num_tokens, out_size, out_stride,
-                        SCALES, HAS_BIAS, GATED, HAS_RESIDUAL, FIRST, SECOND, THIRD, BLOCK_M, PIECES, 1, GROUPS, STAGES,
-                        USE_PDL,
-                    ),
-                ),
-            ],
-            [1, gl.num_warps()],
-            [PRODUCER_REGISTERS, SECOND_REGISTERS],
-        )  # fmt: skip
+            ),
+        ],
+        [1],
+        [PRODUCER_REGISTERS],
+    )  # fmt: skip
 
 
 @gluon.jit
@@ -222,24 +184,22 @@ def _multiply(
     rows, first, second, third, arrived, free, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, partial_ptr,
     first_token, chunk, step, num_chunks, num_blocks, num_tokens, out_size, out_stride,
     SCALES: gl.constexpr, HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
-    FIRST: gl.constexpr, SECOND: gl.constexpr, THIRD: gl.constexpr, TILE_M: gl.constexpr, PIECES: gl.constexpr,
-    GROUP: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, USE_PDL: gl.constexpr,
+    FIRST: gl.constexpr, SECOND: gl.constexpr, THIRD: gl.constexpr, BLOCK_M: gl.constexpr, PIECES: gl.constexpr,
+    STAGES: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
-    """The warps of a group that multiply and finish its part of the rows."""
-    BLOCK_M: gl.constexpr = TILE_M // GROUPS
+    """The warps that multiply and finish."""
     CHUNK: gl.constexpr = FIRST + SECOND + THIRD
     ITEM_BYTES: gl.constexpr = first.dtype.primitive_bitwidth // 8
     halves: gl.constexpr = 2 if GATED else 1
     if USE_PDL:
         tl.extra.cuda.gdc_wait()  # the kernel before may read what is written here, or write what is added
     count = num_blocks // PIECES
-    kept = partial_ptr + (gl.program_id(0).to(gl.int64) * GROUPS + GROUP) * (BLOCK_M * halves * CHUNK)
-    first_token += GROUP * BLOCK_M
+    kept = partial_ptr + gl.program_id(0).to(gl.int64) * (BLOCK_M * halves * CHUNK)
     # One loop over the pieces of all chunks: the products of a second one would not find room for their sums.
     for turn in range(gl.cdiv(num_chunks - chunk, step) * PIECES):
         a, b, c = _products(
             rows, first, second, third, arrived, free, turn * count, count,
-            GATED, FIRST, SECOND, THIRD, BLOCK_M, GROUP, STAGES,
+            GATED, FIRST, SECOND, THIRD, BLOCK_M, STAGES,
         )  # fmt: skip
         piece = turn % PIECES
         if PIECES > 1:
@@ -313,7 +273,7 @@ def _places(kept, sums, BLOCK_M: gl.constexpr, COLUMNS: gl.constexpr):
 def _products(
     rows, first, second, third, arrived, free, begin, count,
     GATED: gl.constexpr, FIRST: gl.constexpr, SECOND: gl.constexpr, THIRD: gl.constexpr, BLOCK_M: gl.constexpr,
-    GROUP: gl.constexpr, STAGES: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     """Sums of a tile, [BLOCK_M, halves · width] for each width; `begin`: the program's units before."""
     halves: gl.constexpr = 2 if GATED else 1
@@ -329,7 +289,7 @@ def _products(
     for unit in range(begin, begin + count):
         stage = unit % STAGES
         mbarrier.wait(arrived.index(stage), (unit // STAGES) & 1)
-        x = rows.index(stage).slice(GROUP * BLOCK_M, BLOCK_M)
+        x = rows.index(stage)
         a = warpgroup_mma(x, first.index(stage).permute((1, 0)), a, is_async=True)
         if SECOND > 0:
             b = warpgroup_mma(x, second.index(stage).permute((1, 0)), b, is_async=True)

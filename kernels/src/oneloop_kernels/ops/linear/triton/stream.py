@@ -27,13 +27,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from oneloop_kernels.ops.linear.triton.one_row import put_block, scale_of_row
-
 PRODUCER_REGISTERS = gl.constexpr(24)
 BY_ROW = gl.constexpr(1)
 BY_BLOCK = gl.constexpr(2)
-ONE_ROW = gl.constexpr(3)
-"""SCALES: what has a scale; 0: nothing. ONE_ROW: as BY_ROW, and x is one row of 16 bits yet."""
+"""SCALES: what has a scale; 0: nothing."""
 
 
 @gluon.constexpr_function
@@ -57,9 +54,9 @@ def _out_layout(block_m, block_n, num_warps, sums):
 
 @gluon.jit(do_not_specialize=["num_tokens", "in_size"])
 def stream_kernel(
-    x_desc, weight_desc, x_scales_ptr, weight_scales_ptr, norm_ptr, bias_ptr, out_ptr, partial_ptr, tickets_ptr,
-    num_tokens, in_size, out_size, out_stride, eps,
-    SCALES: gl.constexpr, SCALE_ROWS: gl.constexpr, HAS_NORM: gl.constexpr, ROW: gl.constexpr,
+    x_desc, weight_desc, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, partial_ptr, tickets_ptr,
+    num_tokens, in_size, out_size, out_stride,
+    SCALES: gl.constexpr, SCALE_ROWS: gl.constexpr,
     HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
     MERGE: gl.constexpr, WHOLE: gl.constexpr, USE_PDL: gl.constexpr,
@@ -69,9 +66,7 @@ def stream_kernel(
     x_desc, weight_desc: tensor maps with boxes [BLOCK_M, BLOCK_K] and [BLOCK_N, BLOCK_K]; what lies outside reads as
     zero. BLOCK_N ≥ 64. out_size: columns of the result.
     SCALES, of float32: BY_ROW: x_scales [num_tokens], weight_scales [rows of W]; BY_BLOCK: x_scales [blocks of columns,
-    num_tokens], weight_scales [rows of W / SCALE_ROWS, blocks of columns]; ONE_ROW: x itself, [in_size] of 16 bits, in
-    place of x_scales. It is normalised with HAS_NORM, looked at in chunks of ROW, a power of two, and made e4m3; x_desc
-    then only says how its boxes lie in shared memory.
+    num_tokens], weight_scales [rows of W / SCALE_ROWS, blocks of columns].
     partial: float32 [2 · programs, 2 if GATED else 1, BLOCK_N · BLOCK_M], uninitialised. tickets: int32, one per tile,
     0 before and after. MERGE: partial sums that are fetched at a time. WHOLE: ranges end where tiles end, partial and
     tickets are not used. Grid: any size up to the number of blocks, or of tiles with WHOLE.
@@ -100,17 +95,17 @@ def stream_kernel(
             (
                 _multiply,
                 (
-                    weights, rows, arrived, free, x_scales_ptr, weight_scales_ptr, norm_ptr, bias_ptr, out_ptr,
-                    partial_ptr, tickets_ptr, num_tokens, in_size, num_blocks, token_tiles, out_size, out_stride, eps,
-                    program, base, extra, begin, end, SCALES, SCALE_ROWS, HAS_NORM, ROW, HAS_BIAS, GATED, HAS_RESIDUAL,
-                    BLOCK_M, BLOCK_N, BLOCK_K, STAGES, MERGE, WHOLE, USE_PDL,
+                    weights, rows, arrived, free, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, partial_ptr,
+                    tickets_ptr, num_tokens, num_blocks, token_tiles, out_size, out_stride, program, base, extra,
+                    begin, end, SCALES, SCALE_ROWS, HAS_BIAS, GATED, HAS_RESIDUAL, BLOCK_M, BLOCK_N, STAGES, MERGE,
+                    WHOLE, USE_PDL,
                 ),
             ),
             (
                 _copy,
                 (
                     x_desc, weight_desc, weights, rows, arrived, free, num_blocks, token_tiles, out_size, begin, end,
-                    SCALES, GATED, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, USE_PDL,
+                    GATED, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, USE_PDL,
                 ),
             ),
         ],
@@ -122,11 +117,10 @@ def stream_kernel(
 @gluon.jit
 def _copy(
     x_desc, weight_desc, weights, rows, arrived, free, num_blocks, token_tiles, out_size, begin, end,
-    SCALES: gl.constexpr, GATED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
-    STAGES: gl.constexpr, USE_PDL: gl.constexpr,
+    GATED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
+    USE_PDL: gl.constexpr,
 ):  # fmt: skip
     """The warp that copies: STAGES blocks ahead, the first weights before its kernel's turn has come."""
-    COPIED_ROWS: gl.constexpr = 0 if SCALES == ONE_ROW else BLOCK_M
     width = num_blocks * BLOCK_K
     ahead = gl.minimum(end - begin, STAGES)
     tile = begin // num_blocks
@@ -135,26 +129,23 @@ def _copy(
     for stage in range(ahead):
         _copy_weights(
             weight_desc, weights, arrived, stage, weight_tile // token_tiles * BLOCK_N, weight_column, out_size,
-            GATED, COPIED_ROWS, BLOCK_N, BLOCK_K,
+            GATED, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
         weight_tile, weight_column = _following(weight_tile, weight_column, width, BLOCK_K)
     if USE_PDL:
         tl.extra.cuda.gdc_launch_dependents()  # so that the next kernel's copies start while this one runs
-        if SCALES != ONE_ROW:
-            tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_wait()
     for stage in range(ahead):
-        if SCALES != ONE_ROW:
-            _copy_rows(x_desc, rows, arrived, stage, tile % token_tiles * BLOCK_M, column)
+        _copy_rows(x_desc, rows, arrived, stage, tile % token_tiles * BLOCK_M, column)
         tile, column = _following(tile, column, width, BLOCK_K)
     for step in range(STAGES, end - begin):
         stage = step % STAGES
         mbarrier.wait(free.index(stage), (step // STAGES - 1) & 1)
         _copy_weights(
             weight_desc, weights, arrived, stage, tile // token_tiles * BLOCK_N, column, out_size,
-            GATED, COPIED_ROWS, BLOCK_N, BLOCK_K,
+            GATED, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
-        if SCALES != ONE_ROW:
-            _copy_rows(x_desc, rows, arrived, stage, tile % token_tiles * BLOCK_M, column)
+        _copy_rows(x_desc, rows, arrived, stage, tile % token_tiles * BLOCK_M, column)
         tile, column = _following(tile, column, width, BLOCK_K)
 
 
@@ -168,12 +159,10 @@ def _following(tile, column, width, BLOCK_K: gl.constexpr):
 
 @gluon.jit
 def _multiply(
-    weights, rows, arrived, free, x_scales_ptr, weight_scales_ptr, norm_ptr, bias_ptr, out_ptr, partial_ptr,
-    tickets_ptr, num_tokens, in_size, num_blocks, token_tiles, out_size, out_stride, eps, program, base, extra,
-    begin, end,
-    SCALES: gl.constexpr, SCALE_ROWS: gl.constexpr, HAS_NORM: gl.constexpr, ROW: gl.constexpr,
-    HAS_BIAS: gl.constexpr, GATED: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
+    weights, rows, arrived, free, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, partial_ptr, tickets_ptr,
+    num_tokens, num_blocks, token_tiles, out_size, out_stride, program, base, extra, begin, end,
+    SCALES: gl.constexpr, SCALE_ROWS: gl.constexpr, HAS_BIAS: gl.constexpr, GATED: gl.constexpr,
+    HAS_RESIDUAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
     MERGE: gl.constexpr, WHOLE: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
     """The warps that multiply and finish."""
@@ -185,9 +174,6 @@ def _multiply(
     out_layout: gl.constexpr = _out_layout(BLOCK_M, BLOCK_N, gl.num_warps(), layout)
     if USE_PDL:
         tl.extra.cuda.gdc_wait()  # the kernel before may read what is written here, or write what is added
-    inverse, scale = 1.0, 1.0
-    if SCALES == ONE_ROW:
-        inverse, scale = scale_of_row(x_scales_ptr, norm_ptr, in_size, eps, HAS_NORM, ROW)
     unit = begin
     while unit < end:
         tile = unit // num_blocks
@@ -209,10 +195,8 @@ def _multiply(
             )  # fmt: skip
         else:
             gate, up = _products(
-                weights, rows, arrived, free, unit - begin, count,
-                x_scales_ptr, norm_ptr, inverse, scale, first * BLOCK_K, in_size,
-                SCALES, HAS_NORM, GATED, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, layout,
-            )  # fmt: skip
+                weights, rows, arrived, free, unit - begin, count, GATED, BLOCK_M, BLOCK_N, STAGES, layout
+            )
         whole = count == num_blocks
         if not WHOLE:
             if not whole:
@@ -222,10 +206,10 @@ def _multiply(
                     GATED, BLOCK_M, BLOCK_N, MERGE, layout,
                 )  # fmt: skip
         if whole:
-            if SCALES != 0 and SCALES != BY_BLOCK:
+            if SCALES == BY_ROW:
                 gate, up = _scale_sums(
-                    gate, up, x_scales_ptr, scale, weight_scales_ptr, first_column, first_token, num_tokens, out_size,
-                    SCALES, GATED, BLOCK_M, BLOCK_N, layout,
+                    gate, up, x_scales_ptr, weight_scales_ptr, first_column, first_token, num_tokens, out_size,
+                    GATED, BLOCK_M, BLOCK_N, layout,
                 )  # fmt: skip
             gate = _activate(gate, up, bias_ptr, first_column, out_size, HAS_BIAS, GATED, BLOCK_N, layout)
             out = gl.convert_layout(gate, out_layout)
@@ -239,14 +223,10 @@ def _multiply(
 
 @gluon.jit
 def _products(
-    weights, rows, arrived, free, begin, count, x_ptr, norm_ptr, inverse, scale, column, in_size,
-    SCALES: gl.constexpr, HAS_NORM: gl.constexpr, GATED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-    BLOCK_K: gl.constexpr, STAGES: gl.constexpr, layout: gl.constexpr,
+    weights, rows, arrived, free, begin, count,
+    GATED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """Sums of so many units of a tile, from the program's unit `begin` on: gate, up [BLOCK_N, BLOCK_M].
-
-    column: of x, where they begin. With ONE_ROW the stages' rows of x are written here, while weights are on their way.
-    """
+    """Sums of so many units of a tile, from the program's unit `begin` on: gate, up [BLOCK_N, BLOCK_M]."""
     halves: gl.constexpr = 2 if GATED else 1
     gate = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
     up = gate
@@ -254,11 +234,6 @@ def _products(
         up = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
     for step in range(begin, begin + count):
         stage = step % STAGES
-        if SCALES == ONE_ROW:
-            put_block(
-                x_ptr, norm_ptr, inverse, scale, column + (step - begin) * BLOCK_K, in_size, rows.index(stage),
-                HAS_NORM, BLOCK_M, BLOCK_K,
-            )  # fmt: skip
         mbarrier.wait(arrived.index(stage), (step // STAGES) & 1)
         x = rows.index(stage).permute((1, 0))
         gate = warpgroup_mma(weights.index(stage * halves), x, gate, is_async=True)
@@ -337,16 +312,13 @@ def _factors(weight_scales, x_scales, UNIFORM: gl.constexpr):
 
 @gluon.jit
 def _scale_sums(
-    gate, up, x_scales_ptr, scale, weight_scales_ptr, first_column, first_token, num_tokens, out_size,
-    SCALES: gl.constexpr, GATED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, layout: gl.constexpr,
+    gate, up, x_scales_ptr, weight_scales_ptr, first_column, first_token, num_tokens, out_size,
+    GATED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """Sums of what has a scale per row; scale: that of ONE_ROW."""
+    """Sums of what has a scale per row."""
     columns = gl.minimum(first_column + gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout)), out_size - 1)
-    if SCALES == ONE_ROW:
-        x_scales = scale
-    else:
-        tokens = gl.minimum(first_token + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout)), num_tokens - 1)
-        x_scales = gl.load(x_scales_ptr + tokens)[None, :]
+    tokens = gl.minimum(first_token + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout)), num_tokens - 1)
+    x_scales = gl.load(x_scales_ptr + tokens)[None, :]
     gate *= gl.load(weight_scales_ptr + columns)[:, None] * x_scales
     if GATED:
         up *= gl.load(weight_scales_ptr + out_size + columns)[:, None] * x_scales
