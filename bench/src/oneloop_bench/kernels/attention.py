@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from oneloop_bench.kernels.timing import KernelBench, bench_arguments
 from oneloop_bench.report import run_bench
 from oneloop_kernels.launch import INTERPRETED
-from oneloop_kernels.ops.float8 import FP8, to_float8
+from oneloop_kernels.ops.float8 import FP8
 from oneloop_kernels.ops.paged_attention import AttentionShape, AttentionStep
 from oneloop_kernels.ops.paged_attention.triton.attention import TritonAttention
 from oneloop_kernels.ops.paged_attention.triton.configs import (
@@ -61,7 +61,7 @@ PREFILL: dict[str, tuple[tuple[int, int], ...]] = {
     "2k at 30k": ((2048, 30 * 1024),),
 }
 """Rows as (queries of the step, tokens computed before)."""
-NARROW = {name: DECODE[name] for name in ("1x1k", "1x32k", "32x1k", "256x1k")} | {
+NARROW = {name: DECODE[name] for name in ("1x1k", "1x32k", "32x1k", "256x1k", "256x512 mixed")} | {
     name: PREFILL[name] for name in ("1x8k", "2k at 30k")
 }
 """Cases on a cache of 8 bits."""
@@ -91,8 +91,8 @@ class Case:
     """First tokens that all rows have in common."""
     may_share: bool = False
     """As the engine says of steps whose rows have much in common."""
-    narrow: bool = False
-    """Keys and values are kept in 8 bits."""
+    cache_dtype: torch.dtype | None = None
+    """Of keys and values; None: as the queries."""
 
     def __post_init__(self) -> None:
         self.lengths = [scheduled + computed for scheduled, computed in self.rows]
@@ -107,7 +107,8 @@ class Case:
         """Keys and values once, queries and results."""
         heads, kv_heads, dim = self.heads
         tokens = sum(length - self.shared for length in self.lengths) + self.shared
-        return dim * (2 * kv_heads * tokens * (1 if self.narrow else 2) + 4 * heads * self.num_tokens)
+        kept = 2 if self.cache_dtype is None else self.cache_dtype.itemsize
+        return dim * (kept * 2 * kv_heads * tokens + 2 * 2 * heads * self.num_tokens)
 
     @property
     def num_flops(self) -> int:
@@ -154,12 +155,15 @@ class Case:
             storage = torch.randn(
                 self.num_blocks, 2 * kv_heads, self.block_size, dim, dtype=dtype, device=device
             )
-            kv = storage.transpose(1, 2)
+            kv = self._kept(storage).transpose(1, 2)
         else:
-            kv = torch.randn(self.num_blocks, self.block_size, 2 * kv_heads, dim, dtype=dtype, device=device)
-        if self.narrow:
-            kv = to_float8(kv)
+            kv = self._kept(
+                torch.randn(self.num_blocks, self.block_size, 2 * kv_heads, dim, dtype=dtype, device=device)
+            )
         return qkv, kv, torch.empty(self.num_tokens, heads * dim, dtype=dtype, device=device)
+
+    def _kept(self, storage: torch.Tensor) -> torch.Tensor:
+        return storage if self.cache_dtype is None else storage.to(self.cache_dtype)
 
     def queries(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Queries, keys and values of the step's tokens alone."""
@@ -174,7 +178,7 @@ class Case:
             self.shape(), max_rows=len(self.rows) if small else MAX_ROWS,
             max_tokens=self.num_tokens if small else MAX_TOKENS,
             max_blocks_per_row=self.width if small else max(self.width, MAX_CONTEXT // self.block_size),
-            dtype=dtype, device=device, config=config, cache_dtype=FP8 if self.narrow else None,
+            dtype=dtype, device=device, config=config, cache_dtype=self.cache_dtype,
         )  # fmt: skip
 
     def plan(
@@ -197,7 +201,7 @@ def main() -> None:
             for name, rows in _cases(bench, cases, model).items():
                 measure(Case(f"{kind} {model} {name}", rows, heads))
     for name, rows in _cases(bench, NARROW, "8B").items():
-        measure(Case(f"8 bits 8B {name}", rows, LLAMA_8B, narrow=True))
+        measure(Case(f"8 bits 8B {name}", rows, LLAMA_8B, cache_dtype=FP8))
     if not bench.sweep and not bench.smoke:
         _measure_caches(bench, dtype)
         _measure_shared(bench, dtype)
@@ -282,7 +286,7 @@ def _decode_configs(case: Case) -> dict[str, AttentionConfig]:
         for s, x in ((6, 1), (5, 1), (4, 1), (3, 1), (3, 2), (2, 2))
         for m in min_tiles
     }
-    if case.narrow:
+    if case.cache_dtype is FP8:
         configs |= {
             f"stream s{s} x{x} k{keys} t{together} m{m}": streaming(s, x, m, keys=keys, together=together)
             for s, x, keys in ((5, 2, 64), (3, 3, 64), (6, 1, 128), (3, 2, 128), (2, 2, 128))

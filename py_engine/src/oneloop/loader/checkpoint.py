@@ -32,10 +32,10 @@ they come."""
 
 
 def read_checkpoint(
-    folder: Path, expected: Mapping[str, StoredTensor], optional: Collection[str] = ()
+    folder: Path, expected: Mapping[str, StoredTensor], also: Collection[str] = ()
 ) -> dict[str, SafetensorsTensor]:
-    """Where each expected tensor lies (by its Hugging Face name), in the order of the files' data. optional: names that
-    are looked up too, whatever is behind them.
+    """Where each expected tensor lies (by its Hugging Face name), in the order of the files' data. also: names that are
+    looked up too, whatever is behind them.
 
     ModelError when the folder has no safetensors, its index does not fit them, or a tensor is missing, misshapen or of
     another type: it names the tensor. Tensors that the model has no use for are named in one log line.
@@ -53,12 +53,12 @@ def read_checkpoint(
         if tensor.dtype not in stored.dtypes:
             message = f"is of type {tensor.dtype}; supported are {', '.join(stored.dtypes)}"
             raise ModelError(str(tensor.path), message, item=name)
-    found = tensors.keys() & (expected.keys() | set(optional))
-    extra = [name for name in tensors if name not in found and not _HARMLESS.search(name)]
+    known = expected.keys() | set(also)
+    extra = [name for name in tensors if name not in known and not _HARMLESS.search(name)]
     if extra:
         _log.warning("%s: %d tensors are not used, e.g. %s", folder, len(extra), ", ".join(extra[:3]))
-    order = sorted(found, key=lambda name: (tensors[name].path.name, tensors[name].offset))
-    return {name: tensors[name] for name in order}
+    found = [tensors[name] for name in known if name in tensors]
+    return {tensor.name: tensor for tensor in sorted(found, key=lambda one: (one.path.name, one.offset))}
 
 
 def _read_headers(folder: Path) -> dict[str, SafetensorsTensor]:

@@ -111,8 +111,9 @@ _BESIDE_DECODE = replace(_WIDE_BLOCK, max_registers=168)
 """Leaves registers and shared memory for one program of the decode kernel, which runs at the same time."""
 _WIDER_HEADS = TilesConfig(128, 64, 8, 2, 1, tma=True)
 _NARROW_STREAMED = (
-    (64, streaming(5, 2, together=8)),
-    (MANY_ROWS, streaming(3, 2, keys=128, together=8)),
+    (1, streaming(6, 1, keys=128)),
+    (48, streaming(5, 2)),
+    (MANY_ROWS, streaming(5, 2, together=8)),
 )
 _H200 = {
     64: AttentionConfig(DecodeConfig(64, 4, 4, 3), _WIDE_BLOCK, _WIDE_BLOCK),

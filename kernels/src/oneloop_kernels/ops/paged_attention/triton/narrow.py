@@ -122,6 +122,7 @@ def attend(
     """
     matrices = boxes._reinterpret(boxes.dtype, [STAGES * 2, TILE, HEAD_DIM], _matrix_layout(8))
     pairs = boxes._reinterpret(gl.int16, [STAGES * 2, TILE, HEAD_DIM // 2], _matrix_layout(16))
+    parts = boxes._reinterpret(gl.int16, [boxes.shape[0], TOGETHER * BOX, HEAD_DIM // 2], _matrix_layout(16))
     acc = gl.zeros([HEAD_DIM, QUERIES], gl.float32, layout)
     sums = gl.zeros([TILE, QUERIES], gl.float32, layout)
     none = gl.zeros([TILE, QUERIES], gl.float32, layout)
@@ -137,8 +138,8 @@ def attend(
     for index in range(begin, end):
         stage = count % STAGES
         there = length - index * (TILE // TOGETHER)
-        if there < TILE // TOGETHER:
-            _clear(pairs.index(2 * stage + 1), there, BOX, TOGETHER)
+        if (there < TILE // TOGETHER) & (there % BOX != 0):
+            _clear(parts.index((2 * stage + 1) * (TILE // (TOGETHER * BOX)) + there // BOX), there % BOX, BOX)
             gl.thread_barrier()
         scores = warpgroup_mma(keys, ordered.permute((1, 0)), none, is_async=True)
         values = _values_operand(pairs.index(2 * stage + 1), layout)
@@ -220,9 +221,11 @@ def _values_operand(pairs, layout: gl.constexpr):
 
 
 @gluon.jit
-def _clear(pairs, there, BOX: gl.constexpr, TOGETHER: gl.constexpr):
-    """Zeros for the values from the key `there` on: nobody has written them, and zero times NaN would be felt."""
-    rows = gl.arange(0, pairs.shape[0], gl.SliceLayout(1, _rows_layout()))
-    kept = pairs.load(_rows_layout())
-    is_kept = (_keys_of_rows(rows, BOX, TOGETHER) < there)[:, None]
-    pairs.store(gl.where(is_kept, kept, gl.zeros_like(kept)))
+def _clear(part, there, BOX: gl.constexpr):
+    """Zeros for a box's values from the key `there` on: nobody has written them, and zero times NaN would be felt.
+    Boxes behind it are zeros as they come.
+    """
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    rows = gl.arange(0, part.shape[0], gl.SliceLayout(1, layout))
+    kept = part.load(layout)
+    part.store(gl.where((rows % BOX < there)[:, None], kept, gl.zeros_like(kept)))
