@@ -19,6 +19,8 @@ from oneloop_kernels.ops.packed_linear.packing import Numbers, dequantize, pack,
 from oneloop_kernels.ops.packed_linear.plans import StreamPlan, fitting, plan_for
 from oneloop_kernels.testing import assert_close, gated_scale
 
+pytestmark = pytest.mark.usefixtures("recycled_memory")
+
 EPS = 1e-5
 COMPILE_THREADS = max(1, len(os.sched_getaffinity(0)) - 1)
 SHIFTS = ("none", "zero", "offset")
