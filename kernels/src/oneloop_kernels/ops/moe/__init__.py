@@ -56,8 +56,6 @@ class MoeCall(NamedTuple):
     shared: torch.Tensor | None = None
     """[num_tokens, hidden], any strides: the shared expert's output for norm(x). It is added too, multiplied by
     sigmoid(norm(x) · gate) where the router has that row."""
-    ahead: torch.Tensor | None = None
-    """Weights that are read next, contiguous: a GPU may ask for them while it waits for the routing of a few tokens."""
     statistics: torch.Tensor | None = None
     """[num_experts] int64: how many tokens were sent to each is added to it."""
 

@@ -30,9 +30,6 @@ _SQUARES_BLOCK: Final = 256
 _COMBINE_BLOCK: Final = 1024
 _MIN_ROWS: Final = 16
 """Of a matrix product on tensor cores."""
-_MAX_AHEAD: Final = 4
-AHEAD_BYTES = 16 << 20
-AHEAD_KEPT = False
 _LEAST_ROWS: Final = {"weights": 8, "tokens": 64}
 """Of a tile that has all tokens, by the side that is wide."""
 
@@ -96,7 +93,7 @@ def route(call: MoeCall, plan: MoePlan, cut: RoutePlan | None = None) -> Routed:
         x if call.slots is None else call.slots,
         x if call.statistics is None else call.statistics,
         routed.hidden, routed.logits, routed.ids, routed.weights, routed.bins, routed.tiles, routed.flags,
-        call.counters, x if call.ahead is None else call.ahead, routed.flags.numel(), num_tokens, 0 if call.slots is None else call.slots.shape[0],
+        call.counters, routed.flags.numel(), num_tokens, 0 if call.slots is None else call.slots.shape[0],
         x.stride(0), call.norm.eps,
     )  # fmt: skip
     route_kernel[(triton.cdiv(num_tokens, cut.tokens) * cut.splits,)](
@@ -116,8 +113,6 @@ def route(call: MoeCall, plan: MoePlan, cut: RoutePlan | None = None) -> Routed:
         BLOCK_H=_SQUARES_BLOCK,
         FEW=_is_few(call),
         BLOCK_M=plan.block_m,
-        AHEAD=0 if call.ahead is None or num_tokens > _MAX_AHEAD else min(call.ahead.nbytes, AHEAD_BYTES),
-        KEPT=AHEAD_KEPT,
         num_warps=8,
         num_stages=3,
         **pdl_options(x.device),

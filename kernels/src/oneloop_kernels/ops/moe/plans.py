@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from oneloop_kernels.launch import card_name, of_card
 from oneloop_kernels.ops.linear.plans import can_stream
@@ -68,8 +68,7 @@ class MoePlan:
         return min(num_pairs, num_experts + num_pairs // self.block_m)
 
 
-@dataclass(frozen=True, slots=True)
-class RoutePlan:
+class RoutePlan(NamedTuple):
     """Constants of `triton.routing`: tokens of a block, slices of the hidden size, columns of a product."""
 
     tokens: int

@@ -24,11 +24,11 @@ TABLE = tl.constexpr(4)
 @triton.jit(do_not_specialize=["num_flags", "num_tokens", "num_slots"])
 def route_kernel(
     x_ptr, norm_ptr, router_ptr, slots_ptr, statistics_ptr, hidden_ptr, logits_ptr, ids_ptr, weights_ptr,
-    bins_ptr, tiles_ptr, flags_ptr, counters_ptr, ahead_ptr, num_flags, num_tokens, num_slots, x_stride, eps,
+    bins_ptr, tiles_ptr, flags_ptr, counters_ptr, num_flags, num_tokens, num_slots, x_stride, eps,
     HAS_SLOTS: tl.constexpr, HAS_STATISTICS: tl.constexpr, NUM_EXPERTS: tl.constexpr, NUM_ROWS: tl.constexpr,
     EXPERTS_PAD: tl.constexpr, TOP_K: tl.constexpr, TOP_K_PAD: tl.constexpr, RENORMALISED: tl.constexpr,
     HIDDEN: tl.constexpr, BLOCK_T: tl.constexpr, SPLITS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_H: tl.constexpr,
-    FEW: tl.constexpr, BLOCK_M: tl.constexpr, AHEAD: tl.constexpr, KEPT: tl.constexpr, USE_PDL: tl.constexpr,
+    FEW: tl.constexpr, BLOCK_M: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """Norm, logits, choice; unless FEW the order too. Grid: [ceil(num_tokens / BLOCK_T) · SPLITS].
 
@@ -53,11 +53,6 @@ def route_kernel(
     if USE_PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    if USE_PDL and AHEAD > 0:
-        part = tl.program_id(0).to(tl.int64) * (AHEAD // SPLITS)
-        lanes = tl.arange(0, 256)
-        for start in range(0, AHEAD // SPLITS, 256 * 2048):
-            ask_for(ahead_ptr.to(tl.pointer_type(tl.int8)) + (part + start + lanes * 2048), 2048, 256, KEPT)
     if tl.program_id(0) == 0:
         for start in range(0, num_flags, BLOCK_H):
             flags = start + tl.arange(0, BLOCK_H)
@@ -113,30 +108,6 @@ def route_kernel(
             if tl.atomic_add(ticket_ptr, 1, sem="acq_rel") == tl.num_programs(0) // SPLITS - 1:
                 tl.store(ticket_ptr, 0)
                 _write_tiles(tiles_ptr, counters_ptr, num_tokens, NUM_EXPERTS, EXPERTS_PAD, BLOCK_M)
-
-
-@triton.jit
-def ask_for(rows, BYTES: tl.constexpr, NUM_ROWS: tl.constexpr, KEPT: tl.constexpr):
-    """Ask for the next BYTES of each row [NUM_ROWS] to be brought into the L2 cache."""
-    if KEPT:
-        tl.inline_asm_elementwise(
-            "{ .reg .b64 policy; createpolicy.fractional.L2::evict_last.b64 policy, 1.0; "
-            "cp.async.bulk.prefetch.L2.global.L2::cache_hint [$1], $2, policy; mov.u32 $0, 0; }",
-            "=r,l,r",
-            [rows.to(tl.int64), tl.full([NUM_ROWS], BYTES, tl.int32)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
-    else:
-        tl.inline_asm_elementwise(
-            "{ cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
-            "=r,l,r",
-            [rows.to(tl.int64), tl.full([NUM_ROWS], BYTES, tl.int32)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
 
 
 @triton.jit
