@@ -179,7 +179,5 @@ def test_random_faults(kit: Any, tmp_path: Path, layout: Layout) -> None:
             for name, module in maps(model).items():
                 module.weight.copy_(meaning(tensors, name, module.weight.shape, config))
         wanted = kit.expected_logits(model)
-        torch.testing.assert_close(
-            ours, wanted, atol=1e-4, rtol=1e-4, msg=lambda text, at=case: f"{at}: {text}"
-        )
+        torch.testing.assert_close(ours, wanted, atol=1e-4, rtol=1e-4, msg=f"case {case}, {config}")
     assert min(outcomes.values()) > CASES // 5, outcomes

@@ -10,7 +10,8 @@ import torch
 from oneloop.quant.packed import Packed
 from oneloop_kernels.ops.linear import NUM_TICKETS, LinearCall, Norm
 from oneloop_kernels.ops.linear.reference import linear
-from oneloop_kernels.ops.packed_linear.packing import Numbers, plain
+from oneloop_kernels.ops.packed_linear import PACKED_LINEAR, PackedCall
+from oneloop_kernels.ops.packed_linear.packing import Numbers, pack, plain
 from oneloop_kernels.registry import prefer
 
 CPU: Final = torch.device("cpu")
@@ -88,3 +89,12 @@ def test_what_stands_around_the_product(name: str, around: str, num_tokens: int)
     found = kept.multiply(call)
     assert given is None or found.data_ptr() == given.data_ptr()
     torch.testing.assert_close(found.float(), wanted, atol=4e-3, rtol=1e-2)
+
+
+def test_halves_that_a_call_takes_for_others_are_refused() -> None:
+    """96 rows in halves of their own have other tiles than 96 in a row."""
+    call = PackedCall(torch.zeros(1, INPUTS, dtype=DTYPE), pack(numbers(96, 1), DTYPE), gated=True)
+    with prefer("triton"):
+        compute = PACKED_LINEAR.resolve(CPU, DTYPE)
+    with pytest.raises(ValueError, match="halves: a weight of 1 for a call with gated True"):
+        compute(call)
