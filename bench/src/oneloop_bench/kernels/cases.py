@@ -129,7 +129,7 @@ def _narrow_attention(dtype: torch.dtype, device: torch.device, small: bool) -> 
         rows = attention.PREFILL[name] if prompt else attention.DECODE[name]
         if small:
             rows = ((20, 0),) if prompt else ((1, 40),) * 2
-        case = attention.Case(name, rows, HEADS["llama8b"], narrow=True)
+        case = attention.Case(name, rows, HEADS["llama8b"], cache_dtype=FP8)
         yield KernelCase(
             "prefill attention" if prompt else "decode attention",
             f"llama8b FP8 KV {name}",
