@@ -12,11 +12,11 @@ from oneloop_kernels.compiling.workers import CompileWorkers
 from oneloop_kernels.launch import compiling_ahead
 from oneloop_kernels.ops.linear import NUM_TICKETS, Norm
 from oneloop_kernels.ops.linear.plans import can_stream
-from oneloop_kernels.ops.packed_linear import PACKED_LINEAR, PackedCall
+from oneloop_kernels.ops.packed_linear import PACKED_LINEAR, PackedCall, PackedWeight
 from oneloop_kernels.ops.packed_linear.gpu import written_out
 from oneloop_kernels.ops.packed_linear.launches import few_rows, prepared, stream, unpacked
 from oneloop_kernels.ops.packed_linear.packing import Numbers, dequantize, pack, plain, unpack
-from oneloop_kernels.ops.packed_linear.plans import StreamPlan, fitting, plan_for
+from oneloop_kernels.ops.packed_linear.plans import TUNED, StreamPlan, fitting, plan_for
 from oneloop_kernels.testing import assert_close, gated_scale
 
 pytestmark = pytest.mark.usefixtures("recycled_memory")
@@ -373,6 +373,24 @@ def test_layers_in_one_graph(inputs, half_dtype, compiled, num_tokens):
         x.copy_(start)
         graph.replay()
         assert_close(x, wanted)
+
+
+def test_tuned_plans_are_plans():
+    """By ascending rows, their stages as many as there is room for, or fewer; slices where they can be cut."""
+    for card in TUNED.values():
+        for (rows, columns, gated), choices in card.items():
+            tiles = (rows // 64, columns // 128)
+            words = torch.empty(*tiles, 1024, dtype=torch.int32, device="meta")
+            params = torch.empty(*tiles, 32, 1, dtype=torch.int32, device="meta")
+            halves = 2 if gated else 1
+            weight = PackedWeight(words, None, params, 4, "none", rows, columns, halves, torch.bfloat16)
+            assert [most for most, _ in choices] == sorted({most for most, _ in choices})
+            for most, plan in choices:
+                if plan is None:
+                    continue
+                assert fitting(plan, weight, most, gated=gated) == plan
+                assert plan.slices == plan.cuts_slices(weight, most)
+                assert 1 <= plan.programs <= 132 * plan.residents
 
 
 def test_where_slices_are_cut(inputs):
