@@ -30,12 +30,12 @@ def streams(stages=6, programs_per_sm=1, keys=64, together=1):
     [
         (None, 1, 6, 64, 1),
         (None, 2, 3, 64, 1),
+        (FP8, 1, 6, 128, 1),
         (FP8, 2, 5, 64, 1),
-        (FP8, 1, 6, 64, 8),
-        (FP8, 2, 3, 128, 1),
+        (FP8, 2, 5, 64, 8),
         (FP8, 2, 3, 128, 8),
     ],
-    ids=["wide_1x6", "wide_2x3", "narrow_2x5", "narrow_1x6t", "narrow_2x3x128", "narrow_2x3x128t"],
+    ids=["wide_1x6", "wide_2x3", "narrow_1x6x128", "narrow_2x5", "narrow_2x5t", "narrow_2x3x128t"],
 )
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "block_size"),
@@ -71,8 +71,11 @@ def test_streams_of_keys(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("cache_dtype", [None, FP8], ids=["wide", "8 bits"])
-@pytest.mark.parametrize("decode", ["stream", "decode"])
+@pytest.mark.parametrize(
+    ("decode", "cache_dtype"),
+    [("stream", None), ("decode", None), ("stream", FP8)],
+    ids=["stream", "decode", "narrow"],
+)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "block_size"),
     [(32, 8, 16), (16, 8, 16), (4, 4, 32), (16, 2, 64), (8, 1, 128), (8, 2, 8)],
