@@ -129,6 +129,25 @@ TINY_CHAT_TEMPLATE = (
 )
 
 
+@pytest.fixture
+def recycled_memory() -> Iterator[None]:
+    """What nobody has written is no number, and no index, as in an engine that follows another one in its process.
+
+    The memory of a fresh process is zero, so that a kernel which reads what it should have written passes.
+    """
+    import torch
+
+    if torch.cuda.is_available():  # large blocks and small ones come from pools of their own
+        sizes = [64 << 20] + [512 << 10] * 32
+        used = [torch.full((size,), 255, dtype=torch.uint8, device="cuda") for size in sizes]
+        del used
+        yield
+        return
+    torch.use_deterministic_algorithms(True)  # then torch.empty is filled
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder without weights (for --load-format dummy): tiny Llama, tokens are bytes, with a chat template."""

@@ -31,6 +31,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.gpu)
 
 
+@pytest.fixture(autouse=True)
+def _memory_is_recycled(request) -> None:
+    """For every kernel in the interpreter; on a GPU for those that ask."""
+    if not ON_GPU:
+        request.getfixturevalue("recycled_memory")
+
+
 @pytest.fixture(scope="session")
 def cases() -> ModuleType:
     """attention_cases.py beside this file (the tests' folders are no packages)."""

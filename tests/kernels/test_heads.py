@@ -7,9 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from oneloop_kernels.ops.linear import LinearCall, Norm
+from oneloop_kernels.ops.linear import NUM_TICKETS, LinearCall, Norm
 from oneloop_kernels.ops.linear.heads import TUNED, HeadsPlan, Surroundings, fits, heads, plan_for
 from oneloop_kernels.ops.linear.plans import MAX_PLANNED_ROWS, can_stream
+from oneloop_kernels.ops.packed_linear import PackedCall
+from oneloop_kernels.ops.packed_linear.packing import Numbers, dequantize, pack
+from oneloop_kernels.ops.packed_linear.plans import StreamPlan
 from oneloop_kernels.ops.rope import ROPE, HeadNorms, RotaryStep
 from oneloop_kernels.testing import assert_close
 from oneloop_kernels.testing.hopper import compile_all_for_hopper, spec_of_launch
@@ -91,6 +94,36 @@ def test_as_one_by_one(inputs, kernel_dtype, hopper, plan, norms, num_tokens):
     assert_close(qkv[:, :4], expected[:, :4], kind="layer")
     assert torch.equal(around.cache.isnan(), expected_cache.isnan()), "other places were written, or not all"
     assert_close(around.cache.nan_to_num(), expected_cache.nan_to_num(), kind="layer")
+
+
+def packed(inputs, call):
+    """The call with its weight in 4 bits, and the call with what those mean."""
+    rows, columns = call.weight.shape
+    values = inputs.integers(0, 16, rows, columns, dtype=torch.uint8)
+    scales = (inputs.normal(rows, columns // 128).abs() + 0.1) / (8 * columns**0.5)
+    weight = pack(Numbers(values, scales, 4, 128), call.x.dtype)
+    tickets = torch.zeros(NUM_TICKETS, dtype=torch.int32, device=call.x.device)
+    packed_call = PackedCall(call.x, weight, call.bias, norm=call.norm, tickets=tickets)
+    return packed_call, call._replace(weight=dequantize(weight))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_tokens", [1, 7, 16])
+@pytest.mark.parametrize("programs", [0, 5])
+def test_packed_as_one_by_one(inputs, half_dtype, hopper, monkeypatch, num_tokens, programs):
+    plan = StreamPlan(1, 4, residents=2, programs=programs, slices=True)
+    monkeypatch.setattr("oneloop_kernels.ops.packed_linear.plans._by_rule", lambda *_: plan)
+    plain = make_call(inputs, half_dtype, num_tokens, 6, 640, bias=num_tokens == 7, norm=num_tokens > 1)
+    call, plain = packed(inputs, plain)
+    around = surroundings(
+        inputs, half_dtype, num_tokens, 1, norms=False, num_slots=max(1, num_tokens - 2), block_size=64
+    )
+    expected, expected_cache = one_by_one(plain, around)
+    qkv = ROPE.resolve(inputs.device, half_dtype, name="triton").project_and_store(call, *around)
+    assert_close(qkv[:, :4], expected[:, :4], kind="layer")
+    assert torch.equal(around.cache.isnan(), expected_cache.isnan()), "other places were written, or not all"
+    written = ~expected_cache.isnan()
+    assert_close(around.cache[written], expected_cache[written], kind="layer")
 
 
 @pytest.mark.gpu

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -12,12 +12,14 @@ from oneloop_kernels.compiling.workers import CompileWorkers
 from oneloop_kernels.launch import compiling_ahead
 from oneloop_kernels.ops.linear import NUM_TICKETS, Norm
 from oneloop_kernels.ops.linear.plans import can_stream
-from oneloop_kernels.ops.packed_linear import PACKED_LINEAR, PackedCall
+from oneloop_kernels.ops.packed_linear import PACKED_LINEAR, PackedCall, PackedWeight
 from oneloop_kernels.ops.packed_linear.gpu import written_out
 from oneloop_kernels.ops.packed_linear.launches import few_rows, prepared, stream, unpacked
 from oneloop_kernels.ops.packed_linear.packing import Numbers, dequantize, pack, plain, unpack
-from oneloop_kernels.ops.packed_linear.plans import StreamPlan, fitting, plan_for
+from oneloop_kernels.ops.packed_linear.plans import TUNED, StreamPlan, fitting, plan_for
 from oneloop_kernels.testing import assert_close, gated_scale
+
+pytestmark = pytest.mark.usefixtures("recycled_memory")
 
 EPS = 1e-5
 COMPILE_THREADS = max(1, len(os.sched_getaffinity(0)) - 1)
@@ -65,6 +67,10 @@ STREAMS = {
     "long blocks": StreamPlan(2, 3, programs=5, most_rows=32),
     "three residents": StreamPlan(1, 3, residents=3, programs=9, most_rows=16),
 }
+SLICES = {
+    "a slice a program": StreamPlan(1, 3, residents=2, slices=True),
+    "slices one after the other": StreamPlan(1, 4, residents=2, programs=3, slices=True),
+}
 
 
 @dataclass(frozen=True)
@@ -95,13 +101,21 @@ def stream_specs():
                 f"sums of {kind}: {num_tokens} rows",
                 Spec(STREAMS["cut"], KINDS[kind], num_tokens, 200, 456, "everything"),
             )
-            rounding = replace(STREAMS["cut"], scales_sums=False)
-            yield (
-                f"weights of {kind}: {num_tokens} rows",
-                Spec(rounding, KINDS[kind], num_tokens, 200, 456, "residual"),
-            )
+    yield from slice_specs()
     whole_offsets = Kind(4, "offset", 128)
     yield "sums with offsets", Spec(STREAMS["long blocks"], whole_offsets, 3, 200, 456, "everything")
+
+
+def slice_specs():
+    """Columns that end in a copy, rows that end in a slice; more stages than a slice has copies, and fewer."""
+    for name, plan in SLICES.items():
+        for fusion in FUSIONS:
+            yield f"{name}: {fusion}", Spec(plan, KINDS["gptq"], 5, 200, 896, fusion)
+        for kind in ("symmetric", "a scale a row", "q4_0", "q4_k", "q6_k", "q8_0"):
+            yield f"{name}: {kind}", Spec(plan, KINDS[kind], 1, 72, 2432, "norm-gated-bias")
+            yield f"{name}: sixteen rows of {kind}", Spec(plan, KINDS[kind], 16, 72, 640, "residual")
+    offsets = Kind(4, "offset", 128)
+    yield "slices with offsets", Spec(SLICES["a slice a program"], offsets, 3, 72, 640, "norm-bias")
 
 
 HOPPER = dict(stream_specs())
@@ -359,6 +373,40 @@ def test_layers_in_one_graph(inputs, half_dtype, compiled, num_tokens):
         x.copy_(start)
         graph.replay()
         assert_close(x, wanted)
+
+
+def test_tuned_plans_are_plans():
+    """By ascending rows, their stages as many as there is room for, or fewer; slices where they can be cut."""
+    for card in TUNED.values():
+        for (rows, columns, gated), choices in card.items():
+            tiles = (rows // 64, columns // 128)
+            words = torch.empty(*tiles, 1024, dtype=torch.int32, device="meta")
+            params = torch.empty(*tiles, 32, 1, dtype=torch.int32, device="meta")
+            halves = 2 if gated else 1
+            weight = PackedWeight(words, None, params, 4, "none", rows, columns, halves, torch.bfloat16)
+            assert [most for most, _ in choices] == sorted({most for most, _ in choices})
+            for most, plan in choices:
+                if plan is None:
+                    continue
+                assert fitting(plan, weight, most, gated=gated) == plan
+                assert plan.slices == plan.cuts_slices(weight, most)
+                assert 1 <= plan.programs <= 132 * plan.residents
+
+
+def test_where_slices_are_cut(inputs):
+    """Of few rows of x, which one tile has, and whole tiles of columns; elsewhere tiles of 64 rows are."""
+
+    def cuts(plan=SLICES["a slice a program"], num_tokens=16, in_size=384):
+        call = make_call(inputs, torch.float16, KINDS["gptq"], num_tokens, 64, in_size)
+        assert fitting(plan, call.weight, num_tokens, gated=False).slices == plan.cuts_slices(
+            call.weight, num_tokens
+        )
+        return plan.cuts_slices(call.weight, num_tokens)
+
+    assert cuts()
+    assert not cuts(num_tokens=17)
+    assert not cuts(in_size=400)
+    assert not cuts(STREAMS["cut"])
 
 
 def test_streaming_without_tickets_is_refused(inputs):

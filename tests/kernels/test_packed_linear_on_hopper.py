@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from oneloop_kernels.ops.linear import NUM_TICKETS
+from oneloop_kernels.ops.linear.heads import Surroundings
 from oneloop_kernels.ops.packed_linear import PackedCall, PackedWeight
-from oneloop_kernels.ops.packed_linear.launches import few_rows, stream, unpacked
+from oneloop_kernels.ops.packed_linear.launches import few_rows, slices, stream, unpacked
 from oneloop_kernels.ops.packed_linear.plans import StreamPlan, fitting
+from oneloop_kernels.ops.rope import RotaryStep
 from oneloop_kernels.testing.hopper import compile_all_for_hopper, spec_of_launch
 
 UNALIGNED = ("num_tokens", "in_size", "columns")
@@ -29,14 +31,25 @@ class Case:
     shift: str = "none"
     groups: int = 1
     gated: bool = False
+    heads: bool = False
     dtype: torch.dtype = torch.bfloat16
 
 
 CASES = {
     "one row": Case(StreamPlan(2, 16, residents=2), 1),
+    "one row, offsets": Case(StreamPlan(1, 16, residents=3), 1, shift="offset"),
     "one row, zeros": Case(StreamPlan(1, 16, residents=3), 1, shift="zero"),
     "gated": Case(StreamPlan(1, 16, residents=2), 16, gated=True),
     "sixteen rows": Case(StreamPlan(1, 16, residents=2), 16, shift="zero", dtype=torch.float16),
+    "four residents": Case(StreamPlan(2, 16, residents=4), 1),
+    "four residents, slices": Case(StreamPlan(1, 16, residents=4, slices=True), 8),
+    "slices": Case(StreamPlan(1, 16, residents=2, slices=True), 1),
+    "slices, zeros": Case(StreamPlan(1, 16, residents=3, slices=True), 1, shift="zero"),
+    "slices, offsets": Case(StreamPlan(1, 16, residents=2, slices=True), 1, shift="offset"),
+    "slices, gated": Case(StreamPlan(1, 16, residents=2, slices=True), 1, gated=True),
+    "heads": Case(StreamPlan(1, 16, residents=2, slices=True), 1, heads=True),
+    "slices of q4_1": Case(StreamPlan(1, 16, residents=2, slices=True), 8, shift="offset", groups=4),
+    "slices of q6_k": Case(StreamPlan(1, 16, residents=2, slices=True), 16, bits=6, groups=8),
     "many rows": Case(StreamPlan(1, 16), 64),
     "q4_k": Case(StreamPlan(1, 16, residents=2), 8, shift="offset", groups=4),
     "q6_k": Case(StreamPlan(1, 16, residents=2), 8, bits=6, groups=8),
@@ -73,18 +86,36 @@ def call_of(case):
         tensor(case.num_tokens, 4096, dtype=case.dtype),
         weight,
         gated=case.gated,
-        residual=None if case.gated else tensor(case.num_tokens, 6144, dtype=case.dtype),
+        residual=None if case.gated or case.heads else tensor(case.num_tokens, 6144, dtype=case.dtype),
         tickets=tensor(NUM_TICKETS),
     )
+
+
+def launch_of(case):
+    call = call_of(case)
+    plan = fitting(case.plan, call.weight, case.num_tokens, gated=case.gated or case.heads)
+    if not case.heads:
+        return stream(plan, call)
+
+    def tensor(*sizes, dtype):
+        return torch.empty(sizes, dtype=dtype, device="meta")
+
+    angles = tensor(case.num_tokens, 128, dtype=torch.float32)
+    around = Surroundings(
+        RotaryStep(angles[:, :64], angles[:, 64:]),
+        None,
+        tensor(9, 16, 16, 128, dtype=case.dtype),
+        tensor(case.num_tokens, dtype=torch.int64),
+    )
+    return slices(plan, call, around)
 
 
 def specs():
     """The kernel of each case; those of any card once."""
     for name, case in CASES.items():
-        call = call_of(case)
-        plan = fitting(case.plan, call.weight, case.num_tokens, gated=case.gated)
-        launch = stream(plan, call)
-        yield name, spec_of_launch(launch.kernel, launch.arguments, launch.constants, UNALIGNED)
+        launch = launch_of(case)
+        unaligned = (*UNALIGNED, "num_slots")
+        yield name, spec_of_launch(launch.kernel, launch.arguments, launch.constants, unaligned)
     launch = unpacked(call_of(CASES["one row, zeros"]).weight)
     yield "written out", spec_of_launch(launch.kernel, launch.arguments, launch.constants, UNALIGNED)
     launch = few_rows(call_of(CASES["q4_k"]))
@@ -106,21 +137,21 @@ def test_numbers_go_straight_to_the_tensor_cores(reports, name):
     assert report.spilled == 0
     assert report.count("ACQBULK"), "no wait for the kernel before"
     assert report.count("PREEXIT"), "the next kernel is not let in"
-    halves = 2 if case.gated else 1
+    halves = 2 if case.gated or case.heads else 1
     copies = halves * (2 if case.bits == 4 else 3)
-    assert (
-        report.count(r"UTMALDG\.3D") == 2 * copies
-    )  # at the start and later; boxes in parts would lie otherwise
+    copy = r"UTMALDG\.4D" if case.plan.slices else r"UTMALDG\.3D"
+    assert report.count(copy) == 2 * copies  # at the start and later; boxes in parts would lie otherwise
     tiles = case.plan.column_tiles * halves
     assert report.count(r"LDS\.128") >= 2 * tiles
     on_sums = case.plan.on_sums(call_of(case).weight, case.num_tokens)
-    scaling = "HFMA2" if case.shift == "offset" else "HMUL2"
+    by_ones = on_sums and case.shift == "offset"
+    scaling = r"HFMA2" if case.shift == "offset" else r"HMUL2"
     assert (report.count(scaling) >= 32 * tiles) != on_sums
     if case.num_tokens > 16:
         assert report.count(rf"HGMMA\.64x{case.num_tokens}x16\.F32") == 8 * tiles
     else:
         products = 8 * max(1, case.num_tokens // 8)
-        assert report.count(r"HMMA\.16816\.F32") == products * (tiles + on_sums * case.plan.column_tiles)
+        assert report.count(r"HMMA\.16816\.F32") == products * (tiles + by_ones * case.plan.column_tiles)
         assert report.count(r"LDSM\.16\.M88\.4") >= 4 * case.plan.column_tiles
     assert report.shared * case.plan.residents <= 227 * 1024
 

@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from oneloop.formats.expected import expected_tensors, stored_tensors
+from oneloop.loader.arrivals import Arrivals
 from oneloop.loader.checkpoint import read_checkpoint
 from oneloop.loader.dummy import fill_dummy_weights
 from oneloop.loader.gguf import load_gguf_weights
 from oneloop.loader.hf import load_hf_weights
 from oneloop.loader.load import load_model
 from oneloop.loader.resolve import resolve_model
-from oneloop.loader.staging import loading_threads
+from oneloop.loader.staging import Staging, loading_threads
 from oneloop.models.decoder import Decoder
+from oneloop.models.registry import build_model
+from oneloop.quant.base import Incoming
 from oneloop.quant.fp8 import Fp8Weight
+from oneloop.quant.gguf import GgufWeight
 from oneloop.worker.memory.sizes import weight_bytes
+from oneloop_kernels.ops.packed_linear import PackedWeight
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oneloop.models.base import Model
+    from oneloop.quant.base import Target
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda", 0)
 MIB = 1 << 20
+PAUSE = 4_000_000
+"""Clock ticks of the GPU: some 2 ms."""
 
 
 def poisoned(
@@ -111,3 +125,89 @@ def test_quantising_needs_memory_for_a_few_tensors(way: str) -> None:
         assert isinstance(wanted, Fp8Weight)
         torch.testing.assert_close(found.scales.cpu(), wanted.scales)
         torch.testing.assert_close(found.matrix.cpu().float(), wanted.matrix.float(), rtol=0.13, atol=0.002)
+
+
+def leave_work_behind(num_bytes: int) -> int:
+    """Let go of so much memory, into which the device still has to write; returns where it is."""
+    memory = torch.zeros(num_bytes, dtype=torch.uint8, device=GPU)
+    torch.cuda.synchronize(GPU)
+    torch.cuda._sleep(50 * PAUSE)
+    memory.fill_(255)
+    return memory.data_ptr()
+
+
+@pytest.mark.parametrize("taken", [True, False], ids=["handed over", "a parameter"])
+def test_copies_wait_for_those_who_had_the_memory(taken: bool) -> None:
+    """The allocator hands out memory that is still to be written by what was launched before, on another stream."""
+    found: list[torch.Tensor] = []
+    torch.cuda.empty_cache()
+    early = Staging(GPU, MIB)  # made before there was anything to wait for
+    place = leave_work_behind(MIB)
+    if taken:
+        incoming = Incoming((MIB,), torch.uint8, GPU, lambda values: found.append(values.clone()))
+        arrival = Arrivals().expect(incoming, incoming.shape)
+        target, ready, staging = arrival.values, arrival.ready, early
+    else:
+        target, ready, staging = torch.empty(MIB, dtype=torch.uint8, device=GPU), None, Staging(GPU, MIB)
+    assert target.data_ptr() == place, "the allocator has found other memory: this tests nothing"
+    with early, staging:
+        copied = staging.copy(staging.buffer(MIB).fill_(7), target, ready)
+        if taken:
+            arrival.add(MIB, copied)
+        else:
+            found.append(target)
+    torch.cuda.synchronize(GPU)
+    assert bool((found[0] == 7).all())
+
+
+def slowed(target: Target) -> Target:
+    """As the target, but for a device that lags behind the host wherever a tensor is taken."""
+    if not isinstance(target, Incoming):
+        return target
+    take = target.take
+
+    def slow(values: torch.Tensor) -> None:
+        torch.cuda._sleep(PAUSE)
+        take(values)
+
+    return replace(target, take=slow)
+
+
+def kept_tensors(model: Model) -> list[torch.Tensor]:
+    """All that the layers' maps keep."""
+    tensors: list[torch.Tensor] = []
+    assert isinstance(model, Decoder)
+    for layer in model.layers:
+        assert layer.mlp is not None
+        for linear in (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down):
+            stored = linear.stored
+            if isinstance(stored, Fp8Weight):
+                tensors += [stored.matrix.view(torch.uint8), stored.scales]
+                continue
+            assert isinstance(stored, GgufWeight)
+            for piece in stored.kept._pieces:
+                assert isinstance(piece.weight, PackedWeight)
+                tensors += [piece.weight.words, piece.weight.params]
+    return tensors
+
+
+@pytest.mark.parametrize("way", [None, "fp8", "fp8-block"], ids=["packed", "fp8", "fp8-block"])
+def test_a_device_that_lags_behind_gets_the_same_weights(way: Any) -> None:
+    """As where several processes share it. Threads take turns in what others have let go of; and again in a second
+    model of the process, whose memory is the first one's."""
+    source = resolve_model("smollm2", quantization=way)
+    assert source.gguf is not None
+
+    def load(num_threads: int, change: Callable[[Target], Target]) -> list[torch.Tensor]:
+        model = build_model(source.spec, dtype=torch.bfloat16, device=GPU)
+        targets = {name: change(target) for name, target in model.weight_targets().items()}
+        assert source.gguf is not None
+        load_gguf_weights(source.gguf, source.spec, targets, num_threads=num_threads)
+        torch.cuda.synchronize(GPU)
+        return kept_tensors(model)
+
+    wanted = [tensor.cpu() for tensor in load(1, lambda target: target)]
+    for _ in range(2):
+        found = load(8, slowed)
+        assert len(found) == len(wanted)
+        assert all(torch.equal(ours.cpu(), theirs) for ours, theirs in zip(found, wanted, strict=True))

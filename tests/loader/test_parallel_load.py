@@ -14,6 +14,8 @@ import torch
 
 from oneloop.errors import ModelError
 from oneloop.formats.expected import expected_tensors, stored_tensors
+from oneloop.formats.safetensors import read_safetensors
+from oneloop.loader.arrivals import Arrivals
 from oneloop.loader.checkpoint import read_checkpoint
 from oneloop.loader.dummy import fill_dummy_weights
 from oneloop.loader.gguf import load_gguf_weights
@@ -21,6 +23,7 @@ from oneloop.loader.hf import load_hf_weights
 from oneloop.loader.parallel import in_threads
 from oneloop.loader.resolve import resolve_model
 from oneloop.loader.staging import Staging, loading_threads
+from oneloop.quant.base import Incoming
 
 CPU = torch.device("cpu")
 
@@ -170,3 +173,35 @@ def test_headers_are_checked_without_torch(checkpoint: Any, tmp_path: Path, kind
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.split() == [missing, "False"]
+
+
+def test_copies_are_told_when_what_is_handed_over_may_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU its memory may still be in use; parameters are older than the buffers, which know of that themselves."""
+    values = torch.arange(6.0)
+    stored = {"handed over": values, "parameter": values.clone()}
+    safetensors.torch.save_file(stored, tmp_path / "model.safetensors")
+    told: list[object] = []
+    taken: list[torch.Tensor] = []
+    copy = Staging.copy
+
+    def expect(self: Arrivals, incoming: Incoming, shape: tuple[int, ...]) -> Any:
+        arrival = made(self, incoming, shape)
+        arrival.ready = "ready"
+        return arrival
+
+    def watched(self: Staging, values: torch.Tensor, target: torch.Tensor, ready: Any = None) -> Any:
+        told.append(ready)
+        return copy(self, values, target)
+
+    made = Arrivals.expect
+    monkeypatch.setattr(Arrivals, "expect", expect)
+    monkeypatch.setattr(Staging, "copy", watched)
+    parameter = torch.empty(6, dtype=torch.float64)
+    incoming = Incoming((6,), torch.float64, CPU, taken.append)
+    tensors = read_safetensors(tmp_path / "model.safetensors")
+    load_hf_weights(tensors, {"handed over": incoming, "parameter": parameter}, chunk_bytes=8)
+    assert told == ["ready"] * 3 + [None] * 3
+    assert torch.equal(taken[0], values.double())
+    assert torch.equal(parameter, values.double())

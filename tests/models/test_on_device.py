@@ -14,9 +14,13 @@ import torch
 
 from oneloop.attention.kv_cache import PagedKVCache
 from oneloop.attention.metadata import AttentionMetadata
+from oneloop.formats.quantization.int4 import Int4Scheme
+from oneloop.formats.quantization.spec import QuantizationSpec
 from oneloop.models.base import Model
 from oneloop.models.registry import build_model
+from oneloop.quant.base import Incoming
 from oneloop_kernels.launch import INTERPRETED
+from oneloop_kernels.ops.packed_linear.plans import StreamPlan
 from oneloop_kernels.ops.paged_attention import DEVICE_ATTENTION, AttentionShape, AttentionStep
 from oneloop_kernels.registry import TRITON, prefer
 from oneloop_kernels.testing import assert_as_accurate, assert_close
@@ -170,6 +174,62 @@ def test_chunks_and_single_tokens_equal_the_whole(device_pair, architecture, dty
     # Both are rounded at every layer: the error of a layer adds up over three of them, on either side.
     error = (together - whole[: len(together)]).float().norm() / whole[: len(together)].float().norm()
     assert error < {torch.float32: 3e-3, torch.float16: 5e-3, torch.bfloat16: 3e-2}[dtype]
+
+
+@pytest.fixture
+def packed_model(make_spec):
+    """Factory: dtype, head_dim → a model whose maps have 4 bits, in groups of 128, weights of ordinary size."""
+
+    def build(dtype: torch.dtype, head_dim: int) -> DevicePair:
+        sizes = SIZES | {"hidden_size": 256, "intermediate_size": 384}
+        spec = make_spec("LlamaForCausalLM", **sizes, head_dim=head_dim, max_position=MAX_TOKENS)
+        spec = replace(
+            spec,
+            quantization=QuantizationSpec(
+                method="gptq", scheme=Int4Scheme(layout="gptq", group_size=128, zero_points=False)
+            ),
+        )
+        generator = torch.Generator().manual_seed(5)
+        with prefer(TRITON):
+            model = build_model(spec, dtype, DEVICE)
+            kv = PagedKVCache(spec, NUM_BLOCKS, BLOCK_SIZE, dtype=dtype, device=DEVICE)
+        for name, target in model.weight_targets().items():
+            if target.dtype is torch.int32:
+                values = torch.randint(-(1 << 31), 1 << 31, target.shape, generator=generator)
+            elif name.endswith("scales"):
+                values = torch.rand(target.shape, generator=generator) * 0.02 + 0.001
+            else:
+                values = torch.randn(target.shape, generator=generator) * 0.1 + ("norm" in name)
+            values = values.to(DEVICE, target.dtype)
+            target.take(values) if isinstance(target, Incoming) else target.copy_(values)
+        kv.storage.fill_(float("nan"))
+        table = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(2)).to(DEVICE)
+        return DevicePair(None, model, kv, table)
+
+    return build
+
+
+@pytest.mark.parametrize("slices", [True, False] if ON_GPU else [True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16] if ON_GPU else [torch.float16], ids=str)
+@torch.inference_mode()
+def test_packed_single_tokens_equal_the_whole(packed_model, monkeypatch, dtype, slices):
+    """The whole is computed with weights written out, single tokens with those unpacked in the product: rotated and
+    stored by the same kernel, or by one of their own."""
+    plan = StreamPlan(1, 4, residents=2, slices=slices)
+    monkeypatch.setattr("oneloop_kernels.ops.packed_linear.plans._by_rule", lambda *_: plan)
+    num_tokens, num_singles = (90, 20) if ON_GPU else (36, 1)
+    pair = packed_model(dtype, 128)
+    token_ids = random(num_tokens, SIZES["vocab_size"], seed=4).to(DEVICE, torch.int32)
+    with prefer(TRITON):
+        planner = pair.planner()
+        whole = forward(pair, planner, token_ids, 0)
+        pair.kv.storage.fill_(float("nan"))
+        cut = num_tokens - num_singles
+        forward(pair, planner, token_ids[:cut], 0)
+        singles = [forward(pair, planner, token_ids[at : at + 1], at) for at in range(cut, num_tokens)]
+    together = torch.cat(singles)
+    error = (together - whole[cut:]).float().norm() / whole[cut:].float().norm()
+    assert error < {torch.float16: 5e-3, torch.bfloat16: 3e-2}[dtype]
 
 
 def forward(pair: DevicePair, planner: Any, token_ids: torch.Tensor, first: int) -> torch.Tensor:

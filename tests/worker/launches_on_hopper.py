@@ -24,7 +24,7 @@ from oneloop_kernels.ops.moe import Experts, MoeCall, num_counters
 from oneloop_kernels.ops.moe.plans import MoePlan, ProductPlan, Shape
 from oneloop_kernels.ops.packed_linear import PackedCall, PackedWeight
 from oneloop_kernels.ops.paged_attention import DEVICE_ATTENTION, AttentionShape, AttentionStep
-from oneloop_kernels.ops.rope import ROPE, HeadNorms
+from oneloop_kernels.ops.rope import ROPE, HeadNorms, RotaryStep
 from oneloop_kernels.registry import TRITON, prefer
 from oneloop_kernels.testing.recorded import H200, record_compilations
 
@@ -151,7 +151,10 @@ def launch_packed_linear_maps() -> None:
         ((512, 1024, gated), num_tokens, plan, *kind)
         for gated, num_tokens, kind in itertools.product((False, True), (4, 64), kinds)
     }
-    cases.add(((512, 1024, False), 16, replace(plan, scales_sums=False), 4, "zero", 1))
+    slices = replace(plan, slices=True)
+    cases |= {
+        ((512, 1024, gated), 4, slices, *kind) for gated, kind in itertools.product((False, True), kinds)
+    }
     for shape, choices in TUNED[H200.name].items():
         cases |= {
             (shape, most, one, 4, shift, 1) for most, one in choices if one for shift in ("none", "zero")
@@ -159,16 +162,15 @@ def launch_packed_linear_maps() -> None:
     for (rows, columns, gated), num_tokens, one, *kind in sorted(cases, key=str):
         bias = kind[1] == "zero"
         dtype = torch.float16 if kind[0] == 4 and kind[1] != "none" else torch.bfloat16
-        call = prepared(
-            PackedCall(
-                tensor(num_tokens, columns, dtype=dtype),
-                packed_weight(rows, columns, *kind, gated=gated, dtype=dtype),
-                tensor(rows, dtype=dtype) if bias else None,
-                gated=gated,
-                residual=None if gated or bias else tensor(num_tokens, rows, dtype=dtype),
-                tickets=tensor(NUM_TICKETS, dtype=torch.int32),
-            )
+        call = PackedCall(
+            tensor(num_tokens, columns, dtype=dtype),
+            packed_weight(rows, columns, *kind, gated=gated, dtype=dtype),
+            tensor(rows, dtype=dtype) if bias else None,
+            gated=gated,
+            residual=None if gated or bias else tensor(num_tokens, rows, dtype=dtype),
+            tickets=tensor(NUM_TICKETS, dtype=torch.int32),
         )
+        call = prepared(call)
         stream(fitting(one, call.weight, num_tokens, gated=gated), call).run()
         few_rows(call).run()
         unpacked(call.weight).run()
@@ -205,6 +207,29 @@ def launch_heads() -> None:
                 tensor(num_tokens, dtype=torch.int64),
             )
             assert (done is None) == (plan is None)
+
+
+def launch_packed_heads() -> None:
+    """Of few rows, with and without biases."""
+    from oneloop_kernels.ops.linear.heads import Surroundings
+    from oneloop_kernels.ops.packed_linear.launches import slices
+    from oneloop_kernels.ops.packed_linear.plans import StreamPlan as PackedStreamPlan
+
+    plan = PackedStreamPlan(1, 4, residents=2, slices=True)
+    angles = tensor(4, 128, dtype=torch.float32)
+    around = Surroundings(
+        RotaryStep(angles[:, :64], angles[:, 64:]),
+        None,
+        tensor(9, 4, 16, 128).transpose(1, 2),
+        tensor(4, dtype=torch.int64),
+    )
+    for bias in (False, True):
+        call = PackedCall(
+            tensor(4, 1024),
+            packed_weight(1024, 1024, 4, "none", 1, gated=False, dtype=torch.bfloat16),
+            tensor(1024) if bias else None,
+        )
+        slices(plan, call, around).run()
 
 
 def launch_attention() -> None:
@@ -287,6 +312,7 @@ def main() -> None:
         launch_fp8_linear_maps()
         launch_packed_linear_maps()
         launch_heads()
+        launch_packed_heads()
         launch_attention()
         launch_experts()
         launch_norms()

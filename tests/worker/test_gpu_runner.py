@@ -29,8 +29,7 @@ from oneloop_kernels.registry import TRITON, prefer
 ON_GPU = torch.cuda.is_available() and not INTERPRETED
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 BLOCK_SIZE, NUM_BLOCKS, MAX_NUM_SEQS, MAX_TOKENS, VOCAB_SIZE = 16, 40, 8, 64, 97
-if ON_GPU:
-    pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.usefixtures("recycled_memory"), *([pytest.mark.gpu] if ON_GPU else [])]
 
 
 def fill(model):

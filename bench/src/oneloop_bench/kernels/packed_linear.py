@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -26,20 +27,25 @@ from oneloop_kernels.compiling.workers import CompileWorkers
 from oneloop_kernels.launch import compiling_ahead, num_sms
 from oneloop_kernels.ops.linear import NUM_TICKETS, Norm
 from oneloop_kernels.ops.linear.gpu import linear as plain_linear
+from oneloop_kernels.ops.linear.heads import Surroundings
 from oneloop_kernels.ops.linear.plans import can_stream
 from oneloop_kernels.ops.packed_linear import TILE_COLUMNS, TILE_ROWS, PackedCall, PackedWeight
 from oneloop_kernels.ops.packed_linear.gpu import linear, written_out
+from oneloop_kernels.ops.packed_linear.heads import heads, takes
 from oneloop_kernels.ops.packed_linear.launches import few_rows, prepared, stream
 from oneloop_kernels.ops.packed_linear.plans import StreamPlan, fitting
+from oneloop_kernels.ops.rope import ROPE, RotaryStep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from oneloop_bench.kernels.linear import Map
     from oneloop_kernels.ops.packed_linear import Bits, Shift
 
 MODEL: Final = "llama8b"
-SWEEP_EFFORT: Final = Effort(launches=32, seconds=0.02, replays=5)
+HEAD_DIM: Final = 128
+NUM_KV_HEADS: Final = 8
+SWEEP_EFFORT: Final = Effort(launches=16, seconds=0.01, replays=5)
 KINDS: Final[dict[str, tuple[Bits, Shift, int]]] = {
     "w4": (4, "none", 1),
     "w4z": (4, "zero", 1),
@@ -57,15 +63,39 @@ class Inputs:
 
     map: Map
     call: PackedCall
+    around: Surroundings | None = None
+    """Of a layer's queries, keys and values: what they are rotated and stored with."""
 
-    def streamed(self, plan: StreamPlan) -> object:
-        """By the plan, as far as shared memory has room for its stages."""
-        call = prepared(self.call)
-        return stream(fitting(plan, call.weight, call.x.shape[0], gated=call.gated), call).run()
 
-    def written_out(self) -> object:
-        """By cuBLAS."""
-        return written_out(prepared(self.call))
+def by_plan(plan: StreamPlan | None, call: PackedCall, around: Surroundings | None = None) -> torch.Tensor:
+    """The call by the plan, as far as shared memory has room for its stages; None: by cuBLAS."""
+    if around is not None:
+        if plan is not None and takes(plan, call, around):
+            return heads(plan, call, around).run().flatten(1)
+        return rotated(by_plan(plan, call), around)
+    if plan is None:
+        return written_out(prepared(call))
+    num_tokens = call.x.shape[0]
+    call = prepared(call)
+    return stream(fitting(plan, call.weight, num_tokens, gated=call.gated), call).run()
+
+
+def rotated(qkv: torch.Tensor, around: Surroundings) -> torch.Tensor:
+    """What the attention takes, by a kernel of its own."""
+    by_head = qkv.view(qkv.shape[0], -1, HEAD_DIM)
+    ROPE.resolve(qkv.device, qkv.dtype).rotate_and_store(by_head, *around)
+    return qkv
+
+
+def surroundings(num_tokens: int, device: torch.device) -> Surroundings:
+    """Of Llama 3 8B, one token a sequence."""
+    dtype = plain.dtype_on(device)
+    angles = torch.randn(num_tokens, HEAD_DIM, device=device)
+    cache = torch.zeros(num_tokens, 2 * NUM_KV_HEADS, 16, HEAD_DIM, dtype=dtype, device=device).transpose(
+        1, 2
+    )
+    rotary = RotaryStep(angles[:, : HEAD_DIM // 2], angles[:, HEAD_DIM // 2 :])
+    return Surroundings(rotary, None, cache, torch.arange(num_tokens, device=device) * 16)
 
 
 def random_weight(one: Map, kind: str, dtype: torch.dtype, device: torch.device) -> PackedWeight:
@@ -107,7 +137,8 @@ def make_inputs(
         residual=residual if one.residual else None,
         tickets=torch.zeros(NUM_TICKETS, dtype=torch.int32, device=device),
     )
-    return Inputs(one, call)
+    in_layer = x is not None and one.name == "qkv" and device.type == "cuda"
+    return Inputs(one, call, surroundings(num_tokens, device) if in_layer else None)
 
 
 def num_bytes_of(one: Map, num_tokens: int, weight: PackedWeight) -> int:
@@ -116,31 +147,32 @@ def num_bytes_of(one: Map, num_tokens: int, weight: PackedWeight) -> int:
 
 
 def candidates(one: Map, num_tokens: int, device: torch.device) -> Iterator[StreamPlan]:
-    """Plans worth a try: as many programs as find room, or so many to a tile, or so many tiles to one."""
-    for residents, column_tiles, most_rows in itertools.product((1, 2, 3), (1, 2), (64, 128)):
-        if (num_tokens > 32 and residents == 3) or (num_tokens <= 64 and most_rows > 64):
-            continue
-        plan = StreamPlan(column_tiles, 16, residents, most_rows=most_rows)
-        room = residents * num_sms(device)
-        tiles = plan.num_tiles(num_tokens, one.result_size)
-        whole = tiles * (room // tiles) if tiles <= room else -(-tiles // -(-tiles // room))
-        ways = (True, False) if plan.block_m(num_tokens) <= 16 else (False,)
-        for scales_sums in ways:
-            yield replace(plan, programs=whole, scales_sums=scales_sums)
-            if whole * 10 < room * 9:
-                yield replace(plan, programs=room, scales_sums=scales_sums)
+    """Plans worth a try: as many programs to a tile, or tiles to a program, as find room; also so many that the next
+    kernel's find room beside them, and begin before these have ended."""
+    few = num_tokens <= 16
+    for residents in (2, 3, 4) if few else (1, 2, 3) if num_tokens <= 32 else (1, 2):
+        plan = StreamPlan(1, 16, residents, most_rows=64 if num_tokens <= 64 else 128)
+        ways = [plan, replace(plan, column_tiles=2)]
+        if few:
+            ways.append(replace(plan, slices=True))
+        if num_tokens > 64:
+            ways += [replace(way, most_rows=64) for way in ways]
+        for way, slots in itertools.product(ways, range(max(1, residents - 2), residents + 1)):
+            tiles, room = way.num_tiles(num_tokens, one.result_size), slots * num_sms(device)
+            programs = tiles * (room // tiles) if tiles <= room else -(-tiles // -(-tiles // room))
+            yield replace(way, programs=min(tiles, room) if way.slices else programs)
 
 
-def compile_all(ways: Sequence[tuple[Inputs, Callable[[Inputs], object]]], device: torch.device) -> None:
+def compile_all(trials: Sequence[tuple[StreamPlan, Inputs]], device: torch.device) -> None:
     """Several at a time. One that does not compile says so when it is launched."""
     if device.type != "cuda":
         return
     workers = CompileWorkers.start(usable_cpus())
     try:
         with compiling_ahead(usable_cpus(), workers):
-            for inputs, way in ways:
+            for plan, inputs in trials:
                 try:
-                    way(inputs)
+                    by_plan(plan, inputs.call, inputs.around)
                 except Exception as error:  # whatever the compiler says: the others go on
                     print(f"  {inputs.map.name}: {str(error)[:200]}")
     finally:
@@ -149,43 +181,44 @@ def compile_all(ways: Sequence[tuple[Inputs, Callable[[Inputs], object]]], devic
 
 
 def sweep(bench: KernelBench, maps: Sequence[Map], rows: Sequence[int], kind: str) -> list[str]:
-    """The best plan for each map and number of rows, beside the weight written out."""
-    cases = [
-        (f"{MODEL} {one.name} {num_tokens:03d} rows {kind}", one, num_tokens)
-        for one, num_tokens in itertools.product(maps, rows)
-    ]
-    cases = [case for case in cases if bench.wanted(case[0])]
-    plans = {name: list(candidates(one, num_tokens, bench.device)) for name, one, num_tokens in cases}
-    samples = {name: make_inputs(one, num_tokens, kind, bench.device) for name, one, num_tokens in cases}
-    compile_all([(samples[name], way(plan)) for name in plans for plan in plans[name]], bench.device)
-    found: dict[Map, list[tuple[int, StreamPlan | None]]] = {}
-    for name, one, num_tokens in cases:
-        weight = samples[name].call.weight
-        num_bytes = num_bytes_of(one, num_tokens, weight)
-        sets = bench.sets(lambda: make_inputs(one, num_tokens, kind, bench.device), num_bytes=num_bytes)  # noqa: B023
-        known: dict[str, StreamPlan | None] = {short(plan): plan for plan in plans[name]} | {"out": None}
-        best = bench.best(name, {key: way(plan) for key, plan in known.items()}, sets, num_bytes=num_bytes)
-        if best is not None:
-            plan = known[best]
+    """The best plan for each map and number of rows, in layers whose other maps have the best ones so far: how soon a
+    kernel can begin depends on what the one before it leaves free. Twice, as the first choices were beside others."""
+    rows = [num_tokens for num_tokens in rows if bench.wanted(f"{MODEL} {num_tokens:03d} rows {kind}")]
+    plans = {(one, count): list(candidates(one, count, bench.device)) for one in maps for count in rows}
+    samples = {key: make_inputs(*key, kind, bench.device) for key in plans}
+    for (one, count), inputs in samples.items():
+        if one.name == "qkv":
+            samples[one, count] = replace(inputs, around=surroundings(count, bench.device))
+    compile_all([(plan, samples[key]) for key in plans for plan in plans[key]], bench.device)
+    found: dict[Map, list[tuple[int, StreamPlan | None]]] = {one: [] for one in maps}
+    for num_tokens in rows:
+        layers, num_bytes = chain(bench, maps, num_tokens, kind)
+        chosen: dict[Map, StreamPlan | None] = {one: plans[one, num_tokens][0] for one in maps}
+        for one in (*maps, *maps):
+            known: dict[str, StreamPlan | None] = {short(plan): plan for plan in plans[one, num_tokens]}
+            known["out"] = None
+            trials: dict[str, Callable[[list[Inputs]], object]] = {
+                name: partial(run_layer, plans={**chosen, one: plan}) for name, plan in known.items()
+            }
+            name = f"{MODEL} layer, {one.name} {num_tokens:03d} rows {kind}"
+            best = bench.best(name, trials, layers, num_bytes=num_bytes)
+            if best is not None:
+                print(f"{bench.rows[-1].us:>9.2f} µs {bench.rows[-1].name}", flush=True)
+                chosen[one] = known[best]
+        for one, plan in chosen.items():
+            weight = samples[one, num_tokens].call.weight
             fitted = None if plan is None else fitting(plan, weight, num_tokens, gated=one.gated)
-            found.setdefault(one, []).append((num_tokens, fitted))
+            found[one].append((num_tokens, fitted))
     return [
         f"    ({one.out_size}, {one.in_size}, {one.gated}): {tuple(choices)!r},"
         for one, choices in found.items()
     ]
 
 
-def way(plan: StreamPlan | None) -> Callable[[Inputs], object]:
-    """How a set is computed by the plan."""
-    if plan is None:
-        return lambda inputs: inputs.written_out()
-    return lambda inputs: inputs.streamed(plan)
-
-
 def short(plan: StreamPlan) -> str:
     """A name for the table."""
-    tile = f"tiles {plan.column_tiles} rows {plan.most_rows}"
-    return f"{tile} residents {plan.residents} programs {plan.programs}{' sums' * plan.scales_sums}"
+    tile = "slices" if plan.slices else f"tiles {plan.column_tiles} rows {plan.most_rows}"
+    return f"{tile} residents {plan.residents} programs {plan.programs}"
 
 
 def compare(bench: KernelBench, maps: Sequence[Map], rows: Sequence[int], kind: str) -> None:
@@ -196,7 +229,9 @@ def compare(bench: KernelBench, maps: Sequence[Map], rows: Sequence[int], kind: 
         num_bytes = num_bytes_of(one, num_tokens, sample.call.weight)
         sets = bench.sets(lambda: make_inputs(one, num_tokens, kind, bench.device), num_bytes=num_bytes)  # noqa: B023
         bench.measure(f"{name} {kind}", lambda inputs: linear(inputs.call), sets, num_bytes=num_bytes)
-        bench.measure(f"{name} {kind} out", lambda inputs: inputs.written_out(), sets, num_bytes=num_bytes)
+        bench.measure(
+            f"{name} {kind} out", lambda inputs: by_plan(None, inputs.call), sets, num_bytes=num_bytes
+        )
         if not can_stream(bench.device):
             bench.measure(
                 f"{name} {kind} any card", lambda inputs: few_rows(prepared(inputs.call)).run(), sets
@@ -207,25 +242,39 @@ def compare(bench: KernelBench, maps: Sequence[Map], rows: Sequence[int], kind: 
 
 
 def chains(bench: KernelBench, maps: Sequence[Map], rows: Sequence[int], kind: str) -> None:
-    """Whole layers in one graph: a decode step without attention and head is 32 of them."""
+    """Whole layers in one graph: a decode step without attention and head is 32 of them. Rotation is in them."""
     for num_tokens in rows:
         name = f"{MODEL} layers {num_tokens:03d} rows {kind}"
-        if not bench.wanted(name):
-            continue
-        x = torch.randn(num_tokens, maps[0].in_size, dtype=plain.dtype_on(bench.device), device=bench.device)
-
-        def layer() -> list[Inputs]:
-            return [make_inputs(one, num_tokens, kind, bench.device, x) for one in maps]  # noqa: B023
-
-        num_bytes = sum(num_bytes_of(one.map, num_tokens, one.call.weight) for one in layer())
-        bench.measure(name, run_layer, bench.sets(layer, num_bytes=num_bytes), num_bytes=num_bytes)
+        if bench.wanted(name):
+            layers, num_bytes = chain(bench, maps, num_tokens, kind)
+            bench.measure(name, run_layer, layers, num_bytes=num_bytes)
 
 
-def run_layer(layer: Sequence[Inputs]) -> None:
-    """The four maps one after the other; o takes the queries as they are."""
+def chain(
+    bench: KernelBench, maps: Sequence[Map], num_tokens: int, kind: str
+) -> tuple[list[list[Inputs]], int]:
+    """Layers, with weights of their own, and how many bytes one touches."""
+    x = torch.randn(num_tokens, maps[0].in_size, dtype=plain.dtype_on(bench.device), device=bench.device)
+
+    def layer() -> list[Inputs]:
+        return [make_inputs(one, num_tokens, kind, bench.device, x) for one in maps]
+
+    num_bytes = sum(num_bytes_of(one.map, num_tokens, one.call.weight) for one in layer())
+    return bench.sets(layer, num_bytes=num_bytes), num_bytes
+
+
+def run_layer(layer: Sequence[Inputs], plans: Mapping[Map, StreamPlan | None] | None = None) -> None:
+    """The four maps one after the other; o takes the queries as they are. plans: None: those that the family takes."""
     x = layer[0].call.x
     for inputs in layer:
-        x = linear(inputs.call._replace(x=x[:, : inputs.map.in_size]))
+        call = inputs.call._replace(x=x[:, : inputs.map.in_size])
+        if plans is not None:
+            x = by_plan(plans[inputs.map], call, inputs.around)
+        elif inputs.around is None:
+            x = linear(call)
+        else:
+            qkv = ROPE.resolve(x.device, x.dtype).project_and_store(call, *inputs.around)
+            x = rotated(linear(call), inputs.around) if qkv is None else qkv.flatten(1)
 
 
 def main() -> None:

@@ -88,6 +88,7 @@ def _triton_type(argument: Any) -> str:
         torch.float16: "fp16",
         torch.float32: "fp32",
         torch.float8_e4m3fn: "fp8e4nv",
+        torch.int64: "i64",
         torch.int32: "i32",
         torch.int16: "i16",
     }

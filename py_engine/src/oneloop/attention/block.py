@@ -80,7 +80,7 @@ class AttentionBlock:
         """x += attention(norm(x)), in place; rows of padding get garbage. x: [≥ num_tokens, hidden_size] contiguous."""
         cache = kv.layers[self._index]
         around = (rotary, self._norms, cache, metadata.slots)
-        call = self.qkv.plain_call(x, norm=norm)
+        call = self.qkv.joint_call(x, norm=norm)
         qkv = None if call is None else self._ops.project_and_store(call, *around)
         if qkv is None:
             qkv = self.qkv(x, norm=norm).contiguous().view(x.shape[0], -1, self._head_dim)

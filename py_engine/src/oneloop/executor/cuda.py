@@ -100,6 +100,7 @@ class CudaExecutor:
         assert self._loaded is not None, "start() comes first"
         device = self._loaded.model.device
         stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(device))  # what the model was made and filled on
         with self._times.part("slabs"):
             self._slabs = [HostSlab(layout, pinned=True) for _ in range(num_slabs)]
         with torch.cuda.stream(stream):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from oneloop.formats.quantization.spec import QuantizationSpec
     from oneloop.layers.norm import RMSNorm
     from oneloop.quant.base import StoredWeight, Target
+    from oneloop_kernels.ops.packed_linear import PackedCall
 
 
 class Linear:
@@ -82,9 +83,9 @@ class Linear:
             return self.stored.multiply_gate(call)
         return self.stored.multiply(call._replace(x=self._silu_mul(gate_up)))
 
-    def plain_call(self, x: torch.Tensor, *, norm: RMSNorm | None = None) -> LinearCall | None:
-        """As __call__, for who computes it together with something else; None where W is not kept as plain numbers."""
-        return self._call(x, norm, gated=False, residual=None) if self.stored.is_plain else None
+    def joint_call(self, x: torch.Tensor, *, norm: RMSNorm | None = None) -> LinearCall | PackedCall | None:
+        """As __call__, for who computes it together with something else; None where W is kept in no way for that."""
+        return self.stored.joint_call(self._call(x, norm, gated=False, residual=None))
 
     def _call(
         self, x: torch.Tensor, norm: RMSNorm | None, gated: bool, residual: torch.Tensor | None

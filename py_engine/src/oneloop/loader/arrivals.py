@@ -23,10 +23,17 @@ class Arrivals:
 
 
 class Arrival:
-    """One of them. values: where its pieces go."""
+    """One of them. values: where its pieces go, once `ready` is reached (None: at once).
+
+    The allocator hands out memory that kernels of the device's current stream may still use, since whatever they are
+    launched by has let go of it: what is taken is full of such. Copies on other streams must wait for them.
+    """
 
     def __init__(self, incoming: Incoming, shape: tuple[int, ...], taking: threading.Lock) -> None:
         self.values = torch.empty(shape, dtype=incoming.dtype, device=incoming.device)
+        self.ready = (
+            torch.cuda.current_stream(incoming.device).record_event() if self.values.is_cuda else None
+        )
         self._incoming = incoming
         self._missing = self.values.numel()
         self._copied: list[torch.cuda.Event] = []
@@ -42,9 +49,10 @@ class Arrival:
             if self._missing:
                 return
         with self._taking, torch.no_grad():
+            stream = torch.cuda.current_stream(self.values.device) if self._copied else None
             for event in self._copied:
-                event.wait()
+                event.wait(stream)
             self._incoming.take(self.values)
-            if self.values.is_cuda:
-                torch.cuda.current_stream(self.values.device).synchronize()
+            if stream is not None:
+                stream.synchronize()
         self.values = torch.empty(0)

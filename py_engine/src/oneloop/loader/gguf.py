@@ -129,7 +129,9 @@ def _fill(reader: FileReader, device: torch.device, count: ByteCount, pieces: It
                 staged = staging.buffer(piece.target.numel() * piece.target.itemsize)
                 staged = staged.view(piece.target.dtype).view(piece.target.shape)
                 _copy_rows(staged, values, piece.head_dim)
-                copied = staging.copy(staged, piece.target)
+                copied = staging.copy(
+                    staged, piece.target, None if piece.arrival is None else piece.arrival.ready
+                )
             if piece.arrival is not None:
                 piece.arrival.add(piece.target.numel(), copied)
             count.add(piece.num_bytes)

@@ -106,7 +106,11 @@ def _fill(
             else:
                 raw = staging.buffer(piece.num_bytes)
                 reader.read_into(piece.path, piece.offset, raw.numpy())
-                copied = staging.copy(raw.view(piece.dtype).view(target.shape), target)
+                copied = staging.copy(
+                    raw.view(piece.dtype).view(target.shape),
+                    target,
+                    None if piece.arrival is None else piece.arrival.ready,
+                )
             if piece.arrival is not None:
                 piece.arrival.add(target.numel(), copied)
             count.add(piece.num_bytes)

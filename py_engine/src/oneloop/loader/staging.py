@@ -34,6 +34,8 @@ class Staging:
         """device: of the targets. chunk_bytes: at least what `buffer` will be asked for on a GPU."""
         on_gpu = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
+        if self._stream is not None:  # targets may lie where kernels launched before still read or write
+            self._stream.wait_stream(torch.cuda.current_stream(device))
         self._buffers = [
             torch.empty(chunk_bytes, dtype=torch.uint8, pin_memory=on_gpu) for _ in range(2 if on_gpu else 1)
         ]
@@ -51,14 +53,19 @@ class Staging:
             self._buffers[self._turn] = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
         return self._buffers[self._turn][:num_bytes]
 
-    def copy(self, values: torch.Tensor, target: torch.Tensor) -> torch.cuda.Event | None:
+    def copy(
+        self, values: torch.Tensor, target: torch.Tensor, ready: torch.cuda.Event | None = None
+    ) -> torch.cuda.Event | None:
         """Copy a view of the last buffer into a target of the same shape, whatever its type and strides.
 
-        On a GPU the copy is only begun, and its end is returned; types and strides are changed there.
+        On a GPU the copy is only begun, and its end is returned; types and strides are changed there. ready: from when
+        on the target may be written, where that is not since before this Staging was made.
         """
         if self._stream is None:
             target.copy_(values)
             return None
+        if ready is not None:
+            self._stream.wait_event(ready)
         with torch.cuda.stream(self._stream):
             if values.dtype == target.dtype and target.is_contiguous():
                 target.copy_(values, non_blocking=True)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oneloop_kernels.ops.linear import LinearCall
+    from oneloop_kernels.ops.packed_linear import PackedCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,9 @@ class StoredWeight(Protocol):
 
     def targets(self) -> dict[str, Target]:
         """Checkpoint tensor name → where the loader puts it."""
+
+    def joint_call(self, call: LinearCall) -> LinearCall | PackedCall | None:
+        """The call for who computes it together with something else (ops.rope); None where that is not possible."""
 
     def multiply(self, call: LinearCall) -> torch.Tensor:
         """The call, whose weight is `matrix`, with everything around the product: see ops.linear.Linear."""

@@ -65,6 +65,9 @@ class Fp8Weight:
             start += size
         return targets
 
+    def joint_call(self, call: LinearCall) -> None:
+        """See StoredWeight."""
+
     def multiply(self, call: LinearCall) -> torch.Tensor:
         """See StoredWeight."""
         return self._compute(call, self.scales)

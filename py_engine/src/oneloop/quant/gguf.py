@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from oneloop.formats.quantization.gguf import GgufScheme
     from oneloop.quant.base import Target
     from oneloop_kernels.ops.linear import LinearCall
+    from oneloop_kernels.ops.packed_linear import PackedCall
 
 
 class GgufWeight:
@@ -62,6 +63,10 @@ class GgufWeight:
             sample = partial(sample_blocks, kind, *shape, device) if kind in FORMS else None
             targets[f"{name}.weight"] = Incoming(shape, dtype, device, take, sample)
         return targets
+
+    def joint_call(self, call: LinearCall) -> LinearCall | PackedCall | None:
+        """See StoredWeight."""
+        return self.kept.joint_call(call)
 
     def multiply(self, call: LinearCall) -> torch.Tensor:
         """See StoredWeight."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from oneloop.quant.base import Target
     from oneloop.quant.packed import Kept
     from oneloop_kernels.ops.linear import LinearCall
+    from oneloop_kernels.ops.packed_linear import PackedCall
     from oneloop_kernels.ops.packed_linear.packing import Numbers
 
 _SCALES: Final = ("scales", "weight_scale")
@@ -73,6 +74,10 @@ class Int4Weight:
                     self._groups if part in _GROUPS else None,
                 )
         return targets
+
+    def joint_call(self, call: LinearCall) -> LinearCall | PackedCall | None:
+        """See StoredWeight."""
+        return self.kept.joint_call(call)
 
     def multiply(self, call: LinearCall) -> torch.Tensor:
         """See StoredWeight."""

@@ -33,6 +33,9 @@ class Kept(Protocol):
     def put(self, index: int, part: Numbers | torch.Tensor) -> None:
         """A part's numbers, or its plain weight, [size, in_size] of the model's type."""
 
+    def joint_call(self, call: LinearCall) -> LinearCall | PackedCall | None:
+        """As StoredWeight.joint_call."""
+
     def multiply(self, call: LinearCall) -> torch.Tensor:
         """As StoredWeight.multiply."""
 
@@ -59,6 +62,10 @@ class WrittenOut:
     def put(self, index: int, part: Numbers | torch.Tensor) -> None:
         """See Kept."""
         self._parts[index].copy_(plain(part) if isinstance(part, Numbers) else part)
+
+    def joint_call(self, call: LinearCall) -> LinearCall:
+        """See Kept."""
+        return call
 
     def multiply(self, call: LinearCall) -> torch.Tensor:
         """See Kept."""
@@ -119,21 +126,26 @@ class Packed:
                 total += piece.weight.num_bytes + (0 if order is None else order.nbytes)
         return total
 
+    def joint_call(self, call: LinearCall) -> PackedCall | None:
+        """See Kept: where all parts are one packed weight."""
+        (first, *others) = self._pieces
+        if others or not isinstance(first.weight, PackedWeight):
+            return None
+        return PackedCall(
+            call.x,
+            first.weight,
+            call.bias,
+            norm=call.norm,
+            gated=call.gated,
+            residual=call.residual,
+            tickets=call.tickets,
+        )
+
     def multiply(self, call: LinearCall) -> torch.Tensor:
         """See Kept."""
-        (first, *others) = self._pieces
-        if not others and isinstance(first.weight, PackedWeight):
-            return self._compute(
-                PackedCall(
-                    call.x,
-                    first.weight,
-                    call.bias,
-                    norm=call.norm,
-                    gated=call.gated,
-                    residual=call.residual,
-                    tickets=call.tickets,
-                )
-            )
+        packed = self.joint_call(call)
+        if packed is not None:
+            return self._compute(packed)
         out = self._all_pieces(call)
         if call.gated:
             out = self._silu_mul(out)

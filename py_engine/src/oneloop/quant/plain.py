@@ -32,6 +32,10 @@ class PlainWeight:
         views = torch.split(self.matrix, list(self._parts.values()))
         return {f"{name}.weight": view for name, view in zip(self._parts, views, strict=True)}
 
+    def joint_call(self, call: LinearCall) -> LinearCall:
+        """See StoredWeight."""
+        return call
+
     def multiply(self, call: LinearCall) -> torch.Tensor:
         """See StoredWeight."""
         return self._compute(call)

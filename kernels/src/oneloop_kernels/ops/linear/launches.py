@@ -269,10 +269,10 @@ def tensor_map(matrix: torch.Tensor, block_rows: int, block_columns: int) -> obj
 
 
 @cache
-def box_layout(dtype: torch.dtype, block_rows: int, block_columns: int) -> Any:
-    """How a box of a matrix of that type lies in shared memory, as the kernels of Hopper expect it."""
+def box_layout(dtype: torch.dtype, *box: int) -> Any:
+    """How a box (of a matrix: rows, columns) of that type lies in shared memory, as the kernels of Hopper expect it."""
     from triton.experimental.gluon import language as gl
 
     kinds = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float8_e4m3fn: gl.float8e4nv}
     kind = kinds[dtype]
-    return gl.NVMMASharedLayout.get_default_for([block_rows, block_columns], kind)
+    return gl.NVMMASharedLayout.get_default_for(list(box), kind)

@@ -8,7 +8,7 @@ from oneloop_kernels.ops.linear import LinearCall
 from oneloop_kernels.ops.linear.gpu import many_rows
 from oneloop_kernels.ops.linear.plans import can_stream
 from oneloop_kernels.ops.packed_linear import ordered
-from oneloop_kernels.ops.packed_linear.launches import few_rows, prepared, stream, unpacked
+from oneloop_kernels.ops.packed_linear.launches import few_rows, may_stream, prepared, stream, unpacked
 from oneloop_kernels.ops.packed_linear.plans import MAX_FEW_ROWS, plan_for
 from oneloop_kernels.order import order_is_fixed
 
@@ -22,13 +22,11 @@ def linear(call: PackedCall) -> torch.Tensor:
     """See ops.packed_linear.PackedLinear."""
     if order_is_fixed():
         return ordered.linear(call)
-    call = prepared(call)
     num_tokens = call.x.shape[0]
-    readable = call.x.stride(0) % 8 == 0 and call.x.data_ptr() % 16 == 0
-    plan = plan_for(
-        call.weight, num_tokens, gated=call.gated, may_split=readable and call.tickets is not None
-    )
-    if plan is not None:
+    plan = plan_for(call.weight, num_tokens, gated=call.gated, may_split=call.tickets is not None)
+    call = prepared(call)
+    readable = may_stream(call)
+    if plan is not None and readable:
         return stream(plan, call).run()
     if num_tokens <= MAX_FEW_ROWS and not (readable and can_stream(call.x.device)):
         return few_rows(call).run()

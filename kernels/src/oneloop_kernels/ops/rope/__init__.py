@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from oneloop_kernels.ops.linear import LinearCall
+    from oneloop_kernels.ops.packed_linear import PackedCall
 
 
 class RotaryStep(NamedTuple):
@@ -59,7 +60,7 @@ class RopeOps(Protocol):
 
     def project_and_store(
         self,
-        call: LinearCall,
+        call: LinearCall | PackedCall,
         rotary: RotaryStep,
         norms: HeadNorms | None,
         cache: torch.Tensor,

@@ -16,6 +16,7 @@ from oneloop_kernels.ops.rope import RotaryStep
 
 if TYPE_CHECKING:
     from oneloop_kernels.ops.linear import LinearCall
+    from oneloop_kernels.ops.packed_linear import PackedCall
     from oneloop_kernels.ops.rope import HeadNorms
 
 
@@ -59,7 +60,7 @@ class ReferenceRopeOps:
 
     def project_and_store(
         self,
-        call: LinearCall,
+        call: LinearCall | PackedCall,
         rotary: RotaryStep,
         norms: HeadNorms | None,
         cache: torch.Tensor,

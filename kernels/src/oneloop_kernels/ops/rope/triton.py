@@ -16,6 +16,8 @@ import triton.language as tl
 from oneloop_kernels.launch import pdl_options
 from oneloop_kernels.ops.float8.triton import as_float8
 from oneloop_kernels.ops.linear.heads import Surroundings, heads, plan_for
+from oneloop_kernels.ops.packed_linear import PackedCall
+from oneloop_kernels.ops.packed_linear.heads import project_and_store as packed_heads
 from oneloop_kernels.ops.rope import RotaryStep
 from oneloop_kernels.order import order_is_fixed
 
@@ -303,7 +305,7 @@ class TritonRopeOps:
 
     def project_and_store(
         self,
-        call: LinearCall,
+        call: LinearCall | PackedCall,
         rotary: RotaryStep,
         norms: HeadNorms | None,
         cache: torch.Tensor,
@@ -313,6 +315,8 @@ class TritonRopeOps:
         if order_is_fixed():  # one way for any number of tokens: that of rotate_and_store
             return None
         around = Surroundings(rotary, norms, cache, slots)
+        if isinstance(call, PackedCall):
+            return packed_heads(call, around)
         plan = plan_for(call, around)
         return None if plan is None else heads(plan, call, around).run()
 

@@ -3,6 +3,9 @@
 `packing` has put two neighbouring columns 16 bits apart. Under the leading bits of a power of two whose last bit weighs
 one (128 in bfloat16, 1024 in float16) a number is that power plus itself; subtracting the power, with the zero, is
 exact. Then it is scaled, which rounds once.
+
+What is unpacked at once is a tile of 64 rows × 128 columns, or a slice: 16 rows × four tiles of columns. Then
+COLUMN_TILES is SLICE, shapes have the column tile in the place of w, the warp's rows, and a matrix is [4, 16, 128].
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from triton.experimental.gluon import language as gl
 TILE_ROWS = gl.constexpr(64)
 TILE_COLUMNS = gl.constexpr(128)
 OUTPUTS = 8
+SLICE = gl.constexpr(0)
 
 
 @gluon.constexpr_function
@@ -39,19 +43,28 @@ def unpack_constraints(bits: int, shift: str) -> str:
 
 
 @gluon.constexpr_function
-def raw_asm(is_bf16: bool) -> str:
-    """Two words of 4 bits to eight pairs of numbers, each with a power of two on top."""
-    power = 0x43004300 if is_bf16 else 0x64006400
-    lines: list[str] = [".reg .b32 power;", f"mov.b32 power, {power:#x};"]
+def raw_asm(centre: str, is_bf16: bool) -> str:
+    """Two words of 4 bits to eight pairs of numbers, each with a power of two on top, less what `centre` says.
+
+    "middle": the power and 8. "zero": what inputs after the words give, as in `unpack_asm`. "offset": nothing.
+    """
+    kind, power = ("bf16x2", 0x4300) if is_bf16 else ("f16x2", 0x6400)
+    constants = {"power": power, "middle": power + 8}
+    lines: list[str] = [f".reg .b32 {', '.join(constants)};"]
+    lines += [f"mov.b32 {name}, {value << 16 | value:#x};" for name, value in constants.items()]
     for number in range(OUTPUTS):
-        lines += _nibble(f"${number}", OUTPUTS + number // 4, number % 4, "power")
+        d, place, r = number // 4, number % 4, number % 2
+        lines += _nibble(f"${number}", OUTPUTS + d, place, "power")
+        if centre != "offset":
+            less = "middle" if centre == "middle" else f"${OUTPUTS + 2 + 2 * r + d}"
+            lines.append(f"sub.rn.{kind} ${number}, ${number}, {less};")
     return "{\n" + "\n".join(lines) + "\n}"
 
 
 @gluon.constexpr_function
-def raw_constraints() -> str:
+def raw_constraints(centre: str) -> str:
     """Of `raw_asm`."""
-    return ",".join(["=&r"] * OUTPUTS + ["r"] * 2)
+    return ",".join(["=&r"] * OUTPUTS + ["r"] * (6 if centre == "zero" else 2))
 
 
 @gluon.constexpr_function
@@ -130,13 +143,20 @@ def _flat(rank):
 
 
 @gluon.jit
-def raw_numbers(words, place, tile, COLUMN_TILES: gl.constexpr, kind: gl.constexpr, sums: gl.constexpr):
-    """[64, 128] of a stage's tile, each number with a power of two on top."""
-    numbers = _numbers(words, place, tile, COLUMN_TILES, gl.int32)
+def raw_numbers(
+    words, params, place, tile,
+    SHIFT: gl.constexpr, COLUMN_TILES: gl.constexpr, kind: gl.constexpr, sums: gl.constexpr,
+):  # fmt: skip
+    """[64, 128] of a stage's tile, unscaled: less their zero; with offsets, with a power of two on top."""
+    inputs = (_numbers(words, place, tile, COLUMN_TILES, gl.int32),)
+    centre: gl.constexpr = "middle" if SHIFT == "none" else SHIFT
+    if centre == "zero":
+        both = _of_tile(params, place, tile, gl.int64, [COLUMN_TILES, 1, 4, 8, 1, 1, 1]).load(_words_layout())
+        inputs = inputs + _twice((both >> 32).to(gl.int32))
     o = gl.inline_asm_elementwise(
-        raw_asm(kind == gl.bfloat16),
-        raw_constraints(),
-        [numbers],
+        raw_asm(centre, kind == gl.bfloat16),
+        raw_constraints(centre),
+        inputs,
         dtype=(gl.int16, gl.int16, gl.int16, gl.int16, gl.int16, gl.int16, gl.int16, gl.int16),
         is_pure=True,
         pack=2,
@@ -184,16 +204,17 @@ def tile_scale(
     kind: gl.constexpr,
     sums: gl.constexpr,
 ):
-    """float32 [64] each: what a tile's sums are multiplied by, and what the sum of x."""
+    """float32 [64] or [4, 16] each: what a tile's sums are multiplied by, and of offsets what the sum of x."""
     power: gl.constexpr = 128.0 if kind == gl.bfloat16 else 1024.0
     middle: gl.constexpr = power + 8.0
     layout: gl.constexpr = _rows_layout()
+    per_row: gl.constexpr = [COLUMN_TILES, 4, 8, 1]
     if SHIFT == "none":
-        pairs = _of_tile(params, place, tile, gl.int32, [COLUMN_TILES, 4, 8, 1]).load(layout)
+        pairs = _of_tile(params, place, tile, gl.int32, per_row).load(layout)
         scale = _by_rows(pairs, kind, sums)
         shift = scale * -middle
     else:
-        both = _of_tile(params, place, tile, gl.int64, [COLUMN_TILES, 4, 8, 1]).load(layout)
+        both = _of_tile(params, place, tile, gl.int64, per_row).load(layout)
         scale = _by_rows(both.to(gl.int32), kind, sums)
         stored = _by_rows((both >> 32).to(gl.int32), kind, sums)
         shift = stored - scale * middle if SHIFT == "offset" else -scale * stored
@@ -202,13 +223,14 @@ def tile_scale(
 
 @gluon.jit
 def _by_rows(pairs, kind: gl.constexpr, sums: gl.constexpr):
-    """int32 [w, g, 1] of two numbers → float32 [64], a row each."""
+    """int32 [w, g, 1] of two numbers → float32 [64], a row each, or [4, 16]."""
     low = pairs.to(gl.int16).to(kind, bitcast=True).to(gl.float32)
     up = (pairs >> 16).to(gl.int16).to(kind, bitcast=True).to(gl.float32)
+    rank: gl.constexpr = sums.rank
     # [w, g, 1, r] → (w, r, g)
     return gl.convert_layout(
-        gl.join(low, up).permute((0, 3, 1, 2)).reshape([TILE_ROWS]),
-        gl.SliceLayout(1, sums),
+        gl.join(low, up).permute((0, 3, 1, 2)).reshape(_rows_shape(rank)),
+        gl.SliceLayout(rank - 1, sums),
         assert_trivial=True,
     )
 
@@ -221,8 +243,36 @@ def _numbers(words, place, tile, COLUMN_TILES: gl.constexpr, kind: gl.constexpr)
 
 @gluon.jit
 def _of_tile(buffer, place, tile, kind: gl.constexpr, shape: gl.constexpr):
-    """A tile's part of a stage. shape: [column tiles, …]."""
-    return buffer.index(place)._reinterpret(kind, shape, _flat(len(shape) - 1)).index(tile)
+    """A tile's part of a stage. shape: [column tiles, (a,) w, …]; a slice lies as [column tile, (a,) …] in memory."""
+    if shape[0] == SLICE:
+        lying: gl.constexpr = _lying(shape)
+        lies = buffer.index(place)._reinterpret(kind, lying, _flat(len(lying)))
+        part = lies.permute(_standing(len(lying)))
+    else:
+        part = buffer.index(place)._reinterpret(kind, shape, _flat(len(shape) - 1)).index(tile)
+    return part
+
+
+@gluon.constexpr_function
+def _lying(shape):
+    """Of a slice that is to have the shape after its first number: a behind the column tile, where there is an a."""
+    return list(shape[1:]) if len(shape) == 4 else [shape[2], shape[1], *shape[3:]]
+
+
+@gluon.constexpr_function
+def _standing(rank):
+    """The way back."""
+    return list(range(rank)) if rank == 3 else [1, 0, *range(2, rank)]
+
+
+@gluon.constexpr_function
+def _rows_shape(rank):
+    return [64] if rank == 2 else [4, 16]
+
+
+@gluon.constexpr_function
+def _matrix_shape(rank):
+    return [*_rows_shape(rank), 128]
 
 
 @gluon.jit
@@ -231,7 +281,7 @@ def _matrix(o, kind: gl.constexpr, sums: gl.constexpr):
     even = gl.join(gl.join(o[0], o[1]), gl.join(o[2], o[3]))
     odd = gl.join(gl.join(o[4], o[5]), gl.join(o[6], o[7]))
     # [a, w, g, c, b, h, r, s, d] → (w, r, g) × (a, b, d, s, c, h)
-    matrix = gl.join(even, odd).permute((1, 6, 2, 0, 4, 8, 7, 3, 5)).reshape([TILE_ROWS, TILE_COLUMNS])
+    matrix = gl.join(even, odd).permute((1, 6, 2, 0, 4, 8, 7, 3, 5)).reshape(_matrix_shape(sums.rank))
     return gl.convert_layout(
         matrix.to(kind, bitcast=True), gl.DotOperandLayout(0, sums, 2), assert_trivial=True
     )

@@ -3,9 +3,10 @@
 Tiles of packed numbers and their scales stream through shared memory; each thread reads its own numbers, 16 bytes at a
 time, and unpacks them to the registers that the tensor cores multiply from, while they multiply those before.
 
-Unpacking takes the time that memory leaves. So where a group is a whole tile and rows are few, numbers are multiplied
-as they are unpacked with a shift and a mask, each with a power of two on top, and scaled as sums: the tensor cores also
-multiply by ones, and so many times that product is what the powers of two and the zeros have added.
+Unpacking takes the time that memory leaves. So where a group is a whole tile and rows are few, sums are scaled in the
+place of numbers. Those are unpacked with a shift and a mask, which leaves a power of two on top, and that is subtracted
+with the zero. Where there are offsets, the tensor cores also multiply by ones: so many times that product is what the
+powers and the offsets add.
 """
 
 from __future__ import annotations
@@ -104,17 +105,17 @@ def stream_kernel(
                 _multiply,
                 (
                     words, high, params, rows, arrived, rows_arrived, free, bias_ptr, out_ptr, partial_ptr,
-                    tickets_ptr, num_tokens, num_blocks, token_tiles, out_size, out_stride, program, base, extra,
-                    begin, end,
-                    HAS_BIAS, GATED, HAS_RESIDUAL, BITS, SHIFT, GROUPS, ON_SUMS, BLOCK_M, COLUMN_TILES, STAGES,
-                    MERGE, USE_PDL,
+                    tickets_ptr, num_tokens, num_blocks, token_tiles, out_size, out_stride, program,
+                    base, extra, begin, end,
+                    HAS_BIAS, GATED, HAS_RESIDUAL, BITS, SHIFT, GROUPS, ON_SUMS,
+                    BLOCK_M, COLUMN_TILES, STAGES, MERGE, USE_PDL,
                 ),
             ),
             (
                 _copy,
                 (
-                    x_desc, words_desc, high_desc, params_desc, words, high, params, rows, arrived, rows_arrived,
-                    free, num_blocks, token_tiles, up_tile, begin, end,
+                    x_desc, words_desc, high_desc, params_desc, words, high, params, rows,
+                    arrived, rows_arrived, free, num_blocks, token_tiles, up_tile, begin, end,
                     GATED, BITS, BLOCK_M, COLUMN_TILES, STAGES, USE_PDL,
                 ),
             ),
@@ -126,8 +127,8 @@ def stream_kernel(
 
 @gluon.jit
 def _copy(
-    x_desc, words_desc, high_desc, params_desc, words, high, params, rows, arrived, rows_arrived, free,
-    num_blocks, token_tiles, up_tile, begin, end,
+    x_desc, words_desc, high_desc, params_desc, words, high, params, rows, arrived, rows_arrived,
+    free, num_blocks, token_tiles, up_tile, begin, end,
     GATED: gl.constexpr, BITS: gl.constexpr, BLOCK_M: gl.constexpr, COLUMN_TILES: gl.constexpr,
     STAGES: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
@@ -161,8 +162,8 @@ def _copy(
 
 @gluon.jit
 def _copy_weights(
-    words_desc, high_desc, params_desc, words, high, params, arrived, stage, row_tile, block, up_tile,
-    GATED: gl.constexpr, BITS: gl.constexpr, COLUMN_TILES: gl.constexpr,
+    words_desc, high_desc, params_desc, words, high, params, arrived, stage, row_tile, block,
+    up_tile, GATED: gl.constexpr, BITS: gl.constexpr, COLUMN_TILES: gl.constexpr,
 ):  # fmt: skip
     """Ask for a unit's weights."""
     halves: gl.constexpr = 2 if GATED else 1
@@ -209,11 +210,21 @@ def _multiply(
     """The warps that unpack, multiply and finish."""
     layout: gl.constexpr = _layout_of(BLOCK_M, gl.num_warps())
     out_layout: gl.constexpr = _out_layout(BLOCK_M, TILE_ROWS, gl.num_warps(), layout)
+    EARLY: gl.constexpr = BLOCK_M <= FEW_ROWS  # there are no registers for more
+    if USE_PDL:
+        tl.extra.cuda.gdc_wait()  # the kernel before may read what is written here, or write what is added
     unit = begin
     while unit < end:
         tile = unit // num_blocks
         first = unit - tile * num_blocks
         count = gl.minimum(end - unit, num_blocks - first)
+        first_column = tile // token_tiles * TILE_ROWS
+        columns = first_column + gl.arange(0, TILE_ROWS, gl.SliceLayout(1, out_layout))
+        tokens = tile % token_tiles * BLOCK_M + gl.arange(0, BLOCK_M, gl.SliceLayout(0, out_layout))
+        places = out_ptr + tokens[None, :].to(gl.int64) * out_stride + columns[:, None]
+        mask = (columns < out_size)[:, None] & (tokens < num_tokens)[None, :]
+        if HAS_RESIDUAL and EARLY:
+            residual = gl.load(places, mask=mask, other=0.0)  # long before it is needed
         if BLOCK_M <= FEW_ROWS:
             gate, up = _few_rows(
                 words, high, params, rows, arrived, rows_arrived, free, unit - begin, count,
@@ -224,8 +235,6 @@ def _multiply(
                 words, high, params, rows, arrived, rows_arrived, free, unit - begin, count,
                 GATED, BITS, SHIFT, GROUPS, BLOCK_M, COLUMN_TILES, STAGES, layout,
             )  # fmt: skip
-        if USE_PDL:
-            tl.extra.cuda.gdc_wait()  # the kernel before may read what is written here, or write what is added
         whole = count == num_blocks
         if not whole:
             second = (unit != begin).to(gl.int32)
@@ -234,14 +243,11 @@ def _multiply(
                 GATED, BLOCK_M, TILE_ROWS, MERGE, layout,
             )  # fmt: skip
         if whole:
-            columns = tile // token_tiles * TILE_ROWS + gl.arange(0, TILE_ROWS, gl.SliceLayout(1, out_layout))
-            tokens = tile % token_tiles * BLOCK_M + gl.arange(0, BLOCK_M, gl.SliceLayout(0, out_layout))
-            places = out_ptr + tokens[None, :].to(gl.int64) * out_stride + columns[:, None]
-            mask = (columns < out_size)[:, None] & (tokens < num_tokens)[None, :]
-            first_column = tile // token_tiles * TILE_ROWS
             gate = _activate(gate, up, bias_ptr, first_column, out_size, HAS_BIAS, GATED, TILE_ROWS, layout)
             out = gl.convert_layout(gate, out_layout)
-            if HAS_RESIDUAL:
+            if HAS_RESIDUAL and EARLY:
+                out += residual.to(gl.float32)
+            elif HAS_RESIDUAL:
                 out += gl.load(places, mask=mask, other=0.0).to(gl.float32)
             gl.store(places, out.to(out_ptr.dtype.element_ty), mask=mask)
         unit += count
@@ -250,7 +256,8 @@ def _multiply(
 @gluon.jit
 def _few_rows(
     words, high, params, rows, arrived, rows_arrived, free, begin, count,
-    GATED: gl.constexpr, BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr, ON_SUMS: gl.constexpr,
+    GATED: gl.constexpr,
+    BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr, ON_SUMS: gl.constexpr,
     BLOCK_M: gl.constexpr, COLUMN_TILES: gl.constexpr, STAGES: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
     """As `_products`, by instructions of a warp: they need no agreement of four, and unpacking goes on beside them."""
@@ -262,7 +269,9 @@ def _few_rows(
         mbarrier.wait(arrived.index(stage), (step // STAGES) & 1)
         for tile in gl.static_range(COLUMN_TILES):
             if ON_SUMS:
-                weights = raw_numbers(words, stage * halves, tile, COLUMN_TILES, rows.dtype, layout)
+                weights = raw_numbers(
+                    words, params, stage * halves, tile, SHIFT, COLUMN_TILES, rows.dtype, layout
+                )
             else:
                 weights = scaled_weights(
                     words,
@@ -279,13 +288,12 @@ def _few_rows(
                 )
             if tile == 0:
                 mbarrier.wait(rows_arrived.index(stage), (step // STAGES) & 1)
-            x = (
-                rows.index(stage * COLUMN_TILES + tile)
-                .permute((1, 0))
-                .load(gl.DotOperandLayout(1, layout, 2))
-            )
+            x_tile = rows.index(stage * COLUMN_TILES + tile)
+            x = x_tile.permute((1, 0)).load(gl.DotOperandLayout(1, layout, 2))
             if ON_SUMS:
-                sums = _sums_of(x, BLOCK_M, layout)
+                sums = gate
+                if SHIFT == "offset":
+                    sums = _sums_of(x, BLOCK_M, layout)
                 gate = _add_scaled(
                     gate, weights, x, sums, params, stage * halves, tile, SHIFT, COLUMN_TILES, layout
                 )
@@ -293,9 +301,27 @@ def _few_rows(
                 gate = mma_v2(weights, x, gate)
             if GATED:
                 if ON_SUMS:
-                    weights = raw_numbers(words, stage * halves + 1, tile, COLUMN_TILES, rows.dtype, layout)
+                    weights = raw_numbers(
+                        words,
+                        params,
+                        stage * halves + 1,
+                        tile,
+                        SHIFT,
+                        COLUMN_TILES,
+                        rows.dtype,
+                        layout,
+                    )
                     up = _add_scaled(
-                        up, weights, x, sums, params, stage * halves + 1, tile, SHIFT, COLUMN_TILES, layout
+                        up,
+                        weights,
+                        x,
+                        sums,
+                        params,
+                        stage * halves + 1,
+                        tile,
+                        SHIFT,
+                        COLUMN_TILES,
+                        layout,
                     )
                 else:
                     weights = scaled_weights(
@@ -319,10 +345,13 @@ def _add_scaled(
     total, numbers, x, sums, params, place, tile,
     SHIFT: gl.constexpr, COLUMN_TILES: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """total + scale · Σ (power + u) x + shift · Σ x."""
+    """total + scale · Σ (u − zero) x; with offsets total + scale · Σ (power + u) x + shift · Σ x."""
     found = mma_v2(numbers, x, gl.zeros(total.shape, gl.float32, layout))
     scale, shift = tile_scale(params, place, tile, SHIFT, COLUMN_TILES, x.dtype, layout)
-    return total + found * scale[:, None] + sums * shift[:, None]
+    total += found * scale[:, None]
+    if SHIFT == "offset":
+        total += sums * shift[:, None]
+    return total
 
 
 @gluon.jit
