@@ -19,7 +19,7 @@ from oneloop_bench.quantize.numbers import Grid, round_to_nearest
 CASES: Final = 60
 """Of each layout."""
 AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
-JUNK: Final = (
+JUNK: Final[tuple[Any, ...]] = (
     None,
     0,
     -1,
