@@ -56,10 +56,11 @@ chat: install $(if $(MODEL),,model) ## Talk to a model in the terminal
 
 # Tests that compute and wait for nothing, most of them in Triton's interpreter: each takes one thread, so as many pieces
 # run beside each other as there are CPUs. The longest first.
-COMPUTING := tests/kernels tests/worker tests/e2e/test_greedy_parity.py
+COMPUTING := tests/kernels tests/worker tests/e2e/test_greedy_parity.py tests/e2e/test_fp8_quality.py
 SHARES := 6 1 2 3 4 5
-PIECES := parity worker runner $(addprefix kernels-,$(SHARES))
+PIECES := parity worker runner quality $(addprefix kernels-,$(SHARES))
 compute-parity: TESTS := tests/e2e/test_greedy_parity.py
+compute-quality: TESTS := tests/e2e/test_fp8_quality.py
 compute-runner: TESTS := tests/worker/test_gpu_runner.py
 compute-worker: TESTS := tests/worker --ignore=tests/worker/test_gpu_runner.py
 $(addprefix compute-kernels-,$(SHARES)): TESTS = tests/kernels --share $(@:compute-kernels-%=%)/$(words $(SHARES))

@@ -83,8 +83,8 @@ TOGETHER: Final = [
     *parts_of("smollm2_parity", "tests/gpu/test_smollm2_parity.py", seconds=110, shares=2),
     *parts_of("mixed_run", _MIXED_IN_FLOAT32, seconds=120),
     *parts_of("mixed_run_short_types", _MIXED, without=(_MIXED_IN_FLOAT32,), seconds=115),
-    *parts_of("deterministic", "tests/gpu/test_deterministic.py", seconds=75, shares=3),
-    *parts_of("fp8_quality", "tests/e2e/test_fp8_quality.py", seconds=50),
+    *parts_of("deterministic", "tests/gpu/test_deterministic.py", seconds=70, shares=4),
+    *parts_of("fp8_quality", "tests/e2e/test_fp8_quality.py", seconds=80),
     *parts_of("out_of_memory", "tests/gpu/test_out_of_memory.py", seconds=30),
     # Kernels.
     *parts_of(
@@ -118,7 +118,7 @@ TOGETHER: Final = [
     ),
     *parts_of(
         "fixed_order", "tests/kernels/test_fixed_order.py", "tests/kernels/test_fixed_order_of_kinds.py",
-        seconds=45, shares=3,
+        seconds=45, shares=4,
     ),
     *parts_of("models", "tests/models", seconds=40, shares=2),
     *parts_of("rope", "tests/kernels/test_rope.py", seconds=40),
