@@ -29,6 +29,8 @@ _PAIRS: Final = (
     ("kv_scale", "kv_scale"),
 )
 """Ends of names: compressed-tensors' and what is written by engines, ModelOpt's, two of older checkpoints."""
+_MOST: Final = 2.0**60
+"""A scale, and its inverse, may be so large: far from the ends of float32, also after a product with what is kept."""
 _FORMATS: Final = {"F64": "<d", "F32": "<f", "F16": "<e"}
 
 
@@ -42,21 +44,24 @@ def read_kv_scales(
 ) -> tuple[tuple[float, float], ...]:
     """Of every layer the keys' and the values' scale, 1 where the checkpoint has none; (): it has none at all.
 
-    tensors: a folder's, of all names. ModelError where a scale cannot be read or is no positive number. Scales that are
-    not numbers of a whole layer are named in one log line and not used.
+    tensors: a folder's, of all names. ModelError where a file cannot be read. Scales that are no positive numbers of a
+    whole layer are named in one log line and not used, for whoever keeps keys and values in full needs none.
     """
     scales = []
     used: set[str] = set()
     for layer in range(num_layers):
         pair = _pair(tensors, _prefix(layer))
+        found = tuple(_value(tensor) for tensor in pair)
+        if not found or not all(1.0 / _MOST <= scale <= _MOST for scale in found):
+            scales.append((1.0, 1.0))
+            continue
         used |= {tensor.name for tensor in pair}
-        keys, values = (_value(tensor) for tensor in pair) if pair else (1.0, 1.0)
-        scales.append((keys, values))
+        scales.append((found[0], found[1]))
     unused = sorted((kv_scale_names(num_layers) & tensors.keys()) - used)
     if unused:
         _log.warning(
-            "%d scales of keys or values are not used: one number for a layer's keys and one for its values is "
-            "supported; %s is not that, or stands alone",
+            "%d scales of keys or values are not used: one positive number for a layer's keys and one for its values "
+            "are supported; %s is not that, or stands alone",
             len(unused),
             unused[0],
         )
@@ -92,6 +97,4 @@ def _value(tensor: SafetensorsTensor) -> float:
     if tensor.dtype == "BF16":
         raw = b"\0\0" + raw
     (value,) = struct.unpack(_FORMATS.get(tensor.dtype, "<f"), raw)
-    if not 0.0 < value < math.inf:
-        raise ModelError(str(tensor.path), f"this scale is {value}, not a positive number", item=tensor.name)
     return float(value)
