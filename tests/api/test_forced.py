@@ -40,11 +40,8 @@ TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in SCHEMAS.items()
 ]
 NAMED = {"type": "function", "function": {"name": "weather"}}
-
-
 CLOSED = OPENED + "\n</think>\n\n"
 MARKS = (THINK, END_THINK)
-CALL_MARKS = (*MARKS, "<tool_call>", "</tool_call>")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +50,7 @@ def tokenizers(byte_tokenizer: Any) -> dict[Any, Any]:
     return {
         (template, marks): byte_tokenizer(template, marks)
         for template in (MAYBE, OPENED, CLOSED)
-        for marks in (MARKS, (), CALL_MARKS)
+        for marks in (MARKS, ())
     }
 
 
@@ -492,19 +489,6 @@ async def test_tokens_in_tokens_out(serve: Any, engine_of: Any) -> None:
             assert reply["error"]["param"].startswith("sampling_params.structured_outputs")
 
 
-async def test_a_form_that_nothing_will_have(server: Any) -> None:
-    """max_tokens 0: it must be one all the same."""
-    for form, status in (({"not": {}}, 400), (ANSWER, 200)):
-        body = {"prompt": "hello", "max_tokens": 0, "echo": True, "structured_outputs": {"json": form}}
-        for stream in (False, True):
-            async with server.session.post(
-                server.url + "/v1/completions", json={**body, "stream": stream}
-            ) as reply:
-                assert reply.status == status
-                if status == 400:
-                    assert (await reply.json())["error"]["param"] == "structured_outputs.json"
-
-
 async def test_effort_is_the_same_in_both(server: Any) -> None:
     for effort in ("none", "low", "high"):
         for path, body in (
@@ -513,95 +497,3 @@ async def test_effort_is_the_same_in_both(server: Any) -> None:
         ):
             assert (await server.post(path, body))[0] == 200
         assert server.engine.prompts[-1] == server.engine.prompts[-2]
-
-
-STRICT_TOOLS = [
-    {"type": "function", "function": {"name": name, "parameters": schema, "strict": True}}
-    for name, schema in SCHEMAS.items()
-]
-CALLS = "c<think>a</think>b<tool_call>"
-"""Text of a model that may call at any time."""
-
-
-@pytest.mark.parametrize("template", [MAYBE, OPENED, CLOSED])
-async def test_strict_functions(serve: Any, engine_of: Any, template: str) -> None:
-    """A call that a model makes fits; it need not make one, and may think before."""
-    calls, texts, thoughts = [], set(), set()
-    async with serve(engine_of(template, CALLS, marks=CALL_MARKS, ends=True)) as server:
-        for seed in range(20):
-            answer = await ask(server, {"tools": STRICT_TOOLS, "max_tokens": 900}, seed=seed)
-            if answer["calls"] and answer["finish_reason"] != "length":
-                check_calls(answer["calls"])
-                calls += answer["calls"]
-            texts.add(answer["message"]["content"])
-            thoughts.add(answer["message"].get("reasoning"))
-    assert {call["name"] for call in calls} == SCHEMAS.keys()
-    assert len(texts) > 1
-    assert (len(thoughts) > 1) is (template is not CLOSED)
-
-
-async def test_strict_by_every_protocol(serve: Any, engine_of: Any) -> None:
-    """What is not kept is refused where the function is strict, and else not looked at."""
-    functions = [{"name": name, "strict": True} for name in SCHEMAS]
-    responses = [{"type": "function", **one, "parameters": SCHEMAS[one["name"]]} for one in functions]
-    messages = [{**one, "input_schema": SCHEMAS[one["name"]]} for one in functions]
-    asked = (
-        (CHAT, {"messages": USER, "max_tokens": 300}, STRICT_TOOLS),
-        ("/v1/responses", {"input": "hello", "max_output_tokens": 300}, responses),
-        ("/v1/messages", {"messages": USER, "max_tokens": 300}, messages),
-    )
-    engine = engine_of(MAYBE, CALLS, marks=CALL_MARKS)
-    async with serve(engine) as server:
-        compiled = engine.grammars.metrics.requests
-        for num_asked, (path, body, tools) in enumerate(asked):
-            async with server.session.post(server.url + path, json={**body, "tools": tools}) as reply:
-                assert (reply.status, reply.headers.get("X-Oneloop-Ignored")) == (200, None)
-            assert compiled["hit"] == num_asked  # one and the same form
-            not_kept = {"type": "object", "properties": {"a": {"$ref": "https://example.org/a"}}}
-            for tool in tools:
-                inner = tool.get("function", tool)
-                inner = {**inner, ("input_schema" if "input_schema" in inner else "parameters"): not_kept}
-                wrong = {**tool, "function": inner} if "function" in tool else inner
-                status, _ = await server.post(path, {**body, "tools": [wrong]})
-                assert status == 400
-                loose = json.loads(json.dumps(wrong).replace('"strict": true', '"strict": false'))
-                assert (await server.post(path, {**body, "tools": [loose]}))[0] == 200
-
-
-@pytest.mark.parametrize(
-    ("parser", "fields", "is_vain"),
-    [
-        ("llama3_json", {"reasoning": "none"}, False),
-        ("pythonic", {"reasoning": "none"}, False),
-        ("hermes", {}, False),
-        ("qwen3_coder", {}, False),
-        ("llama3_json", {}, True),
-        ("pythonic", {}, True),
-        ("phi4_mini", {}, True),
-        ("llama3_json", {"tool_choice": "required"}, False),
-        ("llama3_json", {"tool_choice": "none"}, False),
-        ("hermes", {"response_format": {"type": "json_object"}}, False),
-        (
-            "hermes",
-            {"structured_outputs": {"structural_tag": {"format": {"type": "const_string", "value": "x"}}}},
-            True,
-        ),
-    ],
-)
-async def test_what_strict_cannot_do_is_said(
-    serve: Any, engine_of: Any, parser: str, fields: dict[str, Any], is_vain: bool
-) -> None:
-    """In a header, and with a 400 by a server that takes nothing in vain."""
-    settings = {"tool_call_parser": parser, "reasoning_parser": fields.get("reasoning", "auto")}
-    asked = {name: value for name, value in fields.items() if name != "reasoning"}
-    body = {"messages": USER, "max_tokens": 20, "tools": STRICT_TOOLS, **asked}
-    async with (
-        serve(engine_of(), **settings) as server,
-        server.session.post(server.url + CHAT, json=body) as reply,
-    ):
-        assert reply.status == 200
-        assert reply.headers.get("X-Oneloop-Ignored") == ("tools.strict" if is_vain else None)
-    async with serve(engine_of(), **settings, strict_fields=True) as server:
-        status, reply = await server.post(CHAT, body)
-        assert status == (400 if is_vain else 200)
-        assert not is_vain or reply["error"]["param"] == "tools.strict"

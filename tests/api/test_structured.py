@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -134,3 +135,16 @@ def test_forms_that_are_none(field: str, value: object) -> None:
         read(**{field: value})
     assert refused.value.kind.status == 400
     assert str(refused.value.param).startswith(field if field[0] in "rs" else "guided")
+
+
+async def test_a_form_that_nothing_will_have(server: Any) -> None:
+    """max_tokens 0: it must be one all the same."""
+    for form, status in (({"not": {}}, 400), (SCHEMA, 200)):
+        body = {"prompt": "hello", "max_tokens": 0, "echo": True, "structured_outputs": {"json": form}}
+        for stream in (False, True):
+            async with server.session.post(
+                server.url + "/v1/completions", json={**body, "stream": stream}
+            ) as reply:
+                assert reply.status == status
+                if status == 400:
+                    assert (await reply.json())["error"]["param"] == "structured_outputs.json"
