@@ -20,7 +20,6 @@ from oneloop_kernels.ops.linear.ordered import num_pieces
 from oneloop_kernels.ops.linear.plans import DensePlan, StreamPlan
 from oneloop_kernels.ops.moe import MOE, Experts, MoeCall, num_counters
 from oneloop_kernels.ops.packed_linear import PACKED_LINEAR, PackedCall
-from oneloop_kernels.ops.packed_linear import ordered as packed
 from oneloop_kernels.ops.packed_linear.packing import Numbers, dequantize, pack
 from oneloop_kernels.order import fixed_order
 from oneloop_kernels.registry import prefer
@@ -148,24 +147,6 @@ def test_a_packed_map(inputs, kernel_device, order_dtype, same_bits, around, kin
         return compute_plain(LinearCall(x, plain, **more))
 
     same_bits(check_rows(same_bits, call), check_rows(same_bits, call_plain))
-
-
-def test_plans_of_packed_maps(inputs):
-    """A program for each piece of each tile, and never the instructions of one warp."""
-    for rows, columns in ((256, 4096), (4096, 256)):
-        values, scales = (
-            inputs.integers(0, 16, rows, columns, dtype=torch.uint8),
-            inputs.normal(rows, columns // 128),
-        )
-        numbers = Numbers(values, scales, 4, 128, "none", None)
-        weight = pack(numbers, torch.bfloat16, halves=1)
-        for count in (1, 16, 64):
-            plan = packed.plan_for(weight, count, gated=False)
-            assert plan is not None
-            assert plan.programs == rows // 64 * num_pieces((rows, columns, False))
-            assert plan.block_m(count) >= 32
-            assert not plan.on_sums(weight, count)
-        assert packed.plan_for(weight, 65, gated=False) is None
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["routed", "and a shared one"])

@@ -17,6 +17,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from oneloop_kernels.ops.linear.triton.rounding import rounded_product
+
 PRODUCER_REGISTERS = gl.constexpr(24)
 BY_ROW = gl.constexpr(1)
 """SCALES: what has a scale; 0: nothing."""
@@ -341,7 +343,8 @@ def _finish(
     if SCALES == BY_ROW:
         row = gl.minimum(first_token + gl.arange(0, BLOCK_M, gl.SliceLayout(1, sums_layout)), num_tokens - 1)
         scaled = place // COLUMNS * out_size + gl.minimum(column, out_size - 1)
-        sums *= gl.load(x_scales_ptr + row)[:, None] * gl.load(weight_scales_ptr + scaled)[None, :]
+        scales = gl.load(x_scales_ptr + row)[:, None] * gl.load(weight_scales_ptr + scaled)[None, :]
+        sums = rounded_product(sums, scales)
     if HAS_BIAS:
         bias = gl.load(bias_ptr + place // COLUMNS * out_size + column, mask=column < out_size, other=0.0)
         sums += bias.to(gl.float32)[None, :]

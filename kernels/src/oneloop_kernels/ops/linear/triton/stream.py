@@ -27,6 +27,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from oneloop_kernels.ops.linear.triton.rounding import rounded_product
+
 PRODUCER_REGISTERS = gl.constexpr(24)
 BY_ROW = gl.constexpr(1)
 BY_BLOCK = gl.constexpr(2)
@@ -319,9 +321,9 @@ def _scale_sums(
     columns = gl.minimum(first_column + gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout)), out_size - 1)
     tokens = gl.minimum(first_token + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout)), num_tokens - 1)
     x_scales = gl.load(x_scales_ptr + tokens)[None, :]
-    gate *= gl.load(weight_scales_ptr + columns)[:, None] * x_scales
+    gate = rounded_product(gate, gl.load(weight_scales_ptr + columns)[:, None] * x_scales)
     if GATED:
-        up *= gl.load(weight_scales_ptr + out_size + columns)[:, None] * x_scales
+        up = rounded_product(up, gl.load(weight_scales_ptr + out_size + columns)[:, None] * x_scales)
     return gate, up
 
 
