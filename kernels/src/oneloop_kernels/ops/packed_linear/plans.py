@@ -130,7 +130,7 @@ _H200: Final[Mapping[Shape, Choices]] = MappingProxyType(
         ),
     }
 )
-"""Measured in whole layers of Llama 3 8B."""
+"""Measured for 1 and 16 rows in whole layers of Llama 3 8B, for 64 map by map."""
 
 TUNED: Final[Mapping[str, Mapping[Shape, Choices]]] = MappingProxyType({"NVIDIA H200": _H200})
 """Beginning of the card's name → shape → choices, for 4 bits in groups of 128."""
