@@ -149,6 +149,26 @@ def test_a_packed_map(inputs, kernel_device, order_dtype, same_bits, around, kin
     same_bits(check_rows(same_bits, call), check_rows(same_bits, call_plain))
 
 
+@pytest.mark.parametrize("count", [1, 64, 70])
+def test_packed_maps_take_turns(inputs, kernel_device, order_dtype, same_bits, count):
+    """Two weights are written out to the same memory, one after the other: neither product reads the other's."""
+    dtype = order_dtype if kernel_device.type == "cuda" else torch.float16
+    in_size, out_size = SIZES[-1]
+    rows = Rows(inputs, dtype, in_size, out_size)
+    weights = []
+    for _ in range(2):
+        values = inputs.integers(0, 16, out_size, in_size, dtype=torch.uint8)
+        scales = (inputs.normal(out_size, in_size // 128).abs() + 0.1) / 8 * in_size**-0.5
+        weights.append(pack(Numbers(values, scales, 4, 128, "none", None), dtype, halves=1))
+    compute, compute_plain = (family.resolve(kernel_device, dtype) for family in (PACKED_LINEAR, LINEAR))
+    x, more = rows.arguments(slice(0, count))
+    with prefer("triton"), fixed_order():
+        found = [compute(PackedCall(x, weight, **more)) for _ in range(5) for weight in weights]
+        expected = [compute_plain(LinearCall(x, dequantize(weight), **more)) for weight in weights]
+    for number, one in enumerate(found):
+        same_bits(one, expected[number % 2])
+
+
 @pytest.mark.parametrize("shared", [False, True], ids=["routed", "and a shared one"])
 def test_experts(device_inputs, kernel_device, order_dtype, same_bits, shared):
     """Whoever else is sent to a token's experts, and however many tokens are routed together."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
@@ -70,7 +71,21 @@ def of_card(name: str, tuned: Mapping[str, T]) -> T | None:
     return next((entry for card, entry in tuned.items() if name.startswith(card)), None)
 
 
-@cache
+_OVERLAPS: ContextVar[bool] = ContextVar("oneloop_kernels_overlaps", default=True)
+
+
+@contextmanager
+def one_after_another() -> Iterator[None]:
+    """Within, what this thread launches begins when the kernel before it has ended. For a map whose weight has only
+    just been written: kernels ask for weights before they wait for the kernel before them.
+    """
+    token = _OVERLAPS.set(False)
+    try:
+        yield
+    finally:
+        _OVERLAPS.reset(token)
+
+
 def pdl_options(device: torch.device) -> Mapping[str, bool]:
     """Keyword arguments for the launch of a kernel that has `USE_PDL: tl.constexpr`.
 
@@ -78,7 +93,7 @@ def pdl_options(device: torch.device) -> Mapping[str, bool]:
     first access to anything that a kernel before it reads or writes, and may call `gdc_launch_dependents()` early:
     those that follow then start, and wait in turn until this one has ended.
     """
-    if pdl_supported(device):
+    if _OVERLAPS.get() and pdl_supported(device):
         return MappingProxyType({"USE_PDL": True, "launch_pdl": True})
     return MappingProxyType({"USE_PDL": False})
 

@@ -1,13 +1,14 @@
 """Packed linear maps in the fixed order (oneloop_kernels.order): linear.ordered's, of the weight written out.
 
-The kernel that unpacks in the product has not the same bits for all numbers of rows: on an H200, groups of 16 and 32
-columns differ between tiles of 32 and of 64 rows of x, and a small GPTQ model's answers between batches.
+The kernel that unpacks in the product is not used: on an H200 its bits differed between numbers of rows, with groups of
+16 and 32 columns.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from oneloop_kernels.launch import one_after_another
 from oneloop_kernels.ops.linear import LinearCall
 from oneloop_kernels.ops.linear.ordered import linear as plain_linear
 from oneloop_kernels.ops.packed_linear.launches import prepared, unpacked
@@ -21,14 +22,10 @@ if TYPE_CHECKING:
 def linear(call: PackedCall) -> torch.Tensor:
     """See ops.packed_linear.PackedLinear: a row of the result depends on that row of x alone, bit by bit."""
     call = prepared(call)
-    result = plain_linear(
-        LinearCall(
-            call.x,
-            unpacked(call.weight).run(),
-            call.bias,
-            gated=call.gated,
-            residual=call.residual,
-            tickets=call.tickets,
-        )
+    weight = unpacked(call.weight).run()
+    plain = LinearCall(
+        call.x, weight, call.bias, gated=call.gated, residual=call.residual, tickets=call.tickets
     )
+    with one_after_another():
+        result = plain_linear(plain)
     return result if call.out is None or call.residual is not None else call.out.copy_(result)
