@@ -97,7 +97,7 @@ TOGETHER: Final = [
     ),
     *parts_of(
         "fp8_linear", "tests/kernels/test_fp8_linear.py", "tests/kernels/test_fp8_linear_on_hopper.py",
-        "tests/kernels/test_short_sums.py", seconds=60, shares=3,
+        "tests/kernels/test_short_sums.py", "tests/kernels/test_fp8_by_cublas.py", seconds=60, shares=3,
     ),
     *parts_of(
         "sampling", "tests/kernels/test_sampling_device.py", "tests/kernels/test_sampling.py",
