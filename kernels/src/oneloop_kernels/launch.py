@@ -71,6 +71,8 @@ def of_card(name: str, tuned: Mapping[str, T]) -> T | None:
     return next((entry for card, entry in tuned.items() if name.startswith(card)), None)
 
 
+_OVERLAPPING: Final = MappingProxyType({"USE_PDL": True, "launch_pdl": True})
+_WAITING: Final = MappingProxyType({"USE_PDL": False})
 _OVERLAPS: ContextVar[bool] = ContextVar("oneloop_kernels_overlaps", default=True)
 
 
@@ -93,9 +95,7 @@ def pdl_options(device: torch.device) -> Mapping[str, bool]:
     first access to anything that a kernel before it reads or writes, and may call `gdc_launch_dependents()` early:
     those that follow then start, and wait in turn until this one has ended.
     """
-    if _OVERLAPS.get() and pdl_supported(device):
-        return MappingProxyType({"USE_PDL": True, "launch_pdl": True})
-    return MappingProxyType({"USE_PDL": False})
+    return _OVERLAPPING if _OVERLAPS.get() and pdl_supported(device) else _WAITING
 
 
 @contextmanager
