@@ -194,7 +194,9 @@ def packed_model(make_spec):
             model = build_model(spec, dtype, DEVICE)
             kv = PagedKVCache(spec, NUM_BLOCKS, BLOCK_SIZE, dtype=dtype, device=DEVICE)
         for name, target in model.weight_targets().items():
-            if target.dtype is torch.int32:
+            if isinstance(target, Incoming) and target.sample is not None:
+                values = target.sample()
+            elif target.dtype is torch.int32:
                 values = torch.randint(-(1 << 31), 1 << 31, target.shape, generator=generator)
             elif name.endswith("scales"):
                 values = torch.rand(target.shape, generator=generator) * 0.02 + 0.001

@@ -79,7 +79,8 @@ _OVERLAPS: ContextVar[bool] = ContextVar("oneloop_kernels_overlaps", default=Tru
 @contextmanager
 def one_after_another() -> Iterator[None]:
     """Within, what this thread launches begins when the kernel before it has ended. For a map whose weight has only
-    just been written: kernels ask for weights before they wait for the kernel before them.
+    just been written: kernels ask for weights before they wait for the kernel before them. Holds for launches that ask
+    `pdl_options` within, which attention does once, when it is made.
     """
     token = _OVERLAPS.set(False)
     try:

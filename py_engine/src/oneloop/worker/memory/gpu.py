@@ -146,13 +146,14 @@ def activation_bytes(spec: ModelSpec, item_bytes: int, num_tokens: int) -> int:
 
 def sparse_bytes(moe: MoeSpec, hidden_size: int, item_bytes: int) -> int:
     """Per token, k = top_k: b · (the norm, hidden, and of each of k experts the activations and the output), the
-    router's logits in float32, 4 for each expert's bin, 24 · k of routing (ids, weights, and the table of tiles at its
-    largest).
+    router's logits in float32 (of as many rows as the next power of two), 4 for each expert's bin, 28 · k of routing
+    (ids, weights, and the table of tiles and its flags at their largest).
 
     Small steps have shares of logits, some MiB that slack has room for. A shared expert's output (hidden) is there
     beside them; its gate, up and product before them.
     """
-    routing = 4 * (2 * moe.num_experts + 1) + 24 * moe.top_k
+    router_rows = moe.num_experts + bool(moe.shared_intermediate_size)
+    routing = 4 * ((1 << (router_rows - 1).bit_length()) + moe.num_experts) + 28 * moe.top_k
     chosen = hidden_size + moe.top_k * (moe.intermediate_size + hidden_size)
     shared = hidden_size if moe.shared_intermediate_size else 0
     return max(

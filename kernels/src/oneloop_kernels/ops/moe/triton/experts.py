@@ -82,7 +82,8 @@ def both_kernel(
 ):  # fmt: skip
     """Both products of `experts_kernel`: programs of down behind those of gate and up. Each waits for its tile.
 
-    Programs begin in their order, so that those that are waited for run. flags: int32, a zero per tile, counted up.
+    Hopper begins the programs of a grid in their order, so that those that are waited for run; CUDA does not promise
+    it, so only plans measured on a card have this kernel. flags: int32, a zero per tile, counted up.
     Grid: [num_tiles · (ceil(WIDTH / GATE_N) + ceil(HIDDEN / DOWN_N))].
     """
     GATE_BLOCKS: tl.constexpr = (WIDTH + GATE_N - 1) // GATE_N

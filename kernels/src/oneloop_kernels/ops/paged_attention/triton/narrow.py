@@ -18,6 +18,7 @@ there: "head" and "pair" of stream.py are such heads together.
 
 from __future__ import annotations
 
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -179,10 +180,17 @@ def _keys_of_rows(rows, BOX: gl.constexpr, TOGETHER: gl.constexpr):
 
 
 @gluon.jit
+def float16_or_nan(values):
+    """Into float16: what is beyond its numbers becomes the largest, and what is none stays none."""
+    values = gl.maximum(values, -FLOAT16_MAX, propagate_nan=tl.PropagateNan.ALL)
+    return gl.minimum(values, FLOAT16_MAX, propagate_nan=tl.PropagateNan.ALL).to(gl.float16)
+
+
+@gluon.jit
 def _order_queries(queries, ordered):
     """Queries into float16, in the order of the keys' operand; what is beyond its numbers becomes the largest."""
     values = queries.load(_rows_layout()).to(gl.float32)
-    values = gl.minimum(gl.maximum(values, -FLOAT16_MAX), FLOAT16_MAX).to(gl.float16)
+    values = float16_or_nan(values)
     ordered.store(_order_dims(values))
 
 

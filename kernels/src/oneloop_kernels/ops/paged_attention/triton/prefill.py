@@ -23,8 +23,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from oneloop_kernels.ops.paged_attention.triton.narrow import float16_or_nan
 from oneloop_kernels.ops.paged_attention.triton.planning import ITEM_FIELDS
-from oneloop_kernels.ops.paged_attention.triton.softmax import FLOAT16_MAX, HIDDEN
+from oneloop_kernels.ops.paged_attention.triton.softmax import HIDDEN
 
 BLOCK_M = tl.constexpr(128)
 ROWS = tl.constexpr(64)
@@ -425,7 +426,7 @@ def _soften(
 def _convert(queries, wide):
     """Queries into float16, in their own place; what is beyond its numbers becomes the largest."""
     values = queries.load(_rows_layout()).to(gl.float32)
-    wide.store(gl.minimum(gl.maximum(values, -FLOAT16_MAX), FLOAT16_MAX).to(gl.float16))
+    wide.store(float16_or_nan(values))
 
 
 @gluon.jit
