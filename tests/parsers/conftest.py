@@ -14,7 +14,7 @@ from oneloop.parsers.events import Content, Reasoning, ToolCallArguments, ToolCa
 from oneloop.parsers.registry import reasoning_format, tool_format
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from oneloop.parsers.events import Event
 
@@ -308,3 +308,23 @@ def example(request: pytest.FixtureRequest) -> Any:
 def examples() -> Any:
     """All of them."""
     return FORMATS
+
+
+@pytest.fixture
+def read_alike() -> Any:
+    """Gives what a text is read as: whole, by characters and cut at random, each by a parser of its own, all the same.
+
+    Takes: what makes a parser, the text, the source of cuts.
+    """
+    return _read_alike
+
+
+def _read_alike(make: Callable[[], Any], text: str, source: random.Random) -> Parsed:
+    whole, *others = (
+        Parsed.of([event for part in parts for event in parser.push(part)] + parser.finish())
+        for parts in ([text], list(text), cut(text, source))
+        for parser in (make(),)
+    )
+    for other in others:
+        assert other == whole, text
+    return whole

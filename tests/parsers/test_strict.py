@@ -118,9 +118,7 @@ def _token(allowed: list[int], pieces: list[bytes], wish: bytes, source: random.
 
 @pytest.mark.parametrize("are_marks_special", [True, False])
 @pytest.mark.parametrize(("name", "template", "thinks"), CASES)
-def test_calls_fit(
-    name: str, template: str, thinks: bool, are_marks_special: bool, cut_up: Any, run: Any
-) -> None:
+def test_calls_fit(name: str, template: str, thinks: bool, are_marks_special: bool, read_alike: Any) -> None:
     found = tool_format(name, "")
     assert found is not None
     assert found.form is not None
@@ -140,18 +138,10 @@ def test_calls_fit(
     wishes = [WISHES[name], *MORE_WISHES.get(name, []), "<think>a</think>", "free <b> text\n", *form.marks]
     wishes += [form.before_all + form.begin.replace(NAME, called) for called in tools]
     names: set[str] = set()
-    parsed_type = type(run([""]))
     num_thoughts = num_texts = 0
     for _ in range(NUM_TEXTS):
         text, is_whole = _written(grammar, pieces, wishes, source)
-        first = None
-        for parts in ([text], list(text), cut_up(text, source)):
-            parser = make_parser(thinking, found, tools)
-            parsed = parsed_type.of(
-                [event for part in parts for event in parser.push(part)] + parser.finish()
-            )
-            assert first in (None, parsed), text
-            first = parsed
+        first = read_alike(lambda: make_parser(thinking, found, tools), text, source)
         for called, arguments in first.arguments:
             names.add(called)
             assert type(arguments) is dict

@@ -1,7 +1,7 @@
 """Packed linear maps in the fixed order (oneloop_kernels.order): linear.ordered's, of the weight written out.
 
-The kernel that unpacks in the product is not used: on an H200 its bits differed between numbers of rows, with groups of
-16 and 32 columns.
+The kernel that unpacks in the product is not used: on an H200, with groups of 16 and 32 columns, its bits differed from
+those of the weight written out. That run could not tell its own sums from a weight that was read too early.
 """
 
 from __future__ import annotations
