@@ -3,7 +3,7 @@
 Triton's interpreter takes what its compiler does not: a name that is one shape in a branch and another behind it, a
 loop that changes a type. The compiler's front end finds such faults, in the statements that it walks through. So every
 recorded launch goes through the front end; some of each kernel, which between them have every constant, type and
-option that was recorded, are compiled to the end.
+option that was recorded, are compiled to the end, and looked at: see `sass`.
 
 `compile_recorded` runs this module as a program: see `main`.
 """
@@ -23,6 +23,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from oneloop_kernels.testing.recorded import name_of
+from oneloop_kernels.testing.sass import disassembled, overwritten_operands
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -120,13 +121,17 @@ def _front_end(job: str) -> None:
 
 
 def _back_end(job: str) -> None:
-    """All of it; nothing where the cache has it."""
+    """All of it; nothing where the cache has it. RuntimeError where a product's operand is overwritten."""
     import triton
 
     from oneloop_kernels.compiling.jobs import decode
 
     source, target, options = decode(job)
-    triton.compile(source, target=target, options=options)
+    compiled = triton.compile(source, target=target, options=options)
+    if "wgmma.mma_async" in compiled.asm["ptx"]:
+        overwritten = overwritten_operands(disassembled(compiled.asm["cubin"]))
+        if overwritten:
+            raise RuntimeError("\n".join(overwritten))
 
 
 def _compile(entry: tuple[str, bool]) -> tuple[str | None, set[Place]]:
