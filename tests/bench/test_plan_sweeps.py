@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from oneloop_bench.kernels import moe, moe_sweep
+from oneloop_bench.kernels import dense_plans, fp8_chain, moe, moe_sweep, packed_linear, plan_text
+from oneloop_bench.kernels import linear as plain
 from oneloop_bench.kernels.moe_sweep import Case, Trial
+from oneloop_kernels.ops.fp8_linear import plans as fp8_plans
+from oneloop_kernels.ops.linear import plans as linear_plans
 from oneloop_kernels.ops.moe.plans import FILES, MoePlan, ProductPlan, Shape, _plan_of
+from oneloop_kernels.ops.packed_linear import plans as packed_plans
 
 SWEPT = [
     Case(model, moe.SHAPES[model], tokens)
@@ -129,3 +135,98 @@ def test_long_launches_are_timed_a_few_times():
     for tokens, launches in ((1, 12), (8192, 3)):
         trial = Trial(Case("", moe.SHAPES["qwen15moe"], tokens), plan)
         assert moe_sweep.effort_of(trial, 4.3e12, 7.5e14).launches == launches
+
+
+class Meta:
+    """A bench whose tensors have shapes and no memory, and whose times are a formula of the candidates' names."""
+
+    device = torch.device("meta")
+
+    def __init__(self, worth):
+        self.worth, self.tried, self.rows = worth, [], []
+
+    def wanted(self, name):
+        return True
+
+    def sets(self, make, *, num_bytes):
+        return [make()]
+
+    def best(self, name, candidates, sets, *, num_bytes):
+        self.tried.append(list(candidates))
+        self.rows.append(SimpleNamespace(name=name, us=1.0))
+        return min(candidates, key=lambda key: self.worth(name, key))
+
+
+def test_packed_plans_become_text_of_the_table(monkeypatch):
+    monkeypatch.setattr(packed_linear, "compile_all", lambda *args: None)
+    monkeypatch.setattr(packed_linear, "num_sms", lambda device: 132)
+    monkeypatch.setattr(packed_linear, "surroundings", lambda *args: None)
+    bench = Meta(lambda name, key: "residents 2" not in key or "tiles 2" not in key)
+    maps = plain.MODELS["llama8b"][:4]
+    text = dense_plans.packed_table(bench, maps, (4, 64, 128))
+    table = eval(f"{{\n{text}\n}}", {"StreamPlan": packed_plans.StreamPlan})
+    tuned = packed_plans.TUNED[dense_plans.CARD]
+    assert set(table) == set(tuned)
+    assert max(map(len, bench.tried)) <= 12
+    assert sum(map(len, bench.tried)) <= 110
+    for shape, choices in table.items():
+        assert [most for most, _ in choices] == sorted(most for most, _ in choices)
+        assert {4, 8, 16, 64, 128} >= {most for most, _ in choices}
+        found = dict(choices)
+        for rows in (4, 64, 128):
+            plan = next(plan for most, plan in choices if rows <= most)
+            assert (plan.residents, plan.column_tiles) == (2, 2)
+        assert found[16] == dict(tuned[shape])[16]
+
+
+def test_plans_of_8_bits_become_text_of_the_table(monkeypatch):
+    timed = []
+
+    def time_of(layers, rows, plans):
+        timed.append(plans)
+        return sum(plan.num_stages if plan else 100 for plan in plans.values())
+
+    monkeypatch.setattr(fp8_chain, "time_of", time_of)
+    monkeypatch.setattr(fp8_chain, "compile_all", lambda *args: None)
+    monkeypatch.setattr(fp8_chain, "plan_of", planned)
+    text = dense_plans.fp8_table([], (8, 16, 32, 64))
+    names = {"StreamPlan": linear_plans.StreamPlan, "DensePlan": linear_plans.DensePlan}
+    table = eval(f"{{\n{text}\n}}", names)
+    tuned = fp8_plans.TUNED[dense_plans.CARD]
+    assert list(table) == list(tuned)
+    assert len(timed) <= 250
+    for shape, choices in table.items():
+        assert dict(choices).get(256) == dict(tuned[shape]).get(256)
+        for rows in (8, 16, 32, 64):
+            plan = next(plan for most, plan in choices if rows <= most)
+            name = next(
+                name
+                for name, one in fp8_chain.MAPS.items()
+                if one.out_size == shape[0] and one.in_size == shape[1]
+            )
+            least = min(one.num_stages for one in dense_plans.fp8_candidates(name, rows) if one)
+            assert plan.num_stages == least
+
+
+def planned(name, rows):
+    one = fp8_chain.MAPS[name]
+    choices = fp8_plans.TUNED[dense_plans.CARD][one.out_size, one.in_size, one.gated]
+    return next((plan for most, plan in choices if rows <= most), None)
+
+
+def test_text_says_what_is_not_as_by_default():
+    plan = packed_plans.StreamPlan(2, 4, residents=3, slices=True)
+    assert plan_text.literal(plan) == "StreamPlan(2, 4, residents=3, slices=True)"
+    assert plan_text.literal(linear_plans.DensePlan((64, 32), 7)) == "DensePlan((64, 32), 7)"
+    assert plan_text.literal(None) == "None"
+
+
+def test_what_was_found_stands_among_what_is_there():
+    assert plan_text.merged(((8, "a"), (16, "b"), (64, "c")), {4: "d", 16: "e"}) == (
+        (4, "d"),
+        (8, "a"),
+        (16, "e"),
+        (64, "c"),
+    )
+    assert plan_text.merged(((8, "a"), (16, "b")), {16: "a", 64: None}) == ((16, "a"), (64, None))
+    assert plan_text.merged((), {1: "a"}) == ((1, "a"),)
