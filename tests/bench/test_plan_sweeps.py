@@ -157,29 +157,21 @@ class Meta:
         return min(candidates, key=lambda key: self.worth(name, key))
 
 
-def test_packed_plans_become_text_of_the_table(monkeypatch):
+def test_packed_plans_are_found(monkeypatch):
     monkeypatch.setattr(packed_linear, "compile_all", lambda *args: None)
     monkeypatch.setattr(packed_linear, "num_sms", lambda device: 132)
     monkeypatch.setattr(packed_linear, "surroundings", lambda *args: None)
     bench = Meta(lambda name, key: "residents 2" not in key or "tiles 2" not in key)
-    maps = plain.MODELS["llama8b"][:4]
-    text = dense_plans.packed_table(bench, maps, (4, 64, 128))
-    table = eval(f"{{\n{text}\n}}", {"StreamPlan": packed_plans.StreamPlan})
-    tuned = packed_plans.TUNED[dense_plans.CARD]
-    assert set(table) == set(tuned)
+    found = dense_plans.packed_found(bench, plain.MODELS["llama8b"][:4], (4, 64, 128))
+    assert set(found) == set(packed_plans.TUNED[dense_plans.CARD])
     assert max(map(len, bench.tried)) <= 12
     assert sum(map(len, bench.tried)) <= 110
-    for shape, choices in table.items():
-        assert [most for most, _ in choices] == sorted(most for most, _ in choices)
-        assert {4, 8, 16, 64, 128} >= {most for most, _ in choices}
-        found = dict(choices)
-        for rows in (4, 64, 128):
-            plan = next(plan for most, plan in choices if rows <= most)
-            assert (plan.residents, plan.column_tiles) == (2, 2)
-        assert found[16] == dict(tuned[shape])[16]
+    for plans in found.values():
+        assert list(plans) == [4, 64, 128]
+        assert all((plan.residents, plan.column_tiles) == (2, 2) for plan in plans.values())
 
 
-def test_plans_of_8_bits_become_text_of_the_table(monkeypatch):
+def test_plans_of_8_bits_are_found(monkeypatch):
     timed = []
 
     def time_of(layers, rows, plans):
@@ -189,29 +181,38 @@ def test_plans_of_8_bits_become_text_of_the_table(monkeypatch):
     monkeypatch.setattr(fp8_chain, "time_of", time_of)
     monkeypatch.setattr(fp8_chain, "compile_all", lambda *args: None)
     monkeypatch.setattr(fp8_chain, "plan_of", planned)
-    text = dense_plans.fp8_table([], (8, 16, 32, 64))
-    names = {"StreamPlan": linear_plans.StreamPlan, "DensePlan": linear_plans.DensePlan}
-    table = eval(f"{{\n{text}\n}}", names)
-    tuned = fp8_plans.TUNED[dense_plans.CARD]
-    assert list(table) == list(tuned)
+    found = dense_plans.fp8_found([], (8, 16, 32, 64))
+    assert list(found) == list(fp8_plans.TUNED[dense_plans.CARD])
     assert len(timed) <= 250
-    for shape, choices in table.items():
-        assert dict(choices).get(256) == dict(tuned[shape]).get(256)
-        for rows in (8, 16, 32, 64):
-            plan = next(plan for most, plan in choices if rows <= most)
-            name = next(
-                name
-                for name, one in fp8_chain.MAPS.items()
-                if one.out_size == shape[0] and one.in_size == shape[1]
-            )
-            least = min(one.num_stages for one in dense_plans.fp8_candidates(name, rows) if one)
-            assert plan.num_stages == least
+    for name, plans in zip(fp8_chain.MAPS, found.values(), strict=True):
+        for rows, plan in plans.items():
+            several = dense_plans.fp8_candidates(name, rows)
+            assert planned(name, rows) in several
+            assert plan.num_stages == min(one.num_stages for one in several if one)
 
 
 def planned(name, rows):
     one = fp8_chain.MAPS[name]
     choices = fp8_plans.TUNED[dense_plans.CARD][one.out_size, one.in_size, one.gated]
     return next((plan for most, plan in choices if rows <= most), None)
+
+
+def test_a_table_is_text_as_it_stands_in_the_code():
+    tuned = {
+        (64, 128, True): ((8, linear_plans.DensePlan((64,), 8)), (16, None)),
+        (1, 2, False): ((1, None),),
+    }
+    found = {(64, 128, True): {4: linear_plans.StreamPlan(64, 256, 5, programs=192), 16: None}}
+    assert plan_text.table(tuned, found).splitlines() == [
+        "        (64, 128, True): (",
+        "            (4, StreamPlan(64, 256, 5, programs=192)),",
+        "            (8, DensePlan((64,), 8)),",
+        "            (16, None),",
+        "        ),",
+        "        (1, 2, False): (",
+        "            (1, None),",
+        "        ),",
+    ]
 
 
 def test_text_says_what_is_not_as_by_default():

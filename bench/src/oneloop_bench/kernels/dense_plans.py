@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from oneloop_bench.kernels.fp8_chain import Layer
     from oneloop_bench.kernels.linear import Map
     from oneloop_kernels.ops.fp8_linear.plans import Plan
+    from oneloop_kernels.ops.linear.plans import Shape
     from oneloop_kernels.ops.packed_linear.plans import StreamPlan as PackedPlan
 
 CARD: Final = "NVIDIA H200"
@@ -48,19 +49,18 @@ def _worth_it(plan: Plan | None, rows: int) -> bool:
     return plan is None or (isinstance(plan, DensePlan) and rows >= DENSE_ROWS)
 
 
-def fp8_table(layers: Sequence[Layer], rows: Sequence[int]) -> str:
-    """Text of the table. layers: of `fp8_chain.make_layer`."""
+def fp8_found(layers: Sequence[Layer], rows: Sequence[int]) -> dict[Shape, dict[int, Plan | None]]:
+    """The best plans, by shape and number of rows. layers: of `fp8_chain.make_layer`."""
     plans = {count: {name: fp8_candidates(name, count) for name in fp8_chain.MAPS} for count in rows}
     begin = time.perf_counter()
     fp8_chain.compile_all(layers, rows, plans)
     number = sum(len(several) for by_name in plans.values() for several in by_name.values())
     print(f"8 bits: {number} candidates compiled in {time.perf_counter() - begin:.1f} s", flush=True)
     best = {count: fp8_chain.search(layers, count, plans[count])[0] for count in rows}
-    found = {
+    return {
         (one.out_size, one.in_size, one.gated): {count: best[count][name] for count in rows}
         for name, one in fp8_chain.MAPS.items()
     }
-    return plan_text.table(fp8_plans.TUNED[CARD], found)
 
 
 def packed_candidates(one: Map, num_tokens: int, device: torch.device) -> Iterator[PackedPlan]:
@@ -73,13 +73,12 @@ def packed_candidates(one: Map, num_tokens: int, device: torch.device) -> Iterat
     yield from fullest.values()
 
 
-def packed_table(bench: KernelBench, maps: Sequence[Map], rows: Sequence[int]) -> str:
-    """Text of the table, for 4 bits in groups of 128."""
+def packed_found(
+    bench: KernelBench, maps: Sequence[Map], rows: Sequence[int]
+) -> dict[Shape, dict[int, PackedPlan | None]]:
+    """Likewise, for 4 bits in groups of 128."""
     found = packed_linear.sweep(bench, maps, rows, "w4", packed_candidates, turns=1)
-    by_shape = {
-        (one.out_size, one.in_size, one.gated): dict(choices) for one, choices in found.items() if choices
-    }
-    return plan_text.table(packed_plans.TUNED[CARD], by_shape)
+    return {(one.out_size, one.in_size, one.gated): dict(choices) for one, choices in found.items()}
 
 
 def main() -> None:
@@ -98,10 +97,11 @@ def main() -> None:
     tables = {}
     if options.fp8:
         layers = [fp8_chain.make_layer(bench.device) for _ in range(fp8_chain.LAYERS)]
-        tables["fp8_linear"] = fp8_table(layers, options.fp8)
+        tables["fp8_linear"] = plan_text.table(fp8_plans.TUNED[CARD], fp8_found(layers, options.fp8))
         del layers
     if options.packed:
-        tables["packed_linear"] = packed_table(bench, plain.MODELS[packed_linear.MODEL][:4], options.packed)
+        found = packed_found(bench, plain.MODELS[packed_linear.MODEL][:4], options.packed)
+        tables["packed_linear"] = plan_text.table(packed_plans.TUNED[CARD], found)
     for family, text in tables.items():
         print(f"kernels/src/oneloop_kernels/ops/{family}/plans.py:\n{text}", flush=True)
     bench.finish(tuned=tables)

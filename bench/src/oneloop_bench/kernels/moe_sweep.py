@@ -38,7 +38,7 @@ MAX_SHARED_BYTES: Final = 220 << 10
 MAX_STAGES: Final = 7
 MAX_LAYERS: Final = 3
 """With weights of their own, so that a few tokens' are not found in the cache."""
-ROW: Final = 2e-4
+ENOUGH: Final = 2e-4
 """Seconds of launches beyond which a graph needs no more of them."""
 
 
@@ -320,7 +320,7 @@ def effort_of(trial: Trial, bandwidth: float, flops: float) -> Effort:
         trial.part or "whole"
     ]
     least = max(num_bytes / bandwidth, num_flops / flops)
-    return Effort(launches=max(3, min(12, math.ceil(ROW / least))), seconds=0.012, replays=3)
+    return Effort(launches=max(3, min(12, math.ceil(ENOUGH / least))), seconds=0.012, replays=3)
 
 
 def _first_line(error: Exception) -> str:
