@@ -15,6 +15,7 @@ import json
 import multiprocessing
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ _INTERPRETED: Final = "INTERPRETED"
 """In names of constants that say that the interpreter runs a kernel: what depends on them is never compiled."""
 _OPTIONS: Final = ("num_warps", "num_stages", "maxnreg", "launch_pdl", "enable_fp_fusion")
 """Those that launches give."""
+_OPERAND_IN_REGISTERS: Final = re.compile(r"wgmma\.mma_async\S*\s+\{[^}]*\},\s*\{")
 _TOLD: Final = 1500
 """Characters of an error's text: its end says what is wrong."""
 
@@ -128,7 +130,7 @@ def _back_end(job: str) -> None:
 
     source, target, options = decode(job)
     compiled = triton.compile(source, target=target, options=options)
-    if "wgmma.mma_async" in compiled.asm["ptx"]:
+    if _OPERAND_IN_REGISTERS.search(compiled.asm["ptx"]):
         overwritten = overwritten_operands(disassembled(compiled.asm["cubin"]))
         if overwritten:
             raise RuntimeError("\n".join(overwritten))
