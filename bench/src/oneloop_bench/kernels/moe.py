@@ -183,17 +183,15 @@ def main() -> None:
         shapes, tokens, swept = {"smoke": SMOKE_SHAPE}, SMOKE_TOKENS, SMOKE_TOKENS
     tuned: list[dict[str, object]] = []
     if bench.sweep:
-        cases = [
-            moe_sweep.Case(model, shape, count)
-            for model, shape in shapes.items()
-            for count in swept
-            if bench.wanted(f"{model} {count:04d}")
-        ]
         with moe_sweep.CardClock(bench) as clock:
-            tuned = moe_sweep.entries(moe_sweep.sweep(clock, cases))
+            for model, shape in shapes.items():
+                counts = [count for count in swept if bench.wanted(f"{model} {count:04d}")]
+                cases = [moe_sweep.Case(model, shape, count) for count in counts]
+                found = moe_sweep.entries(moe_sweep.sweep(clock, cases))
+                tuned += found
+                if options.write is not None:  # at once: whoever ends the sweep keeps what it has
+                    moe_sweep.write(options.write, found)
         print(json.dumps(tuned))
-        if options.write is not None:
-            moe_sweep.write(options.write, tuned)
     else:
         for model, shape in shapes.items():
             for count in tokens:

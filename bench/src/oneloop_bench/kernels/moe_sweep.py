@@ -2,7 +2,7 @@
 
 Two rounds. In the first gate_up and down are timed by themselves, for one or two heights of a tile; in the second the
 best of them in the whole block, with what only that shows: both products by one kernel, the sum in down's. What is
-compiled for a round is compiled for all cases together, on all CPUs but one.
+compiled for a round is compiled for all numbers of tokens together, on all CPUs but one.
 """
 
 from __future__ import annotations
