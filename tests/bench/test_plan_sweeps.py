@@ -90,7 +90,7 @@ def test_what_is_tried_can_run(case):
 def test_the_best_of_what_runs_is_found():
     case = Case("mixtral8x7b", moe.SHAPES["mixtral8x7b"], 8)
     plan = moe_sweep.sweep(Formula(), [case])[case]
-    assert (plan.gate_up.block_n, plan.down.block_n) == (32, 64)
+    assert (plan.gate_up.block_n, plan.down.block_n) == (16, 32)
     assert plan.together
     narrow_fails = Formula(
         lambda trial: trial.part is not None and getattr(trial.plan, trial.part).block_n < 64

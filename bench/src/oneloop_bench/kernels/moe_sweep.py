@@ -86,7 +86,7 @@ def tile_heights(case: Case) -> list[int]:
 
 
 def candidates(case: Case, block_m: int, part: str) -> Iterator[ProductPlan]:
-    """Six at most, those of which one has been the best of a wider sweep somewhere."""
+    """Six at most, of kinds of which one has been the best of a wider sweep somewhere."""
     gated = part == "gate_up"
     if case.mean >= MANY:
         yield from (ProductPlan("grouped", 128 if gated else 256, 64, stages) for stages in (3, 4))
@@ -100,10 +100,7 @@ def candidates(case: Case, block_m: int, part: str) -> Iterator[ProductPlan]:
         return
     in_size = case.shape.hidden if gated else case.shape.width
     ways = [(64, 2), (64, 4), (128, 1), (128, 2)]  # columns, programs that share a multiprocessor
-    if case.num_tokens == 1:
-        ways.append((32, 3))
-    elif case.mean >= 8:
-        ways.append((256, 1))
+    ways.append((32, 3) if case.num_tokens <= 8 else (256, 1))
     for columns, programs in ways:
         block_k = 64 if columns == 256 else 128
         stages = min(MAX_SHARED_BYTES // programs // ((columns + block_m) * block_k * 2), MAX_STAGES)
