@@ -9,6 +9,7 @@ import torch
 
 from oneloop_kernels.ops.float8 import FP8
 from oneloop_kernels.ops.kv_cache import UNSCALED, KvScales
+from oneloop_kernels.testing import assert_close
 
 
 @pytest.fixture
@@ -92,6 +93,29 @@ def test_rings_of_tiles(cases, inputs, hopper, dtype, form, way):
             scales=KvScales(0.37, 3.0) if cache_dtype else UNSCALED,
         )  # fmt: skip
         cases.check(case, attention, dtype, layers=3, may_share=False, has_multi=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("way", [name for name, (cache_dtype, *_) in STREAMS.items() if cache_dtype])
+def test_queries_that_are_no_numbers_stay_so_on_a_cache_of_8_bits(cases, inputs, hopper, way):
+    """Of a row with one query and of a prompt's token; their neighbours' results are what they would be."""
+    dtype, (cache_dtype, programs_per_sm, stages, keys, together) = torch.bfloat16, STREAMS[way]
+    shape = cases.make_shape(16, 8, head_dim=128)
+    attention = cases.make_attention(
+        shape, dtype, hopper, tiles_block_m=128, tiles_ring=5, cache_dtype=cache_dtype,
+        narrow_streamed=streams(stages, programs_per_sm, keys, together),
+    )  # fmt: skip
+    rows = [(1, 77), (1, 300), (1, 5), (40, 90)]
+    case = cases.make_case(inputs, shape, rows, dtype, by_head=True, cache_dtype=cache_dtype)
+    lost = torch.zeros(case.num_tokens, dtype=torch.bool, device=hopper)
+    lost[[1, 10]] = True
+    case.qkv[: case.num_tokens, : shape.num_heads][lost] = torch.nan
+    plan = attention.plan(case.step, case.step.row_slot.shape[0], len(case.qkv), True, may_share=False)
+    out = torch.zeros(len(case.qkv), case.expected.shape[1], dtype=dtype, device=hopper)
+    plan.run(case.qkv, case.cache, out, None, scales=case.scales)
+    computed = out[: case.num_tokens]
+    assert bool(computed[lost].isnan().all())
+    assert_close(computed[~lost], case.expected[~lost], dtype, kind="attention")
 
 
 @pytest.mark.gpu
