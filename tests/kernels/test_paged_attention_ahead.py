@@ -67,18 +67,23 @@ def test_streams_of_keys(cases, inputs, hopper, dtype, form, way):
         cases.check(case, attention, dtype, layers=3, may_share=False)
 
 
-RINGS = {"stream": ("stream", None), "decode": ("decode", None), "narrow": ("stream", FP8)}
-"""What serves rows with one query beside, and the type of the cache."""
+RINGS = {
+    "stream": ("stream", None, 1),
+    "decode": ("decode", None, 1),
+    "narrow": ("stream", FP8, 1),
+    "narrow_t": ("stream", FP8, 8),
+}
+"""What serves rows with one query beside, the type of the cache, heads together."""
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "form", "way"), in_both_types(RINGS))
 def test_rings_of_tiles(cases, inputs, hopper, dtype, form, way):
-    (heads, kv_heads, block_size), (decode, cache_dtype) = form, RINGS[way]
+    (heads, kv_heads, block_size), (decode, cache_dtype, together) = form, RINGS[way]
     shape = cases.make_shape(heads, kv_heads, head_dim=128, block_size=block_size)
     attention = cases.make_attention(
         shape, dtype, hopper, tiles_block_m=128, tiles_ring=5, max_tokens=4096, cache_dtype=cache_dtype,
-        **{("narrow_" if cache_dtype else "") + "streamed": streams() if decode == "stream" else ()},
+        **{("narrow_" if cache_dtype else "") + "streamed": streams(together=together) if decode == "stream" else ()},
     )  # fmt: skip
     rng = random.Random(int(inputs.integers(0, 1 << 30, 1)))
     edges = [(2, 126), (3, 254), (64, 64), (128, 0), (1100, 0), (20, 1500)]
