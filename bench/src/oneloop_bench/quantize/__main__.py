@@ -62,7 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """None: what the command line says."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m oneloop_bench.quantize",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model")
     parser.add_argument("folder", type=Path)
