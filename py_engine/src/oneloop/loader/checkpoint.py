@@ -11,7 +11,7 @@ from oneloop.formats.json_file import read_json_object
 from oneloop.formats.safetensors import SafetensorsTensor, read_safetensors
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
     from oneloop.formats.quantization.spec import StoredTensor
@@ -48,7 +48,8 @@ def read_checkpoint(
         if tensor is None and stored.optional:
             continue
         if tensor is None:
-            raise ModelError(str(folder), _missing_message(name), item=name)
+            unknown = [other for other in tensors if other not in expected and not _HARMLESS.search(other)]
+            raise ModelError(str(folder), _missing_message(name, unknown), item=name)
         if tensor.shape not in stored.shapes:
             message = f"has shape {list(tensor.shape)}, the model needs {list(stored.shapes[0])}"
             raise ModelError(str(tensor.path), message, item=name)
@@ -73,13 +74,22 @@ _Headers: TypeAlias = "tuple[dict[str, SafetensorsTensor], dict[str, ModelError]
 def _read_headers(folder: Path) -> _Headers:
     if (folder / _INDEX).is_file():
         return _read_sharded(folder)
-    if (folder / _SINGLE).is_file():
-        return read_safetensors(folder / _SINGLE), {}
+    single = _single_file(folder)
+    if single is not None:
+        return read_safetensors(single), {}
     pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
     if pickled:
         message = "pickled weights are never loaded, because reading them runs code; convert the model to safetensors"
         raise ModelError(str(folder / pickled[0]), message)
-    raise ModelError(str(folder), f"has neither {_SINGLE} nor {_INDEX}")
+    raise ModelError(str(folder), f"has neither {_SINGLE} nor {_INDEX}, nor one other file of safetensors")
+
+
+def _single_file(folder: Path) -> Path | None:
+    """All of a small model; older quantisers call it gptq_model-4bit-128g.safetensors and the like."""
+    if (folder / _SINGLE).is_file():
+        return folder / _SINGLE
+    others = [path for path in folder.glob("*.safetensors") if path.is_file()]
+    return others[0] if len(others) == 1 else None
 
 
 def _read_sharded(folder: Path) -> _Headers:
@@ -111,7 +121,13 @@ def _read_sharded(folder: Path) -> _Headers:
     return tensors, absent
 
 
-def _missing_message(name: str) -> str:
+def _missing_message(name: str, unknown: Sequence[str]) -> str:
+    """unknown: tensors that the model has no use for."""
     if name == "lm_head.weight":
         return "this tensor is missing, and config.json does not say that it is tied (tie_word_embeddings)"
+    if unknown:
+        return (
+            "this tensor is missing; the checkpoint is incomplete, or calls its tensors by names that are not "
+            f"supported, e.g. {unknown[0][:120]}"
+        )
     return "this tensor is missing; the checkpoint is incomplete"
