@@ -27,7 +27,7 @@ MAX_NAME_LEN = 256
 """Characters of a model name, a function name, a tool call id."""
 
 MAX_TOLD_BYTES = 256 << 20
-"""About what a completion repeats of its prompts, in all choices together: it is held until it is sent. As many bytes
+"""About what a reply repeats of its prompts, in all choices together: it is held until it is sent. As many bytes
 as the log-probabilities of its answers may take (engine.params.MAX_LOGPROB_ENTRIES)."""
 
 MAX_HEAD_BYTES = 64 << 10

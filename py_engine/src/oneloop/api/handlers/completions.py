@@ -13,8 +13,7 @@ from oneloop.api.chunks import completion_chunks
 from oneloop.api.errors import bad_request
 from oneloop.api.handlers.answer import answer
 from oneloop.api.handlers.generation import Job
-from oneloop.api.handlers.prompt import Prompt, check_context, context_error, tokenized
-from oneloop.api.limits import MAX_TOLD_BYTES
+from oneloop.api.handlers.prompt import Prompt, check_context, check_repeated, context_error, tokenized
 from oneloop.api.prompt_logprobs import PromptScores, echoed_prompt
 from oneloop.api.protocol.completions import read_completion, read_prompts
 from oneloop.api.replies import ReplyHead, Told, Usage, completion_reply
@@ -111,13 +110,8 @@ def _check_told(asked: CompletionRequest, prompts: Sequence[Prompt]) -> None:
         + _OFFSET_BYTES * told.offsets
         + _TEXT_BYTES * (told.prompt_text + asked.echo)
     )
-    num_bytes = per_token * asked.params.n * sum(len(prompt.token_ids) for prompt in prompts)
-    if num_bytes > MAX_TOLD_BYTES:
-        raise bad_request(
-            "prompt" if asked.params.n == 1 else "n",
-            f"the reply would repeat some {num_bytes >> 20} MiB of what is said of its prompts, at most "
-            f"{MAX_TOLD_BYTES >> 20} MiB are sent; ask for fewer choices, fewer prompts at a time, or less of them",
-        )
+    n = asked.params.n
+    check_repeated(per_token * n * sum(len(prompt.token_ids) for prompt in prompts), n)
 
 
 def _encoded(told: dict[str, Any]) -> dict[str, Any]:
