@@ -55,7 +55,8 @@ chat: install $(if $(MODEL),,model) ## Talk to a model in the terminal
 # ---- checks: what CI runs is `make test` ----
 
 # Tests that compute and wait for nothing, most of them in Triton's interpreter: each takes one thread, so as many pieces
-# run beside each other as there are CPUs. The longest first.
+# run beside each other as there are CPUs. The longest first. Each has a folder of its own for temporary files: pytests
+# that share one fail where one of them ends while another begins (both look after a link there).
 COMPUTING := tests/kernels tests/worker tests/e2e/test_greedy_parity.py tests/e2e/test_fp8_quality.py
 SHARES := 6 1 2 3 4 5
 PIECES := parity worker runner quality $(addprefix kernels-,$(SHARES))
@@ -66,7 +67,7 @@ compute-worker: TESTS := tests/worker --ignore=tests/worker/test_gpu_runner.py
 $(addprefix compute-kernels-,$(SHARES)): TESTS = tests/kernels --share $(@:compute-kernels-%=%)/$(words $(SHARES))
 .PHONY: $(addprefix compute-,$(PIECES))
 $(addprefix compute-,$(PIECES)):
-	OMP_NUM_THREADS=1 $(PY) -m pytest $(TESTS)
+	folder=$$(mktemp -d); trap "rm -rf $$folder" EXIT; OMP_NUM_THREADS=1 $(PY) -m pytest --basetemp=$$folder/tests $(TESTS)
 
 .PHONY: test lint types test-rust test-python test-clients test-slow test-gpu client-environments fuzz format lock
 test: ## Everything CI runs: cargo tests (beside the installation, which they do not need), lints, types, Python tests

@@ -162,18 +162,8 @@ class Run:
         if begin >= self._deadline - INTERRUPT_S:
             return Outcome(part, 0, 0, [(part.label, "not begun: the budget was spent")], 0.0)
         report = self._folder / f"{part.label}.xml"
-        command = [
-            sys.executable, "-m", "pytest", "-v", "-m", "gpu", "--tb=short", "-p", "no:cacheprovider", "--durations=8",
-            "--durations-min=1", f"--junitxml={report}", f"--share={part.share}/{part.shares}",
-            *(() if part.alone else ("--shared-card",)), *(f"--deselect={test}" for test in part.without),
-            *part.paths, *self._arguments,
-        ]  # fmt: skip
-        with (self._folder / f"{part.label}.log").open("wb") as log:
-            process = subprocess.Popen(
-                command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT,
-                env=os.environ | dict.fromkeys(THREAD_COUNTS, str(threads)),
-            )  # fmt: skip
-            status = self._wait(process)
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+            status = self._status_of(part, report, threads, Path(temporary))
         outcome = read_report(part, report, time.monotonic() - begin)
         if status is None:
             outcome.problems.append((part.label, "interrupted: the budget was spent"))
@@ -183,6 +173,24 @@ class Run:
         elif status and not (status == TESTS_FAILED and outcome.problems):
             outcome.problems.append((part.label, f"pytest ended with status {status}, see its log"))
         return outcome
+
+    def _status_of(self, part: Part, report: Path, threads: int, temporary: Path) -> int | None:
+        """What pytest ends with; None where it was interrupted.
+
+        temporary: for its temporary files. Pytests that share their folder fail where one ends while another begins.
+        """
+        command = [
+            sys.executable, "-m", "pytest", "-v", "-m", "gpu", "--tb=short", "-p", "no:cacheprovider", "--durations=8",
+            "--durations-min=1", f"--junitxml={report}", f"--basetemp={temporary / 'tests'}",
+            f"--share={part.share}/{part.shares}", *(() if part.alone else ("--shared-card",)),
+            *(f"--deselect={test}" for test in part.without), *part.paths, *self._arguments,
+        ]  # fmt: skip
+        with (self._folder / f"{part.label}.log").open("wb") as log:
+            process = subprocess.Popen(
+                command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT,
+                env=os.environ | dict.fromkeys(THREAD_COUNTS, str(threads)),
+            )  # fmt: skip
+            return self._wait(process)
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int | None:
         """Its status; None where it was interrupted because the budget is spent."""

@@ -448,10 +448,10 @@ async def test_pieces_of_malformed_input(server: Any) -> None:
     assert (await server.post("/v1/completions", {"prompt": "a"}))[0] == 200
 
 
-def test_all_of_this_on_the_python_parser() -> None:
+def test_all_of_this_on_the_python_parser(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not python_parser",
-         Path(__file__).name, "test_auth.py"],
+         f"--basetemp={tmp_path / 'tests'}", Path(__file__).name, "test_auth.py"],
         cwd=Path(__file__).parent, env={**os.environ, "AIOHTTP_NO_EXTENSIONS": "1"}, capture_output=True, text=True,
         timeout=120, check=False,
     )  # fmt: skip

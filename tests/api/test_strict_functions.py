@@ -9,7 +9,11 @@ import json
 from typing import Any
 
 import jsonschema
+import orjson
 import pytest
+
+from oneloop.api import parsing
+from oneloop.engine import structured
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "hello"}]
@@ -85,16 +89,21 @@ async def test_strict_functions(serve: Any, engine_of: Any, template: str) -> No
     assert (len(thoughts) > 1) is (template is not CLOSED)
 
 
-async def test_strict_by_every_protocol(serve: Any, engine_of: Any) -> None:
-    """What is not kept is refused where the function is strict, and else not looked at."""
+def _by_every_protocol(max_tokens: int) -> tuple[tuple[str, dict[str, Any], list[dict[str, Any]]], ...]:
+    """Path, body and strict functions of one request by each."""
     functions = [{"name": name, "strict": True} for name in SCHEMAS]
     responses = [{"type": "function", **one, "parameters": SCHEMAS[one["name"]]} for one in functions]
     messages = [{**one, "input_schema": SCHEMAS[one["name"]]} for one in functions]
-    asked = (
-        (CHAT, {"messages": USER, "max_tokens": 300}, STRICT_TOOLS),
-        ("/v1/responses", {"input": "hello", "max_output_tokens": 300}, responses),
-        ("/v1/messages", {"messages": USER, "max_tokens": 300}, messages),
+    return (
+        (CHAT, {"messages": USER, "max_tokens": max_tokens}, STRICT_TOOLS),
+        ("/v1/responses", {"input": "hello", "max_output_tokens": max_tokens}, responses),
+        ("/v1/messages", {"messages": USER, "max_tokens": max_tokens}, messages),
     )
+
+
+async def test_strict_by_every_protocol(serve: Any, engine_of: Any) -> None:
+    """What is not kept is refused where the function is strict, and else not looked at."""
+    asked = _by_every_protocol(300)
     engine = engine_of()
     async with serve(engine) as server:
         compiled = engine.grammars.metrics.requests
@@ -150,3 +159,34 @@ async def test_what_strict_cannot_do_is_said(
         status, reply = await server.post(CHAT, body)
         assert status == (400 if is_vain else 200)
         assert not is_vain or reply["error"]["param"] == "tools.strict"
+
+
+async def test_what_is_said_is_what_is_done(
+    serve: Any, engine_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tags are built once a request, and what they can hold is what the reply says: with the thinking that they
+    begin with they may be too long, where without it they would not.
+    """
+    built: list[int] = []
+
+    def strict_tags(*arguments: Any) -> Any:
+        tags = parsing_strict_tags(*arguments)
+        built.append(len(orjson.dumps(tags)))
+        return tags
+
+    parsing_strict_tags = parsing.strict_tags
+    monkeypatch.setattr(parsing, "strict_tags", strict_tags)
+    for is_vain in (False, True):
+        if is_vain:
+            monkeypatch.setattr(structured, "MAX_SOURCE_BYTES", built[0] - 1)
+        async with serve(engine_of(MAYBE)) as server:
+            for path, body, tools in _by_every_protocol(20):
+                built.clear()
+                async with server.session.post(server.url + path, json={**body, "tools": tools}) as reply:
+                    assert reply.status == 200
+                    assert reply.headers.get("X-Oneloop-Ignored") == ("tools.strict" if is_vain else None)
+                assert len(built) == 1
+        async with serve(engine_of(MAYBE), strict_fields=True) as server:
+            for path, body, tools in _by_every_protocol(20):
+                status, _ = await server.post(path, {**body, "tools": tools})
+                assert status == (400 if is_vain else 200)

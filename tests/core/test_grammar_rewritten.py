@@ -12,6 +12,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import jsonschema
+import pytest
 
 from oneloop_core import GrammarCompiler, GrammarError, Vocabulary
 
@@ -87,6 +88,8 @@ class Maker:
         if self.often(0.4):
             schema["required"] = self.random.sample(NAMES, 1)
         if self.often(0.2):
+            schema["patternProperties"] = {self.pick(["^(a|other)$", "^[ab]?$"]): self.schema(depth + 1)}
+        if self.often(0.2):
             schema["additionalProperties"] = False
         return schema
 
@@ -139,7 +142,9 @@ class Maker:
         )
 
     def contained(self, schema: dict[str, Any], depth: int) -> None:
-        schema.update({"contains": self.schema(depth), "maxItems": self.random.randrange(1, 4)})
+        schema["contains"] = self.schema(depth)
+        if self.often(0.5):
+            schema["maxItems"] = self.random.randrange(1, 4)
         if self.often(0.3):
             schema["minContains"] = self.random.randrange(3)
         if self.often(0.3):
@@ -168,8 +173,51 @@ class Maker:
         schema[self.pick(["allOf", "anyOf"])] = branches
 
 
+ONE = {"contains": {"const": 1}}
+CONTAINED = [
+    (ONE, [*[0] * 31, 1], True),
+    (ONE, [*[0] * 31, 1, *[0] * 50, 1], True),
+    (ONE, [0] * 40, False),
+    (ONE | {"minContains": 2}, [1, 0, 0, 0, 0, 1, *[0] * 40], True),
+    (ONE | {"minContains": 2}, [1, *[0] * 40], False),
+    (ONE | {"minContains": 6, "maxItems": 50}, [*[1] * 6, *[0] * 44], True),
+    (ONE | {"maxContains": 1}, [0, 0, 0, 0, 0, 1, *[0] * 40], True),
+    (ONE | {"maxContains": 1}, [1, *[0] * 40, 1], False),
+    (ONE | {"minContains": 0, "maxContains": 0}, [0] * 40, True),
+    (ONE | {"minContains": 0, "maxContains": 0}, [*[0] * 40, 1], False),
+    (ONE | {"minContains": 0, "maxContains": 1}, [*[0] * 40], True),
+]
+
+
+@pytest.mark.parametrize(("schema", "instance", "is_valid"), CONTAINED, ids=range(len(CONTAINED)))
+def test_long_lists_contain(
+    in_some_order: Callable[..., str | None], schema: dict[str, Any], instance: list[int], is_valid: bool
+) -> None:
+    assert jsonschema.Draft202012Validator(schema).is_valid(instance) is is_valid
+    grammar = new_compiler().compile("json_schema", json.dumps(schema))
+    assert (in_some_order(grammar.matcher(), instance, (",", ":"), schema) is not None) is is_valid
+
+
+@pytest.mark.parametrize(
+    ("schema", "instance"),
+    [(ONE, [*[0] * 32, 1]), (ONE | {"minContains": 2}, [1, *[0] * 5, 1])],
+    ids=["one", "two"],
+)
+def test_what_must_be_contained_is_not_left_to_a_lists_end(
+    in_some_order: Callable[..., str | None], schema: dict[str, Any], instance: list[int]
+) -> None:
+    """Though it would be valid there: see docs/structured-output.md."""
+    assert jsonschema.Draft202012Validator(schema).is_valid(instance)
+    grammar = new_compiler().compile("json_schema", json.dumps(schema))
+    assert in_some_order(grammar.matcher(), instance, (",", ":"), schema) is None
+
+
+def new_compiler() -> GrammarCompiler:
+    return GrammarCompiler(Vocabulary([bytes([value]) for value in range(256)] + [b"</s>"], [END]), [END])
+
+
 def test_what_is_said_otherwise_is_the_same(in_some_order: Callable[..., str | None]) -> None:
-    compiler = GrammarCompiler(Vocabulary([bytes([value]) for value in range(256)] + [b"</s>"], [END]), [END])
+    compiler = new_compiler()
     counts = {(kept, valid): 0 for kept in (True, False) for valid in (True, False)}
     for seed in range(NUM_SCHEMAS):
         maker = Maker(seed)

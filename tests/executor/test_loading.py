@@ -8,20 +8,25 @@ import pytest
 
 from oneloop.config import EngineConfig
 from oneloop.errors import ConfigError
-from oneloop.executor.loading import FP8_GENERATION, refuse_order
+from oneloop.executor.loading import refuse_order
 from oneloop.formats.quantization.config import WHILE_LOADING
 from oneloop.formats.quantization.spec import QuantizationSpec
 from oneloop.loader.resolve import resolve_model
+from oneloop_kernels.ops import fp8_linear
 
 
 @pytest.mark.parametrize("setting", ["deterministic", "deterministic_requests"])
-def test_the_fixed_order_of_8_bit_weights_wants_a_card_with_kernels_for_them(tiny_model, setting):
+def test_the_fixed_order_of_8_bit_weights_wants_a_card_with_kernels_for_them(
+    tiny_model, setting, monkeypatch
+):
+    """Which cards those are the kernels say."""
+    monkeypatch.setattr(fp8_linear, "LEAST_GENERATION", 11)
     spec = resolve_model(str(tiny_model), load_format="dummy").spec
     fp8 = replace(spec, quantization=QuantizationSpec(method="fp8", scheme=WHILE_LOADING["fp8"]))
     config = EngineConfig.from_flat({"device": "cuda", setting: True})
-    with pytest.raises(ConfigError, match="compute capability 9 on") as error:
-        refuse_order(fp8, config, FP8_GENERATION - 1)
+    with pytest.raises(ConfigError, match="compute capability 11 on") as error:
+        refuse_order(fp8, config, 10)
     assert error.value.field == setting
-    refuse_order(fp8, config, FP8_GENERATION)
+    refuse_order(fp8, config, 11)
     refuse_order(spec, config, 8)
     refuse_order(fp8, EngineConfig.from_flat({"device": "cuda"}), 8)

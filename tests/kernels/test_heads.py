@@ -96,12 +96,30 @@ def test_as_one_by_one(inputs, kernel_dtype, hopper, plan, norms, num_tokens):
     assert_close(around.cache.nan_to_num(), expected_cache.nan_to_num(), kind="layer")
 
 
-def packed(inputs, call):
-    """The call with its weight in 4 bits, and the call with what those mean."""
-    rows, columns = call.weight.shape
-    values = inputs.integers(0, 16, rows, columns, dtype=torch.uint8)
-    scales = (inputs.normal(rows, columns // 128).abs() + 0.1) / (8 * columns**0.5)
-    weight = pack(Numbers(values, scales, 4, 128), call.x.dtype)
+PACKED = {
+    "symmetric": (4, 128, "none"),
+    "zeros": (4, 128, "zero"),
+    "offsets": (4, 128, "offset"),
+    "zeros of 32": (4, 32, "zero"),
+    "q4_1": (4, 32, "offset"),
+    "q6_k": (6, 16, "none"),
+    "q8_0": (8, 32, "none"),
+}
+"""Bits, columns of a group, shift."""
+
+
+def packed(inputs, call, kind):
+    """The call with its weight in few bits, and the call with what those mean."""
+    (rows, columns), (bits, group_size, shift) = call.weight.shape, PACKED[kind]
+    values = inputs.integers(0, 1 << bits, rows, columns, dtype=torch.uint8)
+    groups = rows, columns // group_size
+    scales = (inputs.normal(*groups).abs() + 0.1) / (columns**0.5 * (1 << (bits - 1)))
+    shifts = {
+        "none": lambda: None,
+        "zero": lambda: inputs.integers(0, 1 << bits, *groups, dtype=torch.uint8),
+        "offset": lambda: inputs.normal(*groups) / columns**0.5,
+    }[shift]()
+    weight = pack(Numbers(values, scales, bits, group_size, shift, shifts), call.x.dtype)
     tickets = torch.zeros(NUM_TICKETS, dtype=torch.int32, device=call.x.device)
     packed_call = PackedCall(call.x, weight, call.bias, norm=call.norm, tickets=tickets)
     return packed_call, call._replace(weight=dequantize(weight))
@@ -109,12 +127,12 @@ def packed(inputs, call):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("num_tokens", [1, 7, 16])
-@pytest.mark.parametrize("programs", [0, 5])
-def test_packed_as_one_by_one(inputs, half_dtype, hopper, monkeypatch, num_tokens, programs):
+@pytest.mark.parametrize(("programs", "kind"), [(0, "symmetric"), *((5, kind) for kind in PACKED)], ids=str)
+def test_packed_as_one_by_one(inputs, half_dtype, hopper, monkeypatch, num_tokens, programs, kind):
     plan = StreamPlan(1, 4, residents=2, programs=programs, slices=True)
     monkeypatch.setattr("oneloop_kernels.ops.packed_linear.plans._by_rule", lambda *_: plan)
     plain = make_call(inputs, half_dtype, num_tokens, 6, 640, bias=num_tokens == 7, norm=num_tokens > 1)
-    call, plain = packed(inputs, plain)
+    call, plain = packed(inputs, plain, kind)
     around = surroundings(
         inputs, half_dtype, num_tokens, 1, norms=False, num_slots=max(1, num_tokens - 2), block_size=64
     )

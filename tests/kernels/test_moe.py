@@ -36,6 +36,12 @@ PLANS = {
     "together ahead": MoePlan(
         block_m=64, gate_up=WIDE_TOKENS, down=replace(WIDE_WEIGHTS, prefetch=64), together=True
     ),
+    "together, down by tokens": MoePlan(
+        block_m=64, gate_up=WIDE_WEIGHTS, down=WIDE_TOKENS, combined=True, together=True
+    ),
+    "together, both by tokens": MoePlan(
+        block_m=64, gate_up=WIDE_TOKENS, down=replace(WIDE_TOKENS, prefetch=64), together=True
+    ),
 }
 HIDDEN, WIDTH = 96, 40
 
@@ -231,10 +237,11 @@ def test_plans(inputs, kernel_dtype, name, num_tokens):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("block_m", [64, 128])
+@pytest.mark.parametrize("widths", [(64, 128), (128, 256)], ids=str)
 @pytest.mark.parametrize(
     ("num_tokens", "hidden", "width"), [(33, HIDDEN, WIDTH), (300, 256, 128), (1500, 128, 192)]
 )
-def test_grouped_products(inputs, kernel_device, kernel_dtype, block_m, num_tokens, hidden, width):
+def test_grouped_products(inputs, kernel_device, kernel_dtype, block_m, widths, num_tokens, hidden, width):
     """Rows gathered where their tokens are, tiles that are not full, and more tiles than programs."""
     from oneloop_kernels.ops.linear.plans import can_stream
     from oneloop_kernels.ops.moe.gpu import run
@@ -243,7 +250,7 @@ def test_grouped_products(inputs, kernel_device, kernel_dtype, block_m, num_toke
     call = make_call(inputs, kernel_dtype, num_tokens, shared=True, gate=True, hidden=hidden, width=width)
     slots = torch.arange(num_tokens, device=inputs.device)
     call = call._replace(slots=slots.masked_fill(slots >= num_tokens - 3, -1))
-    products = (ProductPlan("grouped", block_n, 64, 3) for block_n in (64, 128))
+    products = (ProductPlan("grouped", block_n, 64, 3) for block_n in widths)
     plan = MoePlan(block_m, *products)
     check(call, lambda call: run(call, plan))
 

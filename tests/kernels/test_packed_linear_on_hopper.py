@@ -48,6 +48,15 @@ CASES = {
     "slices, offsets": Case(StreamPlan(1, 16, residents=2, slices=True), 1, shift="offset"),
     "slices, gated": Case(StreamPlan(1, 16, residents=2, slices=True), 1, gated=True),
     "heads": Case(StreamPlan(1, 16, residents=2, slices=True), 1, heads=True),
+    "heads, zeros": Case(StreamPlan(1, 16, residents=2, slices=True), 1, heads=True, shift="zero"),
+    "heads, offsets": Case(StreamPlan(1, 16, residents=2, slices=True), 16, heads=True, shift="offset"),
+    "heads of q4_1": Case(
+        StreamPlan(1, 16, residents=2, slices=True), 8, heads=True, shift="offset", groups=4
+    ),
+    "heads of q6_k": Case(StreamPlan(1, 16, residents=2, slices=True), 16, heads=True, bits=6, groups=8),
+    "heads of q8_0": Case(
+        StreamPlan(1, 16, residents=2, slices=True), 8, heads=True, bits=8, groups=4, dtype=torch.float16
+    ),
     "slices of q4_1": Case(StreamPlan(1, 16, residents=2, slices=True), 8, shift="offset", groups=4),
     "slices of q6_k": Case(StreamPlan(1, 16, residents=2, slices=True), 16, bits=6, groups=8),
     "many rows": Case(StreamPlan(1, 16), 64),

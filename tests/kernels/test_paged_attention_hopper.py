@@ -174,6 +174,7 @@ def reports():
         "stream, groups of 8": stream_spec(64, 64),
         "stream, groups of 1": stream_spec(8, 128),
         "stream, 8 bits": stream_spec(HEADS, 16, narrow=True, together=2, stages=5),
+        "stream, 8 bits beside": stream_spec(HEADS, 16, beside=True, narrow=True, together=2, stages=5),
         "stream, 8 bits by 128": stream_spec(HEADS, 16, narrow=True, keys=128, together=2, stages=3),
         "stream, 8 bits, groups of 8": stream_spec(64, 64, narrow=True, keys=128, stages=3),
         "stream, 8 bits, groups of 1": stream_spec(8, 128, narrow=True, together=8, stages=5),

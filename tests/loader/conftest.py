@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from torch.overrides import TorchFunctionMode
 
 from oneloop.attention.kv_cache import PagedKVCache
 from oneloop.attention.metadata import AttentionMetadata
@@ -136,6 +137,29 @@ class Kit:
 @pytest.fixture(scope="session")
 def kit() -> type[Kit]:
     return Kit
+
+
+class Looks(TorchFunctionMode):
+    """Counts what waits for the device, were it a GPU: looks at numbers, and uploads of some."""
+
+    _ASKED = (
+        torch.Tensor.__bool__, torch.Tensor.__int__, torch.Tensor.__float__, torch.Tensor.item,
+        torch.Tensor.tolist, torch.Tensor.cpu, torch.equal, torch.allclose, torch.nonzero, torch.tensor,
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self._ASKED:
+            self.seen.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def looks() -> type[Looks]:
+    return Looks
 
 
 @pytest.fixture

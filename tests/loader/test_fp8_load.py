@@ -178,6 +178,20 @@ def test_plain_checkpoints_are_quantised_while_loading(kit: Any, tmp_path: Path,
     assert distance(ours, kit.expected_logits(model)) < 2e-3
 
 
+@pytest.mark.parametrize("name", [*LAYOUTS, "fp8", "fp8-block"])
+def test_a_load_looks_at_its_scales_once(kit: Any, looks: Any, tmp_path: Path, name: str) -> None:
+    """However many there are: each look waits for the device."""
+    if name in LAYOUTS:
+        source = resolve_model(str(write(tmp_path / "model", tiny(), *LAYOUTS[name])))
+    else:
+        tiny().save_pretrained(tmp_path)
+        source = resolve_model(str(tmp_path), quantization=name)
+    for load_format in ("auto", "dummy"):
+        with looks() as seen:
+            load_model(source, dtype=torch.float32, device=CPU, load_format=load_format)
+        assert seen.seen == ["tolist"]
+
+
 def test_gguf_is_quantised_while_loading(kit: Any) -> None:
     """The embedded model, its queries' and keys' rows in their own order again."""
     plain = kit.load("smollm2")

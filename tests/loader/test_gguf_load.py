@@ -17,6 +17,7 @@ from oneloop.formats.gguf import read_gguf
 from oneloop.loader.dummy import fill_dummy_weights
 from oneloop.loader.gguf import load_gguf_weights
 from oneloop.loader.gguf_tensors import check_gguf, gguf_name
+from oneloop.loader.load import load_model
 from oneloop.loader.resolve import resolve_model
 from oneloop.models.registry import build_model
 from oneloop.quant.gguf import GgufWeight
@@ -230,6 +231,17 @@ def test_a_missing_bias_of_qwen2_is_named(kit: Any, tmp_path: Path) -> None:
     with pytest.raises(ModelError) as caught:
         kit.load(path)
     assert caught.value.item == "blk.0.attn_k.bias"
+
+
+def test_numbers_that_cannot_be_quantised_are_named(kit: Any, tmp_path: Path) -> None:
+    model, name = kit.tiny_model("llama"), "blk.1.ffn_down.weight"
+    matrix = np.ones((64, 96), np.float32)
+    matrix[3, 4] = np.inf
+    path = write_model(tmp_path / "model.gguf", model, "llama", **{name: matrix})
+    source = resolve_model(str(path), quantization="fp8")
+    with pytest.raises(ModelError, match="no finite number") as caught:
+        load_model(source, dtype=torch.float32, device=torch.device("cpu"))
+    assert (caught.value.file, caught.value.item) == (str(path), name)
 
 
 def test_a_misshapen_tensor_is_named_with_both_shapes(kit: Any, tmp_path: Path) -> None:

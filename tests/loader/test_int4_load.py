@@ -247,6 +247,24 @@ def test_parts_in_orders_of_their_own(kit: Any, tmp_path: Path) -> None:
     assert float((logits - wanted).norm() / wanted.norm()) < 3e-3
 
 
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_load_looks_at_its_numbers_once(
+    kit: Any, looks: Any, tmp_path: Path, name: str, packed: bool
+) -> None:
+    """However many tensors there are: each look waits for the device. Only columns of an order of their own are looked
+    at where parts are packed, as those that are in the same one are packed together: q, k and v, gate and up.
+    """
+    folder = write(tmp_path / "model", kit.tiny_model("llama", attention_bias=True), LAYOUTS[name])
+    joined = 3 * 2 if packed and LAYOUTS[name].shuffled else 0
+    with prefer("triton" if packed else "reference"), looks() as seen:
+        kit.load(folder, torch.float16 if packed else torch.float32)
+    assert seen.seen == ["equal"] * joined + ["tolist"]
+    with looks() as seen:
+        kit.load(folder, load_format="dummy")
+    assert seen.seen == ["tolist"]
+
+
 def test_groups_of_unequal_sizes_are_refused(kit: Any, tmp_path: Path) -> None:
     name = "model.layers.1.mlp.down_proj.g_idx"
     model = kit.tiny_model("llama")

@@ -101,6 +101,19 @@ def test_parts_side_by_side_share_the_cpus(tool, tmp_path, monkeypatch, workers,
     assert [(tmp_path / f"part_{share}.log").read_text().split() for share in (1, 2)] == [[threads] * 2] * 2
 
 
+def test_no_two_share_a_folder_of_temporary_files(tool, tmp_path, monkeypatch):
+    """Of pytests that do, one that ends while another begins fails. Nothing is left."""
+    pytest_itself = tmp_path / "python"
+    pytest_itself.write_text(f'#!/bin/sh\nshift 2\necho "$@" >>{tmp_path}/asked\n')
+    pytest_itself.chmod(0o755)
+    monkeypatch.setattr(tool.sys, "executable", str(pytest_itself))
+    run = tool.Run(tmp_path, time.monotonic() + 120, [])
+    tool.run_all(run, tool.parts_of("part", "tests", shares=3), 2)
+    folders = re.findall(r"--basetemp=(\S+)", (tmp_path / "asked").read_text())
+    assert len({Path(folder).parent for folder in folders}) == len(folders) == 3
+    assert not any(Path(folder).parent.exists() for folder in folders)
+
+
 def test_who_has_the_card_to_itself_is_held_to_the_loops_limits(tool, tmp_path, monkeypatch):
     pytest_itself = tmp_path / "python"
     pytest_itself.write_text('#!/bin/sh\necho "$@"\n')

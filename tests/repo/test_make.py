@@ -13,17 +13,18 @@ OF_MAKE = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")
 """Variables of a make that runs this test."""
 
 
-def test_python_tests_are_all_run_and_none_twice() -> None:
+def commands_of(target: str) -> list[str]:
+    """The lines with which make would run pytest."""
     environment = {name: value for name, value in os.environ.items() if name not in OF_MAKE}
     done = subprocess.run(
-        ["make", "--dry-run", "test-python"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+        ["make", "--dry-run", target], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
     )  # fmt: skip
     assert not done.returncode, done.stderr
-    commands = [
-        shlex.split(line.partition("-m pytest")[2])
-        for line in done.stdout.splitlines()
-        if " -m pytest" in line
-    ]
+    return [line for line in done.stdout.splitlines() if " -m pytest" in line]
+
+
+def test_python_tests_are_all_run_and_none_twice() -> None:
+    commands = [shlex.split(command.partition("-m pytest")[2]) for command in commands_of("test-python")]
     assert len(commands) > 4
     runs: Counter[tuple[str, str]] = Counter()
     shares: dict[str, int] = {}
@@ -35,6 +36,14 @@ def test_python_tests_are_all_run_and_none_twice() -> None:
     everything = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")}
     assert set(shares) == everything
     assert runs == Counter({(file, str(number + 1)): 1 for file in shares for number in range(shares[file])})
+
+
+def test_pytests_beside_each_other_share_no_folder_of_temporary_files() -> None:
+    beside = [command for command in commands_of("test-python") if "OMP_NUM_THREADS=1" in command]
+    assert len(beside) > 4
+    for command in beside:
+        assert "folder=$(mktemp -d); " in command
+        assert " --basetemp=$folder/" in command
 
 
 def files_of(arguments: list[str]) -> set[str]:

@@ -46,6 +46,10 @@ MODELS = (
 """Type, block size, and in what the model differs from the program's."""
 NUM_IN_BOTH_ORDERS = 2
 """Of these models: one by the kernels of Hopper, one by those of any card."""
+PACKED_KINDS = (
+    (4, "none", 1), (4, "zero", 1), (4, "offset", 1), (4, "offset", 4), (6, "zero", 4), (8, "zero", 4)
+)  # fmt: skip
+"""Bits, shift, groups of a tile of columns."""
 CPU = torch.device("cpu")
 VOCAB_SIZE, MAX_NUM_SEQS, STEP_TOKENS = 256, 32, 1024
 
@@ -139,21 +143,14 @@ def launch_packed_linear_maps() -> None:
     from oneloop_kernels.ops.packed_linear.plans import StreamPlan as PackedStreamPlan
 
     plan = PackedStreamPlan(1, 4, residents=2)
-    kinds = {
-        (4, "none", 1),
-        (4, "zero", 1),
-        (4, "offset", 1),
-        (4, "offset", 4),
-        (6, "zero", 4),
-        (8, "zero", 4),
-    }
     cases = {
         ((512, 1024, gated), num_tokens, plan, *kind)
-        for gated, num_tokens, kind in itertools.product((False, True), (4, 64), kinds)
+        for gated, num_tokens, kind in itertools.product((False, True), (4, 64), PACKED_KINDS)
     }
     slices = replace(plan, slices=True)
     cases |= {
-        ((512, 1024, gated), 4, slices, *kind) for gated, kind in itertools.product((False, True), kinds)
+        ((512, 1024, gated), 4, slices, *kind)
+        for gated, kind in itertools.product((False, True), PACKED_KINDS)
     }
     for shape, choices in TUNED[H200.name].items():
         cases |= {
@@ -210,7 +207,7 @@ def launch_heads() -> None:
 
 
 def launch_packed_heads() -> None:
-    """Of few rows, with and without biases."""
+    """Of few rows, every kind of numbers and shifts, with and without biases."""
     from oneloop_kernels.ops.linear.heads import Surroundings
     from oneloop_kernels.ops.packed_linear.launches import slices
     from oneloop_kernels.ops.packed_linear.plans import StreamPlan as PackedStreamPlan
@@ -223,10 +220,10 @@ def launch_packed_heads() -> None:
         tensor(9, 4, 16, 128).transpose(1, 2),
         tensor(4, dtype=torch.int64),
     )
-    for bias in (False, True):
+    for kind, bias in itertools.product(PACKED_KINDS, (False, True)):
         call = PackedCall(
             tensor(4, 1024),
-            packed_weight(1024, 1024, 4, "none", 1, gated=False, dtype=torch.bfloat16),
+            packed_weight(1024, 1024, *kind, gated=False, dtype=torch.bfloat16),
             tensor(1024) if bias else None,
         )
         slices(plan, call, around).run()
@@ -267,6 +264,12 @@ def launch_experts() -> None:
     cases |= {(whole, count, MoePlan(16, ahead, ahead, combined=True)) for count in (1, 8)}
     cases |= {
         (whole, count, MoePlan(16, ahead, ahead, combined=count < 40, together=True)) for count in (1, 24, 40)
+    }
+    wide = ProductPlan("tokens", block_n=64, block_k=64, num_stages=3)
+    cases |= {
+        (whole, count, MoePlan(64, *products, combined=count < 40, together=True))
+        for count in (24, 40)
+        for products in ((ahead, wide), (wide, wide))
     }
     grouped = ProductPlan("grouped", block_n=64, block_k=64, num_stages=3)
     cases |= {(shape, 100, MoePlan(64, grouped, grouped)) for shape in (odd, whole)}

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from oneloop.device.cpus import usable_cpus
-from oneloop_bench.kernels.fp8_linear import dense_plans, streaming_plans
-from oneloop_bench.kernels.linear import MODELS, SMS, short
+from oneloop_bench.kernels.fp8_linear import MOST_CHUNKS, streaming_plans
+from oneloop_bench.kernels.linear import MODELS, SMS, dense_plans, short
 from oneloop_bench.kernels.timing import KernelBench, bench_arguments, event_times
 from oneloop_bench.report import BenchError, run_bench
 from oneloop_kernels.compiling.workers import CompileWorkers
@@ -117,7 +117,11 @@ def candidates(name: str, rows: int) -> Iterator[Plan | None]:
     if rows > 64 and not one.gated:
         yield from wide_streams(one, rows)
     if rows >= 64:
-        yield from (plan for plan in dense_plans(one, rows) if sum(plan.widths) >= LEAST_WIDTH)
+        yield from (
+            plan
+            for plan in dense_plans(one, rows, most_chunks=MOST_CHUNKS)
+            if sum(plan.widths) >= LEAST_WIDTH
+        )
     yield plan_of(name, rows)
 
 

@@ -19,17 +19,14 @@ import torch
 
 from oneloop.device.cpus import usable_cpus
 from oneloop_bench.kernels.linear import (
-    MAX_SHARED_BYTES,
     MODELS,
-    SMS,
-    WIDEST_PRODUCT,
     Map,
-    dtype_on,
+    dense_plans,
     grids,
     short,
     shrunken,
-    widths_of,
 )
+from oneloop_bench.kernels.linear import make_inputs as make_plain_inputs
 from oneloop_bench.kernels.timing import Effort, KernelBench, bench_arguments, time_launches
 from oneloop_bench.report import run_bench
 from oneloop_kernels.compiling.workers import CompileWorkers
@@ -38,18 +35,21 @@ from oneloop_kernels.ops.fp8_linear import BLOCK
 from oneloop_kernels.ops.fp8_linear.gpu import by_plan, linear
 from oneloop_kernels.ops.fp8_linear.plans import TilesPlan
 from oneloop_kernels.ops.fp8_linear.quantize import quantize_blocks, quantize_rows
-from oneloop_kernels.ops.linear import NUM_TICKETS, LinearCall, Norm
 from oneloop_kernels.ops.linear.gpu import linear as plain_linear
-from oneloop_kernels.ops.linear.plans import DensePlan, StreamPlan
+from oneloop_kernels.ops.linear.plans import StreamPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from oneloop_kernels.ops.fp8_linear.plans import Plan
+    from oneloop_kernels.ops.linear import LinearCall
+    from oneloop_kernels.ops.linear.plans import DensePlan
 
 WAYS: Final = ("by row", "by block", "bf16")
 ROWS: Final = (1, 8, 32, 128, 256, 2048, 8192)
 SWEEP_ROWS: Final = (1, 8, 16, 32, 64, 128, 256, 512)
+MOST_CHUNKS: Final = 4
+"""Of a dense plan: products of 8 bits are over sooner than those of 16."""
 SMOKE_ROWS: Final = (1, 32)
 EFFORT: Final = Effort(launches=32, seconds=0.04, replays=6)
 """Of the sweep, for each plan."""
@@ -57,10 +57,9 @@ EFFORT: Final = Effort(launches=32, seconds=0.04, replays=6)
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Random inputs of one map; the weight in 8 bits with either kind of scales, and in 16."""
+    """Random inputs of one map, with the weight in 16 bits, and in 8 with either kind of scales."""
 
     call: LinearCall
-    plain: torch.Tensor
     by_row: tuple[torch.Tensor, torch.Tensor]
     by_block: tuple[torch.Tensor, torch.Tensor]
 
@@ -78,21 +77,9 @@ class Inputs:
 
 
 def make_inputs(one: Map, num_tokens: int, device: torch.device) -> Inputs:
-    dtype = dtype_on(device)
-
-    def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
-        return torch.randn(*shape, dtype=dtype, device=device).mul_(scale)
-
-    plain = normal(one.out_size, one.in_size, scale=0.02)
-    call = LinearCall(
-        normal(num_tokens, one.in_size),
-        plain,
-        norm=Norm(normal(one.in_size), 1e-5) if one.norm else None,
-        gated=one.gated,
-        residual=normal(num_tokens, one.result_size) if one.residual else None,
-        tickets=torch.zeros(NUM_TICKETS, dtype=torch.int32, device=device),
-    )
-    return Inputs(call, plain, quantize_rows(plain), quantize_blocks(plain, BLOCK))
+    """As for the map in bf16, its weight quantised."""
+    call = make_plain_inputs(one, num_tokens, device).call()
+    return Inputs(call, quantize_rows(call.weight), quantize_blocks(call.weight, BLOCK))
 
 
 def num_bytes(one: Map, num_tokens: int, way: str) -> int:
@@ -145,7 +132,7 @@ def candidates(one: Map, num_tokens: int) -> Iterator[StreamPlan | DensePlan]:
     if num_tokens <= 128:
         yield from streaming_plans(one, num_tokens)
     if num_tokens >= 64:
-        yield from dense_plans(one, num_tokens)
+        yield from dense_plans(one, num_tokens, most_chunks=MOST_CHUNKS)
 
 
 def streaming_plans(one: Map, num_tokens: int) -> Iterator[StreamPlan]:
@@ -161,20 +148,6 @@ def streaming_plans(one: Map, num_tokens: int) -> Iterator[StreamPlan]:
         for programs in grids(-(-one.result_size // block_n) * -(-num_tokens // rows), one.in_size):
             if programs <= 132 or shared == 104 << 10:
                 yield StreamPlan(block_n, block_k, stages, 4, programs, rows)
-
-
-def dense_plans(one: Map, num_tokens: int) -> Iterator[DensePlan]:
-    """Chunks of which every multiprocessor has the same number, and a few round ones; all of shared memory."""
-    halves = 2 if one.gated else 1
-    block_m = 64 if num_tokens <= 64 else 128
-    most = SMS // -(-num_tokens // block_m)
-    sizes = {-(-one.result_size // (most * each)) for each in range(1, 5)} | {64, 128}
-    chosen = {widths for size in sizes if (widths := widths_of(size, WIDEST_PRODUCT // halves)) is not None}
-    for widths in sorted(chosen, reverse=True):
-        stage_bytes = (halves * sum(widths) + block_m) * BLOCK
-        stages = min(12, (MAX_SHARED_BYTES - block_m * max(widths)) // stage_bytes)
-        if stages >= 3:
-            yield DensePlan(widths, stages, block_m)
 
 
 def sweep(bench: KernelBench, one: Map, rows: Sequence[int]) -> list[tuple[int, Plan | None]]:

@@ -302,12 +302,14 @@ def streaming_plans(one: Map, num_tokens: int) -> Iterator[StreamPlan]:
                 yield StreamPlan(block_n, 128, stages, warps, programs, rows)
 
 
-def dense_plans(one: Map, num_tokens: int) -> Iterator[DensePlan]:
-    """Chunks of which every multiprocessor has the same number, and a few round ones; all of shared memory."""
+def dense_plans(one: Map, num_tokens: int, *, most_chunks: int = 8) -> Iterator[DensePlan]:
+    """Chunks of which every multiprocessor has the same number, at most so many, and a few round ones; all of shared
+    memory. For numbers of 16 bits and of 8: a stage has as many bytes of each row.
+    """
     halves = 2 if one.gated else 1
     block_m = 64 if num_tokens <= 64 else 128
     most = SMS // -(-num_tokens // block_m)
-    sizes = {-(-one.result_size // (most * each)) for each in range(1, 9)} | {64, 128}
+    sizes = {-(-one.result_size // (most * each)) for each in range(1, most_chunks + 1)} | {64, 128}
     chosen = {widths for size in sizes if (widths := widths_of(size, WIDEST_PRODUCT // halves)) is not None}
     for widths in sorted(chosen, reverse=True):
         stage_bytes = 2 * (halves * sum(widths) + block_m) * DENSE_BLOCK_K

@@ -115,6 +115,15 @@ class Parsing:
     is_strict: bool
     """Whether the grammar is about the calls that the model may make."""
 
+    @property
+    def without_effect(self) -> list[str]:
+        """The name of the field, where calls that the model may make cannot be held to the schemas of strict functions.
+
+        Where all of the answer is held to another form there are no calls; a client's structural tag leaves room.
+        """
+        is_held = self.is_strict or self._holds_all
+        return ["tools.strict"] if self.tools.strict and self.tools.choice == "auto" and not is_held else []
+
     def prompt(self, token_ids: list[int]) -> list[int]:
         """The prompt; where the model is to think and its template leaves that to it, with the thinking opened."""
         return [*token_ids, *self.formats.thinking_start] if self.opens_thinking else token_ids
@@ -239,18 +248,6 @@ def parsing_of(
         reader=None if held is None else held[1],
         is_strict=is_strict and held is not None,
     )
-
-
-def strict_in_vain(formats: OutputFormats, tools: ToolUse, grammar: GrammarSpec | None) -> list[str]:
-    """The name of the field, where the calls that the model may make cannot be held to the schemas of strict functions.
-
-    grammar: the form of the answer that the request asks for.
-    """
-    if not tools.strict or tools.choice != "auto":
-        return []
-    if grammar is not None:  # calls are made in the free text of structural tags only
-        return ["tools.strict"] if grammar.kind == "structural_tag" else []
-    return ["tools.strict"] if _strict(formats, tools, None) is None else []
 
 
 def _may_begin_to_think(

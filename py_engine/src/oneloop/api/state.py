@@ -107,7 +107,7 @@ class TextState:
     def note_ignored(self, names: Sequence[str]) -> Mapping[str, str]:
         """The header of a reply that lists these fields, which have no effect. ApiError (400) with --strict-fields.
 
-        To be asked before any work is done.
+        To be asked before anything is queued.
         """
         if names and self.config.strict_fields:
             name = names[0][:_MAX_SHOWN]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from oneloop.config import resolve_dtype
 from oneloop.errors import ConfigError
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from oneloop.worker.memory.ledger import DeviceMemory, MemoryPlan
 
 log = logging.getLogger(__name__)
-
-FP8_GENERATION: Final = 9
-"""Compute capability (major) from which 8-bit maps have kernels (oneloop_kernels.ops.fp8_linear.gpu)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +154,13 @@ def refuse_order(spec: ModelSpec, config: EngineConfig, generation: int) -> None
     """ConfigError where the fixed order is asked for and has no kernels. generation: compute capability (major)."""
     quantization = spec.quantization
     eight_bits = isinstance(quantization, QuantizationSpec) and isinstance(quantization.scheme, Fp8Scheme)
-    if True in config.worker.orders and eight_bits and generation < FP8_GENERATION:
+    if True not in config.worker.orders or not eight_bits:
+        return
+    from oneloop_kernels.ops.fp8_linear import LEAST_GENERATION
+
+    if generation < LEAST_GENERATION:
         raise ConfigError(
             "deterministic" if config.worker.deterministic else "deterministic_requests",
-            f"has kernels for 8-bit weights from compute capability {FP8_GENERATION} on, and this card's is "
+            f"has kernels for 8-bit weights from compute capability {LEAST_GENERATION} on, and this card's is "
             f"{generation}; leave it, or take the model in other numbers",
         )

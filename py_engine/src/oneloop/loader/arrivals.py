@@ -7,19 +7,25 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from oneloop.quant.verdicts import Verdicts
+
 if TYPE_CHECKING:
     from oneloop.quant.base import Incoming
 
 
 class Arrivals:
-    """Those of one load. They are taken one at a time, so that the memory it takes to do so is needed once."""
+    """Those of one load. They are taken one at a time, so that the memory it takes to do so is needed once.
+
+    verdicts: what is said of their numbers, to be looked at when all have come.
+    """
 
     def __init__(self) -> None:
+        self.verdicts = Verdicts()
         self._taking = threading.Lock()
 
     def expect(self, incoming: Incoming, shape: tuple[int, ...]) -> Arrival:
         """shape: the file's."""
-        return Arrival(incoming, shape, self._taking)
+        return Arrival(incoming, shape, self.verdicts, self._taking)
 
 
 class Arrival:
@@ -29,7 +35,9 @@ class Arrival:
     launched by has let go of it: what is taken is full of such. Copies on other streams must wait for them.
     """
 
-    def __init__(self, incoming: Incoming, shape: tuple[int, ...], taking: threading.Lock) -> None:
+    def __init__(
+        self, incoming: Incoming, shape: tuple[int, ...], verdicts: Verdicts, taking: threading.Lock
+    ) -> None:
         self.values = torch.empty(shape, dtype=incoming.dtype, device=incoming.device)
         self.ready = (
             torch.cuda.current_stream(incoming.device).record_event() if self.values.is_cuda else None
@@ -37,6 +45,7 @@ class Arrival:
         self._incoming = incoming
         self._missing = self.values.numel()
         self._copied: list[torch.cuda.Event] = []
+        self._verdicts = verdicts
         self._counting, self._taking = threading.Lock(), taking
 
     def add(self, num_elements: int, copied: torch.cuda.Event | None) -> None:
@@ -52,7 +61,8 @@ class Arrival:
             stream = torch.cuda.current_stream(self.values.device) if self._copied else None
             for event in self._copied:
                 event.wait(stream)
-            self._incoming.take(self.values)
+            with self._verdicts.collecting():
+                self._incoming.take(self.values)
             if stream is not None:
                 stream.synchronize()
         self.values = torch.empty(0)

@@ -9,6 +9,7 @@ import torch
 
 from oneloop.loader.progress import Progress, no_progress
 from oneloop.quant.base import Incoming
+from oneloop.quant.verdicts import Verdicts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,21 +24,28 @@ def fill_dummy_weights(targets: Mapping[str, Target], *, seed: int, progress: Pr
     sizes = {name: math.prod(target.shape) * target.dtype.itemsize for name, target in targets.items()}
     total, done = sum(sizes.values()), 0
     generators: dict[torch.device, torch.Generator] = {}
+    verdicts = Verdicts()
     for name in sorted(targets):
         target = targets[name]
         if target.device not in generators:
             generators[target.device] = torch.Generator(device=target.device).manual_seed(seed)
         generator = generators[target.device]
         if isinstance(target, Incoming) and target.sample is not None:
-            target.take(target.sample())
+            _hand_over(target, target.sample(), verdicts)
         elif isinstance(target, Incoming):
             values = torch.empty(target.shape, dtype=target.dtype, device=target.device)
             _randomize(values, generator)
-            target.take(values)
+            _hand_over(target, values, verdicts)
         else:
             _randomize(target, generator)
         done += sizes[name]
         progress("making dummy weights", done, total)
+    verdicts.look()
+
+
+def _hand_over(target: Incoming, values: torch.Tensor, verdicts: Verdicts) -> None:
+    with verdicts.collecting():
+        target.take(values)
 
 
 def _randomize(values: torch.Tensor, generator: torch.Generator) -> None:

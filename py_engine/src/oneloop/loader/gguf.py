@@ -12,6 +12,7 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
+from oneloop.errors import ModelError
 from oneloop.loader.arrivals import Arrival, Arrivals
 from oneloop.loader.gguf_tensors import gguf_name
 from oneloop.loader.parallel import in_threads
@@ -19,6 +20,7 @@ from oneloop.loader.progress import ByteCount, Progress, no_progress
 from oneloop.loader.reader import FileReader
 from oneloop.loader.staging import Staging
 from oneloop.quant.base import Incoming
+from oneloop.quant.verdicts import WeightError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -60,7 +62,8 @@ def load_gguf_weights(
 ) -> None:
     """Fill every target (by its Hugging Face name; parameters: any one device, float type and strides).
 
-    file: passed `gguf_tensors.check_gguf`. ModelError when it cannot be read any more.
+    file: passed `gguf_tensors.check_gguf`. ModelError when it cannot be read any more, or holds numbers that cannot be
+    used.
     """
     if not targets:
         return
@@ -80,6 +83,10 @@ def load_gguf_weights(
     )
     with FileReader() as reader:
         in_threads(partial(_fill, reader, device, count), pieces, num_threads)
+    try:
+        arrivals.verdicts.look()
+    except WeightError as error:
+        raise ModelError(str(file.path), str(error), item=gguf_name(error.tensor)) from error
 
 
 def _pieces(tensor: GgufTensor, target: Target, arrivals: Arrivals, head_dim: int | None) -> Iterator[_Piece]:

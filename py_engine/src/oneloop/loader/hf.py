@@ -14,7 +14,8 @@ from oneloop.loader.parallel import in_threads
 from oneloop.loader.progress import ByteCount, Progress, no_progress
 from oneloop.loader.reader import FileReader
 from oneloop.loader.staging import CHUNK_BYTES, Staging
-from oneloop.quant.base import Incoming, WeightError
+from oneloop.quant.base import Incoming
+from oneloop.quant.verdicts import WeightError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -59,7 +60,8 @@ def load_hf_weights(
 ) -> None:
     """Fill every target (by its Hugging Face name; parameters: any one device, type and strides).
 
-    tensors: from `checkpoint.read_checkpoint`, in the order of reading. ModelError when a file cannot be read.
+    tensors: from `checkpoint.read_checkpoint`, in the order of reading. ModelError when a file cannot be read, or holds
+    numbers that cannot be used.
     """
     if not targets:
         return
@@ -74,6 +76,10 @@ def load_hf_weights(
     )
     with FileReader() as reader:
         in_threads(partial(_fill, reader, device, chunk_bytes, count), pieces, num_threads)
+    try:
+        arrivals.verdicts.look()
+    except WeightError as error:
+        raise ModelError(str(tensors[error.tensor].path), str(error), item=error.tensor) from error
 
 
 def _is_optional(target: Target) -> bool:
@@ -117,8 +123,5 @@ def _fill(
                     None if piece.arrival is None else piece.arrival.ready,
                 )
             if piece.arrival is not None:
-                try:
-                    piece.arrival.add(target.numel(), copied)
-                except WeightError as error:
-                    raise ModelError(str(piece.path), str(error), item=error.tensor) from error
+                piece.arrival.add(target.numel(), copied)
             count.add(piece.num_bytes)

@@ -14,15 +14,6 @@ if TYPE_CHECKING:
     from oneloop_kernels.ops.packed_linear import PackedCall
 
 
-class WeightError(ValueError):
-    """A checkpoint's tensor whose numbers cannot be used. The loader tells it as a ModelError of its file."""
-
-    def __init__(self, tensor: str, message: str) -> None:
-        """message: with the remedy."""
-        super().__init__(message)
-        self.tensor = tensor
-
-
 @dataclass(frozen=True, slots=True)
 class Incoming:
     """A checkpoint's tensor that is not kept as it is: the loader puts it together and hands it over."""
@@ -34,18 +25,11 @@ class Incoming:
     device: torch.device
     take: Callable[[torch.Tensor], None]
     """Given the tensor, once, on the device: makes of it what is kept. It may be overwritten, and is not used again.
-    WeightError where nothing can be made of it."""
+    What the numbers must hold is left to quant.verdicts: to look at them here would be to wait for the device."""
     sample: Callable[[], torch.Tensor] | None = None
     """What dummy weights have in its place, where not any numbers will do."""
     optional: bool = False
     """A checkpoint may lack it."""
-
-
-def check_finite(tensor: str, values: torch.Tensor) -> None:
-    """WeightError where one is no number. values: as they are kept."""
-    if not bool(values.isfinite().all()):
-        kind = str(values.dtype).removeprefix("torch.")
-        raise WeightError(tensor, f"holds what is no finite number as {kind}; fetch the model again")
 
 
 Target = torch.Tensor | Incoming

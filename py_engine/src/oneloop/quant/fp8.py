@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from oneloop.formats.quantization.fp8 import BLOCK, rows_per_scale
-from oneloop.quant.base import Incoming, check_finite
+from oneloop.quant.base import Incoming
+from oneloop.quant.verdicts import expect_finite
 from oneloop_kernels.ops.fp8_linear import FP8, FP8_LINEAR
 from oneloop_kernels.ops.fp8_linear.quantize import quantize_blocks, quantize_rows
 
@@ -82,7 +83,7 @@ class Fp8Weight:
 
     def _take_scales(self, name: str, scales: torch.Tensor, stored: torch.Tensor) -> None:
         """A part's scales, as the checkpoint has them, to as many rows of its own as each stands for here."""
-        check_finite(name, stored)
+        expect_finite(name, stored)
         if self._scheme.scales != "block":
             scales.copy_(stored.reshape(-1).expand_as(scales))
             return

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from oneloop.formats.quantization.int4 import MIDDLE
-from oneloop.quant.base import Incoming, WeightError, check_finite
+from oneloop.quant.base import Incoming
 from oneloop.quant.packed import Packed, WrittenOut, packs
+from oneloop.quant.verdicts import expect, expect_finite
 from oneloop_kernels.ops.packed_linear import checkpoint
 
 if TYPE_CHECKING:
@@ -107,33 +108,31 @@ class Int4Weight:
 
     def _check_order(self, index: int, part: str, values: torch.Tensor) -> None:
         """A tensor that says which groups inputs belong to, where the settings say that they follow one another."""
-        if not torch.equal(values, self._groups()):
-            message = "groups do not follow one another, as config.json says; set desc_act (actorder) to what made them"
-            raise WeightError(f"{self._names[index]}.{part}", message)
+        message = (
+            "groups do not follow one another, as config.json says; set desc_act (actorder) to what made them"
+        )
+        expect((values == self._groups()).all(), f"{self._names[index]}.{part}", message)
 
     def _take(self, index: int, part: str, values: torch.Tensor) -> None:
         waiting, name = self._waiting[index], self._names[index]
         if part in _SCALES:
-            check_finite(f"{name}.{part}", values)
+            expect_finite(f"{name}.{part}", values)
         if part == _ZEROS and not self._scheme.zero_points:
-            self._check_middle(f"{name}.{part}", values)
+            self._expect_middle(f"{name}.{part}", values)
+        if part in _GROUPS:
+            message = f"groups must have {self._group_size} inputs each, as group_size in config.json says"
+            expect(checkpoint.are_whole(values, self._group_size), f"{name}.{part}", message)
         waiting[part] = values
         stored = self._scheme.tensors(self._sizes[index], self._in_size).values()
         if len(waiting) < sum(not tensor.optional for tensor in stored):
             return
         self._waiting[index] = {}
-        try:
-            numbers = self._numbers(waiting)
-        except ValueError as error:  # of groups alone: shapes are those of the headers
-            message = f"{str(error).removeprefix('g_idx: ')}, as group_size in config.json says"
-            raise WeightError(f"{name}.g_idx", message) from error
-        self.kept.put(index, numbers)
+        self.kept.put(index, self._numbers(waiting))
 
-    def _check_middle(self, tensor: str, zeros: torch.Tensor) -> None:
+    def _expect_middle(self, tensor: str, zeros: torch.Tensor) -> None:
         """GPTQ's zeros, where they are not used because all of them are said to be the middle."""
-        if not bool((zeros == self._scheme.word_of(MIDDLE)).all()):
-            message = f"not all zeros are {MIDDLE}, as sym in config.json says; set it to false"
-            raise WeightError(tensor, message)
+        message = f"not all zeros are {MIDDLE}, as sym in config.json says; set it to false"
+        expect((zeros == self._scheme.word_of(MIDDLE)).all(), tensor, message)
 
     def _numbers(self, tensors: Mapping[str, torch.Tensor]) -> Numbers:
         size = self._group_size

@@ -57,7 +57,9 @@ impl Core {
         let vocabulary = vocabulary.map(|vocabulary| Arc::clone(&vocabulary.inner));
         let inner = config.get().inner.clone();
         // Without the GIL: a pool of a million blocks takes its time.
-        let core = py.detach(|| oneloop_core::Core::new(inner, vocabulary)).map_err(to_py)?;
+        let core = py
+            .detach(|| oneloop_core::Core::new(inner, vocabulary))
+            .map_err(to_py)?;
         Ok(Self {
             inbox: Arc::clone(core.inbox()),
             layout: Py::new(py, SlabLayout::new(py, core.layout())?)?,

@@ -15,6 +15,11 @@ FP8: Final = torch.float8_e4m3fn
 BLOCK: Final = 128
 """Inputs that share a scale, where weights are scaled by blocks."""
 
+LEAST_GENERATION: Final = 9
+"""Compute capability (major) from which a GPU has kernels for it: where tensor cores take e4m3. 8.9's do too, but it is
+not told from 8.0 here.
+"""
+
 
 class Fp8Linear(Protocol):
     """A linear map whose weight has 8 bits, and what is multiplied with it too."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from oneloop_kernels.launch import INTERPRETED, generation
-from oneloop_kernels.ops.fp8_linear import ordered
+from oneloop_kernels.ops.fp8_linear import LEAST_GENERATION, ordered
 from oneloop_kernels.ops.fp8_linear.plans import TilesPlan, plan_for
 from oneloop_kernels.ops.fp8_linear.reference import linear as by_reference
 from oneloop_kernels.ops.fp8_linear.triton.quantize import quantize
@@ -21,9 +21,6 @@ from oneloop_kernels.order import order_is_fixed
 if TYPE_CHECKING:
     from oneloop_kernels.ops.fp8_linear.plans import Plan
     from oneloop_kernels.ops.linear import LinearCall
-
-_LEAST_GENERATION: Final = 9
-"""Compute capability (major) from which tensor cores take e4m3; 8.9 does too, but is not told from 8.0 here."""
 
 
 class GpuLinear:
@@ -45,7 +42,7 @@ linear: Final = GpuLinear()
 
 def _has_kernels(call: LinearCall) -> bool:
     """Beyond Hopper, tiles alone: Triton has other instructions for them there."""
-    return INTERPRETED or generation(call.x.device) >= _LEAST_GENERATION
+    return INTERPRETED or generation(call.x.device) >= LEAST_GENERATION
 
 
 def _plan_of(call: LinearCall, scales: torch.Tensor) -> Plan | None:

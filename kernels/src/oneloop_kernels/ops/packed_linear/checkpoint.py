@@ -5,12 +5,12 @@ All pack 32 / bits numbers into an int32. AWQ: `qweight` [in, out / 8], along th
 [groups, out / 8], along the outputs, in its first version less one; `scales` [groups, out]; `g_idx` [in], the group of
 each input. compressed-tensors: `weight_packed` [out, in / 8], along the inputs; `weight_scale` [out, groups];
 `weight_zero_point` [out / 8, groups], along the outputs; `weight_g_idx` [in]; numbers and zeros are shifted to be
-positive. A weight is (number − zero) · scale; without zeros the zero is the middle.
+positive. A weight is (number − zero) · scale; without zeros the zero is the middle. Nothing here waits for the device.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,14 +19,11 @@ from oneloop_kernels.ops.packed_linear.packing import Numbers
 if TYPE_CHECKING:
     from oneloop_kernels.ops.packed_linear import Bits
 
-_AWQ_PLACES: Final = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in an int32 the first, second, … number is."""
-
 
 def awq(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor, *, group_size: int) -> Numbers:
     """Of 4 bits. group_size: as the checkpoint says, or the number of inputs."""
-    values = unpacked(qweight, 4, _AWQ_PLACES).t().contiguous()
-    return Numbers(values, scales.t(), 4, group_size, "zero", unpacked(qzeros, 4, _AWQ_PLACES).t())
+    values = unpacked(qweight, 4, even_first=True).t().contiguous()
+    return Numbers(values, scales.t(), 4, group_size, "zero", unpacked(qzeros, 4, even_first=True).t())
 
 
 def gptq(
@@ -40,7 +37,7 @@ def gptq(
     zeros_less_one: bool,
 ) -> Numbers:
     """zeros_less_one: the first version of the format. qzeros: None where all mean the middle, whatever is stored.
-    g_idx: None where groups follow each other. ValueError for groups of unequal sizes."""
+    g_idx: None where groups follow each other; else groups are whole (`are_whole`)."""
     numbers = Numbers(unpacked(qweight.t(), bits).contiguous(), scales.t(), bits, group_size)
     if qzeros is not None:
         zeros = unpacked(qzeros, bits).t()
@@ -59,7 +56,7 @@ def compressed(
     group_size: int,
     columns: int,
 ) -> Numbers:
-    """columns: of the weight; the last int32 of a row may have more room. ValueError as `gptq`."""
+    """columns: of the weight; the last int32 of a row may have more room. g_idx: as `gptq`."""
     numbers = Numbers(unpacked(packed, bits)[:, :columns].contiguous(), scale, bits, group_size)
     if zero_point is not None:
         zeros = unpacked(zero_point.t(), bits).t()[: packed.shape[0]]
@@ -67,21 +64,27 @@ def compressed(
     return _in_order(numbers, g_idx)
 
 
-def unpacked(words: torch.Tensor, bits: int, places: tuple[int, ...] | None = None) -> torch.Tensor:
-    """int32 [n, m] → uint8 [n, m · 32 / bits], the last dimension unpacked from the lowest bits up, or by places."""
+def are_whole(g_idx: torch.Tensor, group_size: int) -> torch.Tensor:
+    """A bool on the device: whether every group has so many inputs, the last what is left, and none is skipped."""
+    sizes = torch.arange(len(g_idx), device=g_idx.device) // group_size
+    return (g_idx.sort().values == sizes).all()
+
+
+def unpacked(words: torch.Tensor, bits: int, *, even_first: bool = False) -> torch.Tensor:
+    """int32 [n, m] → uint8 [n, m · 32 / bits], the last dimension unpacked from the lowest bits up. even_first: there
+    numbers 0, 2, 4, … of a word come before 1, 3, 5, …
+    """
     count = 32 // bits
-    shifts = torch.tensor(places or range(count), dtype=torch.int32, device=words.device) * bits
-    wide = (words[..., None] >> shifts) & ((1 << bits) - 1)
+    places = torch.arange(count, dtype=torch.int32, device=words.device)
+    if even_first:
+        places = places // 2 + places % 2 * (count // 2)
+    wide = (words[..., None] >> places * bits) & ((1 << bits) - 1)
     return wide.to(torch.uint8).flatten(-2)
 
 
 def _in_order(numbers: Numbers, g_idx: torch.Tensor | None) -> Numbers:
-    """Columns sorted by their groups. ValueError for groups of unequal sizes."""
+    """Columns sorted by their groups, which are whole."""
     if g_idx is None:
         return numbers
-    columns, size = numbers.values.shape[1], numbers.group_size
     order = torch.argsort(g_idx.long(), stable=True)
-    expected = torch.arange(columns, device=g_idx.device) // size
-    if not torch.equal(g_idx.long()[order], expected):
-        raise ValueError(f"g_idx: groups must have {size} inputs each")
     return numbers._replace(values=numbers.values[:, order].contiguous(), order=order.int())

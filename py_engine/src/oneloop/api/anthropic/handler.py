@@ -13,7 +13,7 @@ from oneloop.api.handlers.answer import answer
 from oneloop.api.handlers.generation import Job
 from oneloop.api.handlers.json_reply import json_reply
 from oneloop.api.handlers.prompt import check_context, check_text_len, render
-from oneloop.api.parsing import parsing_of, strict_in_vain
+from oneloop.api.parsing import parsing_of
 from oneloop.api.replies import ReplyHead, Usage
 from oneloop.api.reply_format import block_source
 from oneloop.api.state import STATE
@@ -54,16 +54,13 @@ async def prepare_message(
         keep_billing_line=state.config.keep_billing_header,
     )
     model = state.check_model(asked.prompt.model)
-    is_vain = asked.prompt.thinking_budget is not None and not state.formats.thinking_end
-    vain = ["thinking.budget_tokens"] if is_vain else []
-    vain += strict_in_vain(state.formats, asked.prompt.tools, asked.params.grammar)
-    headers = state.note_ignored(vain + asked.ignored)
     if asked.scheduling.request_id is not None:
         request_id = asked.scheduling.request_id
         rename(request_id)
     state.engine.check_accepting()
     text, token_ids = await _rendered(state, asked.prompt)
     parsing = _parsing(state, asked, text)
+    headers = state.note_ignored(_without_effect(state, asked, parsing) + asked.ignored)
     params, constraints = asked.params, NO_CONSTRAINTS
     if parsing is not None:
         params, constraints = parsing.shown(params), parsing.constraints
@@ -88,6 +85,13 @@ async def prepare_message(
         make_reply=lambda choices, _: whole_message(head, choices[0], usage, source(), is_full=is_full),
         constraints=constraints,
     )
+
+
+def _without_effect(state: ApiState, asked: AnthropicRequest, parsing: Parsing | None) -> list[str]:
+    """What this model's formats leave nothing to do for."""
+    is_vain = asked.prompt.thinking_budget is not None and not state.formats.thinking_end
+    vain = ["thinking.budget_tokens"] if is_vain else []
+    return vain if parsing is None else vain + parsing.without_effect
 
 
 def _parsing(state: ApiState, asked: AnthropicRequest, text: str) -> Parsing | None:

@@ -11,7 +11,7 @@ from oneloop.api.chat_replies import ChatTeller
 from oneloop.api.handlers.answer import answer
 from oneloop.api.handlers.generation import Job
 from oneloop.api.handlers.prompt import check_context, check_repeated, render, tokenized
-from oneloop.api.parsing import parsing_of, strict_in_vain
+from oneloop.api.parsing import parsing_of
 from oneloop.api.prompt_logprobs import PromptScores
 from oneloop.api.protocol.chat import read_chat
 from oneloop.api.protocol.messages import read_messages
@@ -47,7 +47,6 @@ async def prepare_chat(
     )
     state.engine.metrics.loop.parts["parse"] += perf_counter() - began
     model = state.check_model(chat.model)
-    headers = state.note_ignored(chat.ignored + ignored + _without_effect(state, chat))
     if chat.scheduling.request_id is not None:
         request_id = chat.scheduling.request_id
         rename(request_id)
@@ -55,6 +54,7 @@ async def prepare_chat(
     params, told_back = chat.params, chat.told_back
     prompt = await conversation_prompt(state, messages, chat)
     parsing = _parsing(state, chat, prompt, messages)
+    headers = state.note_ignored(chat.ignored + ignored + _without_effect(state, chat, parsing))
     constraints = NO_CONSTRAINTS
     if parsing is not None:
         params, constraints = parsing.shown(params), parsing.constraints
@@ -97,11 +97,11 @@ async def prepare_chat(
     )
 
 
-def _without_effect(state: TextState, chat: ChatRequest) -> list[str]:
+def _without_effect(state: TextState, chat: ChatRequest, parsing: Parsing | None) -> list[str]:
     """What this model's formats leave nothing to do for."""
     is_vain = chat.thinking_budget is not None and not state.formats.thinking_end
     vain = ["thinking_token_budget"] if is_vain else []
-    return vain + strict_in_vain(state.formats, chat.tools, chat.params.grammar)
+    return vain if parsing is None else vain + parsing.without_effect
 
 
 async def conversation_prompt(state: TextState, messages: list[dict[str, Any]], chat: ChatRequest) -> Prompt:

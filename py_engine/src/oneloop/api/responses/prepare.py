@@ -10,7 +10,7 @@ import orjson
 from oneloop.api.errors import bad_request
 from oneloop.api.handlers.generation import Job, abort_all
 from oneloop.api.handlers.prompt import check_context, check_text_len, render
-from oneloop.api.parsing import parsing_of, strict_in_vain
+from oneloop.api.parsing import parsing_of
 from oneloop.api.replies import Usage
 from oneloop.api.reply_format import block_source
 from oneloop.api.responses.events import ResponseEncoder
@@ -21,6 +21,7 @@ from oneloop.engine.logprobs import make_encoders
 
 if TYPE_CHECKING:
     from oneloop.api.errors import ApiError
+    from oneloop.api.parsing import Parsing
     from oneloop.api.protocol.fields import Fields
     from oneloop.api.responses.request import ResponsesRequest
     from oneloop.api.state import ApiState
@@ -87,14 +88,11 @@ async def prepare_response(
 ) -> Prepared:
     """Look up what it goes on from, render and tokenise. Raises as Prepare does. fields: of the body."""
     model = state.check_model(asked.model)
-    is_vain = asked.thinking_budget is not None and not state.formats.thinking_end
     if asked.background and not state.responses.is_on:
         raise bad_request("background", "background needs a server that stores responses")
     before, salt = _before(state, asked, owner)
     messages = read_input(fields, before)
-    vain = ["thinking_token_budget"] if is_vain else []
-    vain += strict_in_vain(state.formats, asked.tools, asked.params.grammar)
-    headers = state.note_ignored([*asked.ignored, *vain, *fields.unread()])
+    unread = fields.unread()
     state.engine.check_accepting()
     text, token_ids = await _fit(state, asked, messages)
     parsing = parsing_of(
@@ -106,6 +104,8 @@ async def prepare_response(
         grammar=asked.params.grammar,
         budget=asked.thinking_budget,
     )
+    vain = _without_effect(state, asked, parsing)
+    headers = state.note_ignored([*asked.ignored, *vain, *unread])
     params, constraints = asked.params, NO_CONSTRAINTS
     if parsing is not None:
         params, constraints = parsing.shown(params), parsing.constraints
@@ -140,6 +140,13 @@ async def prepare_response(
         state=state, owner=owner, is_stored=is_stored, response=response, messages=messages, job=job
     )
     return prepared
+
+
+def _without_effect(state: ApiState, asked: ResponsesRequest, parsing: Parsing | None) -> list[str]:
+    """What this model's formats leave nothing to do for."""
+    is_vain = asked.thinking_budget is not None and not state.formats.thinking_end
+    vain = ["thinking_token_budget"] if is_vain else []
+    return vain if parsing is None else vain + parsing.without_effect
 
 
 def _before(state: ApiState, asked: ResponsesRequest, owner: bytes) -> tuple[list[dict[str, Any]], str]:

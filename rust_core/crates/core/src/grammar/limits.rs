@@ -38,7 +38,7 @@ pub(crate) const MAX_PROOF_FUEL: u64 = 20_000;
 pub(crate) const MAX_UNEVALUATED_CASES: usize = 32;
 /// Lists that stand for a `uniqueItems`.
 pub(crate) const MAX_ARRANGED: usize = 720;
-/// Items of a list with `contains`; where it says how many: of them each set is an alternative.
+/// First items of a list, of which `contains` finds one; where it says how many: of them each set is an alternative.
 pub(crate) const MAX_COUNTED_ITEMS: usize = 32;
 pub(crate) const MAX_CONTAINED: usize = 6;
 /// What `allOf`, `$ref` beside other keywords, and the like may multiply out to, in subschemas.

@@ -35,7 +35,7 @@ from oneloop_kernels.ops.paged_attention.triton.stream import (
     KEYS,
     _advance,
     _clear,
-    _copy_queries,
+    _copy_pair,
     _copy_tile,
     _products_layout,
     _program_of,
@@ -120,28 +120,10 @@ def _copy_pairs(
         end = gl.minimum(tiles, begin + done * (unit // KEYS))
         table = block_tables + slot.to(gl.int64) * table_stride
         query = row * (HEADS + 2 * KV_HEADS) + head * (HEADS // KV_HEADS)
-        buffer = pair % (STAGES + 1) * 2
-        later = begin
-        if USE_PDL and not BESIDE:
-            if pair == 0:
-                later = gl.minimum(gl.minimum(begin + STAGES, tiles - 1), end)
-                for index in range(begin, later):
-                    _copy_tile(
-                        kv_desc, boxes, arrived, freed, table, index, length, head, count, index == begin,
-                        KV_HEADS, BLOCK_SIZE, BOX, QUERIES, STAGES,
-                    )  # fmt: skip
-                    count += 1
-                tl.extra.cuda.gdc_wait()
-                if later > begin:
-                    _copy_queries(q_desc, queries, arrived.index(0), query, buffer)
-        for index in range(later, end):
-            _copy_tile(
-                kv_desc, boxes, arrived, freed, table, index, length, head, count, index == begin,
-                KV_HEADS, BLOCK_SIZE, BOX, QUERIES, STAGES,
-            )  # fmt: skip
-            if index == begin:
-                _copy_queries(q_desc, queries, arrived.index(count % STAGES), query, buffer)
-            count += 1
+        count = _copy_pair(
+            q_desc, kv_desc, boxes, queries, arrived, freed, table, query, pair, begin, end, tiles, length, head, count,
+            KV_HEADS, BLOCK_SIZE, BOX, 1, QUERIES, STAGES, BESIDE, USE_PDL,
+        )  # fmt: skip
         row, place, left, row_ends = _advance(row, place, left, done, units, KV_HEADS)
         more = row_ends & (left > 0)
         length = gl.load(seq_lens + row, mask=more, other=length)

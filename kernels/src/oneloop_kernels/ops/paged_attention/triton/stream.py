@@ -124,10 +124,7 @@ def _copy(
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, QUERIES: gl.constexpr,
     TILE: gl.constexpr, TOGETHER: gl.constexpr, STAGES: gl.constexpr, BESIDE: gl.constexpr, USE_PDL: gl.constexpr,
 ):  # fmt: skip
-    """Ask for the range's tiles, in order, each as soon as its stage is free; with a pair's first tile for its queries.
-
-    The wait for the kernel before this one comes when all stages are asked for, or ahead of a row's last tile.
-    """
+    """Ask for the range's tiles, in order."""
     GROUP: gl.constexpr = HEADS // KV_HEADS * TOGETHER
     count = 0
     for pair in range(pairs):
@@ -137,34 +134,52 @@ def _copy(
         end = gl.minimum(tiles, begin + left)
         table = block_tables + slot.to(gl.int64) * table_stride
         query = row * (HEADS + 2 * KV_HEADS) + head * GROUP
-        place = pair % (STAGES + 1) * 2
-        later = begin
-        if USE_PDL and not BESIDE:
-            if pair == 0:
-                later = gl.minimum(gl.minimum(begin + STAGES, tiles - 1), end)
-                for index in range(begin, later):
-                    _copy_any_tile(
-                        kv_desc, boxes, arrived, freed, table, index, length, head, count, index == begin,
-                        KV_HEADS, BLOCK_SIZE, BOX, TOGETHER, QUERIES, STAGES,
-                    )  # fmt: skip
-                    count += 1
-                tl.extra.cuda.gdc_wait()
-                if later > begin:
-                    _copy_queries(q_desc, queries, arrived.index(0), query, place)
-        for index in range(later, end):
-            _copy_any_tile(
-                kv_desc, boxes, arrived, freed, table, index, length, head, count, index == begin,
-                KV_HEADS, BLOCK_SIZE, BOX, TOGETHER, QUERIES, STAGES,
-            )  # fmt: skip
-            if index == begin:
-                _copy_queries(q_desc, queries, arrived.index(count % STAGES), query, place)
-            count += 1
+        count = _copy_pair(
+            q_desc, kv_desc, boxes, queries, arrived, freed, table, query, pair, begin, end, tiles, length, head, count,
+            KV_HEADS, BLOCK_SIZE, BOX, TOGETHER, QUERIES, STAGES, BESIDE, USE_PDL,
+        )  # fmt: skip
         row, tile, left, row_ends = _advance(row, tile, left, end - begin, tiles, KV_HEADS // TOGETHER)
         more = row_ends & (left > 0)
         length = gl.load(seq_lens + row, mask=more, other=length)
         slot = gl.load(row_slot + row, mask=more, other=slot)
     if USE_PDL:
         tl.extra.cuda.gdc_wait()  # also without any work: who waits for this kernel waits for those before it
+
+
+@gluon.jit
+def _copy_pair(
+    q_desc, kv_desc, boxes, queries, arrived, freed, table, query, pair, begin, end, tiles, length, head, count,
+    KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, TOGETHER: gl.constexpr,
+    QUERIES: gl.constexpr, STAGES: gl.constexpr, BESIDE: gl.constexpr, USE_PDL: gl.constexpr,
+):  # fmt: skip
+    """Ask for a pair's tiles begin … end − 1, each as soon as its stage is free; with the first for its queries, row
+    `query` of theirs. pair, count: how many pairs and tiles there were before. → tiles with these.
+
+    The wait for the kernel before this one comes when all stages are asked for, or ahead of a row's last tile.
+    """
+    place = pair % (STAGES + 1) * 2
+    later = begin
+    if USE_PDL and not BESIDE:
+        if pair == 0:
+            later = gl.minimum(gl.minimum(begin + STAGES, tiles - 1), end)
+            for index in range(begin, later):
+                _copy_any_tile(
+                    kv_desc, boxes, arrived, freed, table, index, length, head, count, index == begin,
+                    KV_HEADS, BLOCK_SIZE, BOX, TOGETHER, QUERIES, STAGES,
+                )  # fmt: skip
+                count += 1
+            tl.extra.cuda.gdc_wait()
+            if later > begin:
+                _copy_queries(q_desc, queries, arrived.index(0), query, place)
+    for index in range(later, end):
+        _copy_any_tile(
+            kv_desc, boxes, arrived, freed, table, index, length, head, count, index == begin,
+            KV_HEADS, BLOCK_SIZE, BOX, TOGETHER, QUERIES, STAGES,
+        )  # fmt: skip
+        if index == begin:
+            _copy_queries(q_desc, queries, arrived.index(count % STAGES), query, place)
+        count += 1
+    return count
 
 
 @gluon.jit

@@ -73,6 +73,17 @@ impl Class {
         true
     }
 
+    /// Its characters, some maybe twice; `None` where they are more than `most`, or not told here.
+    pub(super) fn letters(&self, most: usize) -> Option<Vec<char>> {
+        if self.negated || !self.properties.is_empty() || self.sets.iter().any(|(not, _)| *not) {
+            return None;
+        }
+        let sets = self.sets.iter().flat_map(|(_, ranges)| ranges);
+        let letters = self.ranges.iter().chain(sets).flat_map(|&(a, b)| a..=b);
+        let found: Vec<char> = letters.take(most + 1).collect();
+        Some(found).filter(|found| found.len() <= most)
+    }
+
     /// Properties are taken for empty.
     fn contains(&self, letter: char) -> bool {
         let within =

@@ -43,6 +43,51 @@ impl Node {
             Self::Start | Self::End => true,
         }
     }
+
+    /// All texts that it matches, some maybe twice; `None` where they are more than `most`. For nodes without anchors.
+    fn texts(&self, most: usize) -> Option<Vec<String>> {
+        let found = match self {
+            Self::Class(class) => {
+                let letters = class.letters(most)?;
+                letters.into_iter().map(String::from).collect()
+            }
+            Self::Concat(nodes) => nodes.iter().try_fold(vec![String::new()], |texts, node| {
+                followed(&texts, node, most)
+            })?,
+            Self::Alt(nodes) => {
+                let branches = nodes.iter().map(|node| node.texts(most));
+                branches.collect::<Option<Vec<_>>>()?.concat()
+            }
+            Self::Group(node) => node.texts(most)?,
+            Self::Repeat(node, min, max) => {
+                let max = (*max).filter(|max| *max as usize <= most)?;
+                let (mut texts, mut found) = (vec![String::new()], Vec::new());
+                for count in 0..=max {
+                    if count >= *min {
+                        found.extend_from_slice(&texts);
+                    }
+                    if count < max {
+                        texts = followed(&texts, node, most)?;
+                    }
+                }
+                found
+            }
+            Self::Start | Self::End => vec![String::new()],
+        };
+        Some(found).filter(|found| found.len() <= most)
+    }
+}
+
+/// Each of these texts with each that the node matches behind it.
+fn followed(texts: &[String], node: &Node, most: usize) -> Option<Vec<String>> {
+    let more = node.texts(most)?;
+    if texts.len() * more.len() > most {
+        return None;
+    }
+    let each = texts
+        .iter()
+        .flat_map(|text| more.iter().map(move |end| format!("{text}{end}")));
+    Some(each.collect())
 }
 
 /// The expression, without anchors, of all texts in which `pattern` is found (`pattern` of JSON Schema), as they stand in
@@ -70,6 +115,16 @@ pub(crate) fn found(pattern: &str) -> Result<Found, GrammarError> {
         expression: write::write(&node),
         is_nullable: node.is_nullable(),
     })
+}
+
+/// All texts in which `pattern` is found, in order; `None` where they are more than `most`.
+pub(crate) fn texts(pattern: &str, most: usize) -> Result<Option<Vec<String>>, GrammarError> {
+    let node = anchor::without_anchors(parse::parse(pattern)?, false, false)?;
+    Ok(node.texts(most).map(|mut found| {
+        found.sort();
+        found.dedup();
+        found
+    }))
 }
 
 /// The expression, without anchors, of all texts that `pattern` matches from end to end.

@@ -98,3 +98,33 @@ fn white_space_is_white_space() {
         assert!(whitespace(pattern).is_err(), "{pattern}");
     }
 }
+
+#[test]
+fn texts_of_a_pattern_are_told_where_they_are_few() {
+    let found = |pattern: &str| texts(pattern, 6).unwrap();
+    let some = |names: &[&str]| Some(names.iter().map(ToString::to_string).collect::<Vec<_>>());
+    assert_eq!(found("^(a|b)$"), some(&["a", "b"]));
+    assert_eq!(found("^(?:b|a|b)$|^c$"), some(&["a", "b", "c"]));
+    assert_eq!(
+        found("^x[0-2]{1}(yz)?$"),
+        some(&["x0", "x0yz", "x1", "x1yz", "x2", "x2yz"])
+    );
+    assert_eq!(found("^a{0,2}$"), some(&["", "a", "aa"]));
+    assert_eq!(found("^$"), some(&[""]));
+    for many in [
+        "a",
+        "^a",
+        "a$",
+        "^a*$",
+        "^\\d$",
+        "^[^a]$",
+        "^\\D$",
+        "^[0-6]$",
+        "^[ab]{3}$",
+        "^\\p{L}$",
+        "^a{7}$",
+    ] {
+        assert_eq!(found(many), None, "{many}");
+    }
+    assert!(texts("(?=a)", 6).is_err());
+}

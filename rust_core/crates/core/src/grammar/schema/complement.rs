@@ -10,6 +10,8 @@ use crate::grammar::limits::{MAX_FOLLOWED, MAX_REWRITTEN};
 const ALL_TYPES: [&str; 6] = ["null", "boolean", "number", "string", "array", "object"];
 /// Alternatives of a negated `oneOf`, items of a list of which one must differ.
 const MAX_PAIRED: usize = 8;
+/// Names of properties that one pattern stands for.
+const MAX_NAMES: usize = 32;
 
 impl Walk<'_> {
     /// The complement of a client's schema, as a client could write it. Refuses, at the walk's place, what it cannot say.
@@ -178,11 +180,31 @@ impl Walk<'_> {
                     return self.unsayable(name);
                 }
             }
-            ("patternProperties", Value::Object(map)) if map.values().all(allows_all) => {}
+            ("patternProperties", Value::Object(map)) => {
+                for (pattern, schema) in map.iter().filter(|(_, schema)| !allows_all(schema)) {
+                    let Some(names) = self.names_of(pattern)? else {
+                        return self.refuse(format!(
+                            "patternProperties is not supported where a schema is negated, but for patterns of at most \
+                             {MAX_NAMES} names (\"^(a|b)$\"); name the properties instead"
+                        ));
+                    };
+                    let other = self.complement_below(schema, depth + 1)?;
+                    self.spend(names.len() * size(&other))?;
+                    if other != Value::Bool(false) {
+                        alternatives.extend(names.iter().map(|name| with(name, &other)));
+                    }
+                }
+            }
             ("additionalProperties", schema) if allows_all(schema) => {}
             _ => return self.unsayable(name),
         }
         Ok(any_of(alternatives))
+    }
+
+    /// The names that a pattern of properties stands for; `None` where they are many.
+    fn names_of(&self, pattern: &str) -> Result<Option<Vec<String>>, GrammarError> {
+        crate::grammar::pattern::texts(pattern, MAX_NAMES)
+            .map_err(|error| error.located(|| self.place()))
     }
 
     fn other_lists(

@@ -144,7 +144,8 @@ impl Walk<'_> {
         ))
     }
 
-    /// Lists with so many items that are valid by the schema.
+    /// Lists with so many items that are valid by the schema, which are looked for in their first places: lists that have
+    /// the first of them further behind are left out, though they are valid.
     fn containing(
         &mut self,
         schema: &Value,
@@ -167,26 +168,32 @@ impl Walk<'_> {
             }
             _ => {}
         }
-        let Some(longest) = longest.filter(|longest| *longest <= MAX_COUNTED_ITEMS) else {
-            return self.refuse(format!(
-                "is supported in lists of at most {MAX_COUNTED_ITEMS} items; give maxItems"
-            ));
-        };
-        self.spend(longest * size(schema))?;
         if min <= 1.0 && max.is_none() {
-            let places = (0..longest).map(|index| with_item(index, schema));
+            let num_places = longest.unwrap_or(usize::MAX).min(MAX_COUNTED_ITEMS);
+            self.spend(num_places * size(schema))?;
+            let places = (0..num_places).map(|index| with_item(index, schema));
             return Ok(none_if_empty(any_of(places.collect())));
         }
-        if longest > MAX_CONTAINED {
+        if longest.is_none_or(|longest| longest > MAX_CONTAINED) && min > MAX_CONTAINED as f64 {
             return self.refuse(format!(
-                "with minContains or maxContains it is supported in lists of at most {MAX_CONTAINED} items"
+                "minContains is supported up to {MAX_CONTAINED}, beyond the first of which maxItems leaves no place"
             ));
         }
-        let other = self.complement(schema)?;
-        let fits =
-            |count: u32| f64::from(count) >= min && max.is_none_or(|max| f64::from(count) <= max);
-        self.spend((size(schema) + size(&other)) << longest)?;
-        let chosen = (0u32..1 << longest).filter(|places| fits(places.count_ones()));
+        // Who counts none above must know of the others that they do not count.
+        let other = match max {
+            Some(_) => self.complement(schema)?,
+            None => Value::Bool(true),
+        };
+        let num_places = match max {
+            Some(max) if max < 1.0 => 0,
+            _ => longest.unwrap_or(usize::MAX).min(MAX_CONTAINED),
+        };
+        let fits = |count: u32| {
+            let is_enough = f64::from(count) >= min;
+            is_enough && max.map_or(f64::from(count) < min + 1.0, |max| f64::from(count) <= max)
+        };
+        self.spend((size(schema) + size(&other)) << num_places)?;
+        let chosen = (0u32..1 << num_places).filter(|places| fits(places.count_ones()));
         let each = chosen.map(|places| {
             let item = |index| {
                 if places >> index & 1 == 1 {
@@ -195,9 +202,9 @@ impl Walk<'_> {
                     &other
                 }
             };
-            let prefix: Vec<&Value> = (0..longest).map(item).collect();
+            let prefix: Vec<&Value> = (0..num_places).map(item).collect();
             let num_needed = u32::BITS - places.leading_zeros();
-            json!({"type": "array", "prefixItems": prefix, "minItems": num_needed})
+            json!({"type": "array", "prefixItems": prefix, "items": other, "minItems": num_needed})
         });
         Ok(none_if_empty(any_of(each.collect())))
     }

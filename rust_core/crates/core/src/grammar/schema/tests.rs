@@ -44,8 +44,12 @@ fn what_is_not_kept_is_refused_with_its_place() {
             "#/items/uniqueItems:",
         ),
         (
-            json!({"anyOf": [true, {"contains": {"type": "null"}}]}),
-            "#/anyOf/1/contains:",
+            json!({"anyOf": [true, {"contains": {"type": "null"}, "minContains": 7}]}),
+            "#/anyOf/1/contains: minContains is supported up to 6",
+        ),
+        (
+            json!({"not": {"patternProperties": {"^a": {"type": "null"}}}}),
+            "#/not: patternProperties is not supported where a schema is negated, but for patterns of at most 32 names",
         ),
         (json!({"minlength": 3}), "minLength was meant"),
         (
