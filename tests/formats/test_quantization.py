@@ -205,6 +205,16 @@ def test_a_fused_map_is_left_alone_as_a_whole() -> None:
         found.scheme_of(["a.q_proj", "a.k_proj", "a.v_proj"])
 
 
+def test_a_message_names_few_of_many_experts() -> None:
+    names = [f"a.experts.{expert}.{half}" for expert in range(40) for half in ("w1", "w3")]
+    found = QuantizationSpec(method="fp8", scheme=Fp8Scheme(scales="tensor"), ignored=("experts.7",))
+    pattern = (
+        r"leaves a\.experts\.7\.w1, a\.experts\.7\.w3 alone, but not .*: a\.experts\.0\.w1, .* and 74 more"
+    )
+    with pytest.raises(ModelError, match=pattern):
+        found.scheme_of(names)
+
+
 def quantized_spec(name: str, **changes: Any) -> ModelSpec:
     return replace(SPEC, quantization=read(READ[name][0]), **changes)
 

@@ -34,7 +34,7 @@ from oneloop_kernels.ops.rms_norm.reference import rms_norm
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence, Set
 
-    from oneloop_kernels.ops.moe.gpu import Routed
+    from oneloop_kernels.ops.moe.launches import Routed
 
 SHAPES: Final = {"qwen30ba3b": Shape(num_experts=128, top_k=8, hidden=2048, width=768)}
 TOKENS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 8192)

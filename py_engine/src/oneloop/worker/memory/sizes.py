@@ -26,10 +26,11 @@ def weight_bytes(spec: ModelSpec, item_bytes: int, *, on_gpu: bool) -> int:
     total = num_parameters(spec) * item_bytes
     if spec.quantization is None:
         return total
-    for names, out_sizes, in_size, _ in linear_maps(spec):
-        scheme = spec.quantization.scheme_of(names)
+    for one in linear_maps(spec):
+        scheme = spec.quantization.scheme_of(one.names)
         if isinstance(scheme, Fp8Scheme) or (scheme is not None and on_gpu and item_bytes == 2):
-            total += scheme.kept_bytes(out_sizes, in_size) - sum(out_sizes) * in_size * item_bytes
+            kept = one.stacked * scheme.kept_bytes(one.of_one, one.in_size)
+            total += kept - sum(one.out_sizes) * one.in_size * item_bytes
     return total
 
 
@@ -43,9 +44,9 @@ def written_out_bytes(spec: ModelSpec, item_bytes: int) -> int:
     if spec.quantization is None or item_bytes != 2:
         return 0
     sizes = [
-        sum(out_sizes) * in_size * item_bytes
-        for names, out_sizes, in_size, _ in linear_maps(spec)
-        if not isinstance(spec.quantization.scheme_of(names), Fp8Scheme | None)
+        sum(one.of_one) * one.in_size * item_bytes
+        for one in linear_maps(spec)
+        if not isinstance(spec.quantization.scheme_of(one.names), Fp8Scheme | None)
     ]
     return max(sizes, default=0)
 
