@@ -39,8 +39,9 @@ def moe(call: MoeCall) -> None:
     """See ops.moe.Moe."""
     num_tokens = call.x.shape[0]
     if num_tokens:
-        least = MAX_FEW + 1 if order_is_fixed() else 1  # few tokens have products of other instructions
-        run(call, plan_for(call.x.device, call.x.dtype, max(num_tokens, least), shape_of(call)))
+        fixed = order_is_fixed()
+        least = MAX_FEW + 1 if fixed else 1  # few tokens have products of other instructions
+        run(call, plan_for(call.x.device, call.x.dtype, max(num_tokens, least), shape_of(call), fixed=fixed))
 
 
 def run(call: MoeCall, plan: MoePlan) -> None:

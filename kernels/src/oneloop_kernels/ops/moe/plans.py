@@ -96,8 +96,12 @@ ONE_PLAN_FROM: Final = 2048
 """More tokens than this all have one plan: only the largest of such steps is run when kernels are compiled."""
 
 
-def plan_for(device: torch.device, dtype: torch.dtype, num_tokens: int, shape: Shape) -> MoePlan:
-    """The plan for that many tokens."""
+def plan_for(
+    device: torch.device, dtype: torch.dtype, num_tokens: int, shape: Shape, *, fixed: bool = False
+) -> MoePlan:
+    """The plan for that many tokens. fixed: in the fixed order, where weights that are not plain have one for all."""
+    if fixed and shape.weights != "plain":
+        return FIXED_PLAN
     num_tokens = min(num_tokens, ONE_PLAN_FROM + 1)
     return _plan_for(card_name(device), can_stream(device), dtype.itemsize, num_tokens, shape)
 
@@ -179,11 +183,15 @@ def plan_by_rule(item_bytes: int, num_tokens: int, shape: Shape, *, hopper: bool
     )
 
 
+_FIXED: Final = ProductPlan("weights", block_n=32, block_k=128, num_stages=3)
+FIXED_PLAN: Final = MoePlan(block_m=64, gate_up=_FIXED, down=_FIXED)
+"""Of weights that are not plain, or not all: for any kinds and any number of tokens."""
+
+
 def plan_of_8_bits(num_tokens: int, shape: Shape) -> MoePlan:
     """As plan_by_rule, where weights are e4m3, or some of them. A block of columns is one that has a scale."""
     if shape.weights not in ("fp8", "fp8-block"):  # gate_up and down are kept in two ways
-        product = ProductPlan("weights", block_n=32, block_k=128, num_stages=3)
-        return MoePlan(block_m=64, gate_up=product, down=product)
+        return FIXED_PLAN
     mean = num_tokens * shape.top_k / shape.num_experts
     if num_tokens > ONE_PLAN_FROM:
         mean *= 4

@@ -61,8 +61,9 @@ def fp8_experts_kernel(
         sources = tokens if GATED else rows
         sums = _products(
             x_ptr, x_scales_ptr, sources, num_rows, live, weight_ptr, scales_ptr, weight_rows,
-            IN_SIZE, BY_BLOCK, SCALE_ROWS, QUANTIZES, TOKENS_WIDE, BLOCK_M, (2 if GATED else 1) * BLOCK_N, BLOCK_K,
-            STAGES,
+            expert.to(tl.int64) * ((2 if GATED else 1) * out_size) + block * BLOCK_N, out_size,
+            IN_SIZE, GATED, BY_BLOCK, SCALE_ROWS, QUANTIZES, TOKENS_WIDE, BLOCK_M, (2 if GATED else 1) * BLOCK_N,
+            BLOCK_K, STAGES,
         )  # fmt: skip
         columns = block * BLOCK_N + tl.arange(0, BLOCK_N)
         mask = live[:, None] & (columns < out_size)[None, :]
@@ -100,18 +101,24 @@ def _rows_of(expert, block, out_size, GATED: tl.constexpr, BLOCK_N: tl.constexpr
 
 @triton.jit
 def _products(
-    x_ptr, x_scales_ptr, sources, num_rows, live, weight_ptr, scales_ptr, weight_rows,
-    IN_SIZE: tl.constexpr, BY_BLOCK: tl.constexpr, SCALE_ROWS: tl.constexpr, QUANTIZES: tl.constexpr,
-    TOKENS_WIDE: tl.constexpr, BLOCK_M: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr,
+    x_ptr, x_scales_ptr, sources, num_rows, live, weight_ptr, scales_ptr, weight_rows, first_row, out_size,
+    IN_SIZE: tl.constexpr, GATED: tl.constexpr, BY_BLOCK: tl.constexpr, SCALE_ROWS: tl.constexpr,
+    QUANTIZES: tl.constexpr, TOKENS_WIDE: tl.constexpr, BLOCK_M: tl.constexpr, COLUMNS: tl.constexpr,
+    BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """[BLOCK_M, COLUMNS] in float32, scaled. sources: [BLOCK_M] rows of x."""
+    """[BLOCK_M, COLUMNS] in float32, scaled. sources: [BLOCK_M] rows of x. first_row: the lowest of weight_rows."""
+    SHARED: tl.constexpr = (
+        SCALE_ROWS % (COLUMNS // 2 if GATED else COLUMNS) == 0
+    )  # so all rows of a half have a scale
     EVEN: tl.constexpr = IN_SIZE % BLOCK_K == 0
     GROUPS: tl.constexpr = (IN_SIZE + GROUP - 1) // GROUP
     k = tl.arange(0, BLOCK_K)
     x_rows = x_ptr + sources.to(tl.int64)[:, None] * IN_SIZE
     weight_places = weight_ptr + weight_rows[:, None] * IN_SIZE
     scale_places = scales_ptr + weight_rows // SCALE_ROWS * (GROUPS if BY_BLOCK else 1)
+    first_places = scales_ptr + first_row // SCALE_ROWS * GROUPS
+    up_place = out_size // SCALE_ROWS * GROUPS
+    is_up = tl.arange(0, COLUMNS) // 8 % 2 == 1
     x_scales = tl.full([BLOCK_M], 1.0, tl.float32)
     if not BY_BLOCK:
         if QUANTIZES:
@@ -132,7 +139,13 @@ def _products(
         x = tl.load(x_rows + columns[None, :], mask=live[:, None] & within[None, :], other=0.0)
         if BY_BLOCK:
             group = start // GROUP
-            scales = tl.load(scale_places + group)
+            if SHARED and GATED:
+                up_scale = tl.load(first_places + up_place + group)
+                scales = tl.where(is_up, up_scale, tl.load(first_places + group))
+            elif SHARED:
+                scales = tl.full([COLUMNS], 1.0, tl.float32) * tl.load(first_places + group)
+            else:
+                scales = tl.load(scale_places + group)
             if not QUANTIZES:
                 x_scales = tl.load(x_scales_ptr + group * num_rows + sources, mask=live, other=0.0)
         if QUANTIZES:
