@@ -279,8 +279,8 @@ def launch_experts() -> None:
 
 
 def launch_fp8_experts() -> None:
-    """The plans of the rule and of the fixed order, and what these have not; with scales for rows, for blocks that are
-    whole tiles, and for smaller ones."""
+    """Plans of the rule and of the fixed order, and what these have not; with scales for rows, for blocks that are whole
+    tiles, and for smaller ones."""
     from oneloop_kernels.ops.moe.gpu import run
     from oneloop_kernels.ops.moe.plans import FIXED_PLAN, plan_of_8_bits
 
@@ -289,20 +289,21 @@ def launch_fp8_experts() -> None:
     odd, whole = (
         Shape(num_experts=4, top_k=2, hidden=size, width=size, weights="fp8-block") for size in (72, 256)
     )
-    for shape, block_rows in itertools.product((odd, whole), (1, 8, 128)):
-        if shape.width % block_rows:
-            continue
-        cases = {(count, plan_of_8_bits(count, shape)) for count in (1, 24, 40, 600, 4096)}
-        cases |= {(40, FIXED_PLAN), (1, MoePlan(16, inside, inside, combined=True))}
-        cases |= {(24, MoePlan(16, ahead, ahead, combined=True)), (24, MoePlan(16, wide, wide))}
-        for num_tokens, plan in sorted(cases, key=str):
-            for full in (False, True):
-                run(
-                    experts_call(
-                        shape, num_tokens, gate=full, full=full, renormalised=True, block_rows=block_rows
-                    ),
-                    plan,
-                )
+    cases = [(odd, 1, count, plan_of_8_bits(count, odd)) for count in (1, 4096)]
+    cases += [(whole, 128, count, plan_of_8_bits(count, whole)) for count in (1, 40, 4096)]
+    cases += [(odd, 8, 40, plan_of_8_bits(40, odd)), (whole, 8, 40, FIXED_PLAN)]
+    cases += [
+        (whole, 1, 1, MoePlan(16, inside, inside, combined=True)),
+        (whole, 1, 24, MoePlan(16, wide, wide)),
+    ]
+    cases += [
+        (whole, 128, 24, MoePlan(16, ahead, ahead, combined=True)),
+        (whole, 128, 24, MoePlan(16, wide, wide)),
+    ]
+    for index, (shape, block_rows, num_tokens, plan) in enumerate(cases):
+        full = index % 2 == 1 or plan.combined
+        call = experts_call(shape, num_tokens, gate=full, full=full, renormalised=True, block_rows=block_rows)
+        run(call, plan)
 
 
 def experts_call(
