@@ -223,6 +223,32 @@ def test_in_plain_torch(inputs, monkeypatch, kind, name):
     torch.testing.assert_close(again.x, call.x, atol=0.02, rtol=0.02)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_tokens", [1, 24, 100])
+def test_in_a_graph(inputs, kernel_device, dtype, kind, num_tokens):
+    """That serves every routing: nothing is waited for, and what is read is there."""
+    if kernel_device.type != "cuda":
+        pytest.skip("needs a GPU")
+    call = make_call(inputs, dtype, num_tokens, kind, shared=True)
+    compute = MOE.resolve(kernel_device, dtype, name="triton")
+    compute(call)  # compiles
+    batches = [inputs.normal(*call.x.shape, dtype=dtype) for _ in range(3)]
+    expected = []
+    for batch in batches:
+        expected.append(batch.clone())
+        compute(call._replace(x=expected[-1]))
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        compute(call)
+    for batch, wanted in zip(batches, expected, strict=True):
+        call.x.copy_(batch)
+        graph.replay()
+        assert torch.equal(call.x, wanted)
+    assert not call.counters.any()
+
+
 @pytest.mark.parametrize("kind", ["by row", "by block"])
 @pytest.mark.usefixtures("products_of_tensor_cores")
 def test_the_fixed_order(inputs, kernel_device, order_dtype, kind):

@@ -1,8 +1,9 @@
 """Mixtures of experts: routing, the experts' products, the sum; a layer of Qwen 3 30B-A3B.
 
 `python -m oneloop_bench.kernels.moe [--only TEXT]`: the whole block and its parts at numbers of tokens from 1 to 8192.
-Names: "qwen30ba3b 0032 whole", "… route", "… gate_up", "… down", "… combine". Bytes are those of the experts that are
-asked for, and of the activations; routing is that of random tokens and a random router.
+Names: "qwen30ba3b 0032 whole", "… route", "… gate_up", "… down", "… combine"; "qwen30ba3b+fp8 …" and "+fp8-block …" are of
+weights of 8 bits, whose products' times have what quantises x before. Bytes are those of the experts that are asked
+for, and of the activations; routing is that of random tokens and a random router.
 
 --sweep: plans for each number of tokens, and at the end what belongs into `oneloop_kernels/ops/moe/configs`. Takes some
 5 s per number of tokens on 16 cores: narrow it with --only ("0032").
@@ -15,7 +16,8 @@ import json
 import math
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 
@@ -24,11 +26,14 @@ from oneloop_bench.kernels.timing import Effort, KernelBench, bench_arguments, t
 from oneloop_bench.report import run_bench
 from oneloop_kernels.compiling.workers import CompileWorkers
 from oneloop_kernels.launch import INTERPRETED, compiling_ahead
+from oneloop_kernels.ops.fp8_linear import BLOCK
+from oneloop_kernels.ops.fp8_linear.quantize import quantize_blocks, quantize_rows
 from oneloop_kernels.ops.linear import Norm
 from oneloop_kernels.ops.moe import Experts, MoeCall, num_counters
 from oneloop_kernels.ops.moe.gpu import combine, down, gate_up, route, run
 from oneloop_kernels.ops.moe.plans import MAX_FEW, MoePlan, ProductPlan, Shape, plan_for
 from oneloop_kernels.ops.moe.reference import route as reference_route
+from oneloop_kernels.ops.moe.weights import ExpertWeight, Fp8Stack
 from oneloop_kernels.ops.rms_norm.reference import rms_norm
 
 if TYPE_CHECKING:
@@ -36,9 +41,15 @@ if TYPE_CHECKING:
 
     from oneloop_kernels.ops.moe.launches import Routed
 
-SHAPES: Final = {"qwen30ba3b": Shape(num_experts=128, top_k=8, hidden=2048, width=768)}
+QWEN_30B: Final = Shape(num_experts=128, top_k=8, hidden=2048, width=768)
+SHAPES: Final = {
+    "qwen30ba3b": QWEN_30B,
+    "qwen30ba3b+fp8": replace(QWEN_30B, weights="fp8"),
+    "qwen30ba3b+fp8-block": replace(QWEN_30B, weights="fp8-block"),
+}
 TOKENS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 8192)
 SMOKE_SHAPE: Final = Shape(num_experts=8, top_k=2, hidden=128, width=128)
+SMOKE_SHAPES: Final = {"smoke": SMOKE_SHAPE, "smoke+fp8": replace(SMOKE_SHAPE, weights="fp8")}
 SMOKE_TOKENS: Final = (2, 40)
 MAX_SHARED_BYTES: Final = 220 << 10
 SWEEP_EFFORT: Final = Effort(launches=12, seconds=0.02, replays=5)
@@ -74,10 +85,17 @@ def make_inputs(shape: Shape, num_tokens: int, device: torch.device) -> Inputs:
     def normal(*sizes: int, scale: float = 1.0) -> torch.Tensor:
         return torch.randn(*sizes, dtype=dtype, device=device).mul_(scale)
 
+    def weight(rows: int, columns: int) -> ExpertWeight:
+        if shape.weights == "plain":
+            return normal(shape.num_experts, rows, columns, scale=0.02)
+        quantize = quantize_rows if shape.weights == "fp8" else partial(quantize_blocks, block_rows=BLOCK)
+        parts = [quantize(normal(rows, columns, scale=0.02)) for _ in range(shape.num_experts)]
+        return Fp8Stack(torch.stack([one for one, _ in parts]), torch.stack([scales for _, scales in parts]))
+
     experts = Experts(
         normal(shape.num_experts, shape.hidden),
-        normal(shape.num_experts, 2 * shape.width, shape.hidden, scale=0.02),
-        normal(shape.num_experts, shape.hidden, shape.width, scale=0.02),
+        weight(2 * shape.width, shape.hidden),
+        weight(shape.hidden, shape.width),
         shape.top_k,
         renormalised=True,
     )
@@ -103,7 +121,7 @@ def prepare(inputs: Inputs, plan: MoePlan) -> Prepared:
 
 def floors(shape: Shape, num_tokens: int, num_active: float) -> dict[str, tuple[float, float]]:
     """Part → fewest bytes, and FLOP."""
-    pairs, item = num_tokens * shape.top_k, 2
+    pairs, item, stored = num_tokens * shape.top_k, 2, 2 if shape.weights == "plain" else 1
     matrix = shape.hidden * shape.width
     parts = {
         "route": (
@@ -111,13 +129,17 @@ def floors(shape: Shape, num_tokens: int, num_active: float) -> dict[str, tuple[
             2.0 * num_tokens * shape.num_experts * shape.hidden,
         ),
         "gate_up": (
-            item * (2 * num_active * matrix + num_tokens * shape.hidden + pairs * shape.width),
+            stored * 2 * num_active * matrix + item * (num_tokens * shape.hidden + pairs * shape.width),
             4.0 * pairs * matrix,
         ),
-        "down": (item * (num_active * matrix + pairs * (shape.width + shape.hidden)), 2.0 * pairs * matrix),
+        "down": (
+            stored * num_active * matrix + item * pairs * (shape.width + shape.hidden),
+            2.0 * pairs * matrix,
+        ),
         "combine": (item * (pairs + 2 * num_tokens) * shape.hidden, 0.0),
     }  # fmt: skip
-    whole_bytes = item * (3 * num_active * matrix + (shape.num_experts + 2 * num_tokens) * shape.hidden)
+    whole_bytes = stored * 3 * num_active * matrix
+    whole_bytes += item * (shape.num_experts + 2 * num_tokens) * shape.hidden
     return parts | {"whole": (whole_bytes, sum(flops for _, flops in parts.values()))}
 
 
@@ -148,7 +170,8 @@ def measure(bench: KernelBench, name: str, shape: Shape, num_tokens: int) -> Non
 
 def input_sets(bench: KernelBench, shape: Shape, num_tokens: int) -> Sequence[Inputs]:
     """So many layers that no weights are found in the cache."""
-    touched = 6 * shape.hidden * shape.width * min(shape.num_experts, num_tokens * shape.top_k)
+    bytes_of_expert = (6 if shape.weights == "plain" else 3) * shape.hidden * shape.width
+    touched = bytes_of_expert * min(shape.num_experts, num_tokens * shape.top_k)
     return bench.sets(lambda: make_inputs(shape, num_tokens, bench.device), num_bytes=touched)
 
 
@@ -169,6 +192,9 @@ def tile_heights(num_tokens: int, mean: float) -> list[int]:
 
 def candidates(block_m: int, *, gated: bool, many: bool, full: Shape) -> Iterator[ProductPlan]:
     """Products worth a try: shared memory for one, two or three programs on a multiprocessor."""
+    if full.weights != "plain":
+        yield from candidates_of_8_bits(block_m, gated=gated, many=many, full=full)
+        return
     halves = 2 if gated else 1
     in_size = full.hidden if gated else full.width
     if many:
@@ -190,6 +216,22 @@ def candidates(block_m: int, *, gated: bool, many: bool, full: Shape) -> Iterato
             yield ProductPlan("weights", columns // halves, block_k, stages, warps)
 
 
+def candidates_of_8_bits(block_m: int, *, gated: bool, many: bool, full: Shape) -> Iterator[ProductPlan]:
+    """The same. Blocks of columns are those of scales, or also twice as many."""
+    halves, in_size = 2 if gated else 1, full.hidden if gated else full.width
+    kind: Literal["tokens", "weights"] = "tokens" if many else "weights"
+    block_ks = (BLOCK, 2 * BLOCK) if full.weights == "fp8" and in_size % (2 * BLOCK) == 0 else (BLOCK,)
+    for columns, block_k, programs in itertools.product((64, 128, 256), block_ks, (1, 2, 3, 4)):
+        stages = min(
+            MAX_SHARED_BYTES // programs // ((columns + block_m) * block_k), in_size // block_k + 1, 10
+        )
+        warps = 8 if columns * block_m > 8192 else 4
+        if stages < 2 or columns * block_m > 32768:
+            continue
+        for inside in (False, True) if block_m <= 16 and not many else (False,):
+            yield ProductPlan(kind, columns // halves, block_k, stages, warps, quantizes=inside)
+
+
 def sweep(bench: KernelBench, name: str, shape: Shape, num_tokens: int) -> MoePlan | None:
     """The best plan."""
     if not bench.wanted(name):
@@ -209,7 +251,8 @@ def sweep(bench: KernelBench, name: str, shape: Shape, num_tokens: int) -> MoePl
             if times:
                 report(name, f"{part} m{block_m}", times)
         if ranked["gate_up"] and ranked["down"]:
-            found += whole_plans(start, ranked["gate_up"][0], ranked["down"][0], num_tokens)
+            best_of = ranked["gate_up"][0], ranked["down"][0]
+            found += whole_plans(start, *best_of, num_tokens, shape.weights)
     wholes = {plan: time_whole(bench, sets, plan) for plan in found}
     for plan in sorted(wholes, key=lambda plan: wholes[plan])[:6]:
         products = f"{short(plan.gate_up)} {short(plan.down)} ahead {plan.down.prefetch}"
@@ -230,7 +273,7 @@ def sweep(bench: KernelBench, name: str, shape: Shape, num_tokens: int) -> MoePl
 
 
 def whole_plans(
-    start: MoePlan, gate_up: ProductPlan, down: ProductPlan, num_tokens: int
+    start: MoePlan, gate_up: ProductPlan, down: ProductPlan, num_tokens: int, weights: str
 ) -> Iterator[MoePlan]:
     """What only the whole shows: both products by one kernel, down's weights asked for ahead, the sum in its kernel."""
     plan = with_products(start, {"gate_up": gate_up, "down": down})
@@ -238,7 +281,8 @@ def whole_plans(
     if down.kind != "weights" or gate_up.kind != "weights":
         return
     sums = (False, True) if num_tokens <= MAX_FEW else (False,)
-    for prefetch, combined, together in itertools.product((0, 256, 512, 1024), sums, (False, True)):
+    joined = (False, True) if weights == "plain" else (False,)
+    for prefetch, combined, together in itertools.product((0, 256, 512, 1024), sums, joined):
         ahead = replace(down, prefetch=prefetch)
         yield replace(with_products(plan, {"down": ahead}), combined=combined, together=together)
 
@@ -295,16 +339,15 @@ def report(name: str, part: str, times: dict[ProductPlan, float]) -> None:
 
 def short(plan: ProductPlan) -> str:
     """A name for the table."""
-    return f"{plan.kind[0].upper()}{plan.block_n}x{plan.block_k}/{plan.num_stages}w{plan.num_warps}"
+    inside = "q" if plan.quantizes else ""
+    return f"{plan.kind[0].upper()}{plan.block_n}x{plan.block_k}/{plan.num_stages}w{plan.num_warps}{inside}"
 
 
 def main() -> None:
     """Run the bench."""
     bench = KernelBench("moe", bench_arguments(__doc__))
     tuned = []
-    shapes, tokens = (
-        (SHAPES, TOKENS) if bench.device.type == "cuda" else ({"smoke": SMOKE_SHAPE}, SMOKE_TOKENS)
-    )
+    shapes, tokens = (SHAPES, TOKENS) if bench.device.type == "cuda" else (SMOKE_SHAPES, SMOKE_TOKENS)
     for model, shape in shapes.items():
         plans = []
         for num_tokens in tokens:
