@@ -279,8 +279,8 @@ def launch_experts() -> None:
 
 
 def launch_fp8_experts() -> None:
-    """Plans of the rule and of the fixed order, and what these have not; scales of rows, of blocks of whole tiles, and of
-    smaller ones."""
+    """Plans of the rule and of the fixed order, and what these have not; scales of rows, of whole tiles, and of
+    smaller blocks."""
     from oneloop_kernels.ops.moe.gpu import run
     from oneloop_kernels.ops.moe.plans import FIXED_PLAN, plan_of_8_bits
 

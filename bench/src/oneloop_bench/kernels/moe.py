@@ -1,7 +1,7 @@
 """Mixtures of experts: routing, the experts' products, the sum; a layer of Qwen 3 30B-A3B.
 
 `python -m oneloop_bench.kernels.moe [--only TEXT]`: the whole block and its parts at numbers of tokens from 1 to 8192.
-Names: "qwen30ba3b 0032 whole", "… route", "… gate_up", "… down", "… combine"; "qwen30ba3b+fp8 …" and "+fp8-block …" are of
+Names: "qwen30ba3b 0032 whole", "… route", "… gate_up", "… down", "… combine"; "qwen30ba3b+fp8 …" and "…-block …" are of
 weights of 8 bits, whose products' times have what quantises x before. Bytes are those of the experts that are asked
 for, and of the activations; routing is that of random tokens and a random router.
 
