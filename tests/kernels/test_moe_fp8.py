@@ -53,9 +53,11 @@ def stack(plain: torch.Tensor, block_rows: int | None) -> Fp8Stack:
     return Fp8Stack(*(torch.stack(some).contiguous() for some in zip(*parts, strict=True)))
 
 
-def make_call(inputs, dtype, num_tokens, kind, *, num_experts=5, top_k=2, shared=False, down="same"):
+def make_call(
+    inputs, dtype, num_tokens, kind, *, num_experts=5, top_k=2, shared=False, down="same", sizes=None
+):
     """down: "plain" keeps it in dtype."""
-    hidden, width = SIZES[kind]
+    hidden, width = sizes or SIZES[kind]
     plain_down = inputs.normal(num_experts, hidden, width) * width**-0.5
     experts = Experts(
         inputs.normal(num_experts + shared, hidden, dtype=dtype) * 0.3,
@@ -159,6 +161,33 @@ def test_products(inputs, dtype, name, kind, num_tokens):
     gpu.run(call, PLANS[name])
     assert not call.counters.any()
     assert_close(call.x, expected, kind="linear")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("block_m", [64, 128])
+@pytest.mark.parametrize("kind", ["by row", "by block"])
+@pytest.mark.parametrize("num_tokens", [33, 300, 1500])
+def test_grouped_products(inputs, kernel_device, dtype, block_m, kind, num_tokens):
+    """Of Hopper alone. Rows gathered where their tokens are, tiles that are not full, more tiles than programs; results
+    that are no multiple of a tile, columns that are none of a block."""
+    assert can_stream(kernel_device), "the GPU tests need a Hopper GPU"
+    sizes = (384, 256) if kind == "by block" else (272, 144)
+    call = make_call(inputs, dtype, num_tokens, kind, num_experts=12, top_k=3, sizes=sizes)
+    plan = MoePlan(block_m, *(ProductPlan("grouped", block_n, BLOCK, 3) for block_n in (64, 128)))
+    expected = call.x.double() + check_products(call, plan)
+    gpu.run(call, plan)
+    assert not call.counters.any()
+    assert_close(call.x, expected, kind="linear")
+
+
+def test_what_grouped_products_cannot_take(inputs, dtype):
+    """Another kernel does: rows that the copy engine cannot read, smaller blocks than tiles."""
+    plan = MoePlan(64, *(ProductPlan("grouped", block_n, BLOCK, 3) for block_n in (64, 128)))
+    for kind in ("by row", "by small block"):
+        call = make_call(inputs, dtype, 33, kind, num_experts=3)
+        expected = call.x.double() + check_products(call, plan)
+        gpu.run(call, plan)
+        assert_close(call.x, expected, kind="linear")
 
 
 @pytest.mark.parametrize(("num_tokens", "down"), [(3, "same"), (3, "plain"), (33, "same")])

@@ -300,6 +300,12 @@ def launch_fp8_experts() -> None:
         (whole, 128, 24, MoePlan(16, ahead, ahead, combined=True)),
         (whole, 128, 24, MoePlan(16, wide, wide)),
     ]
+    grouped = MoePlan(64, *(replace(ahead, kind="grouped", block_n=size) for size in (64, 128)))
+    cases += [
+        (whole, 128, 100, grouped),
+        (whole, 1, 100, grouped),
+        (replace(odd, hidden=80, width=80), 1, 100, grouped),
+    ]
     for index, (shape, block_rows, num_tokens, plan) in enumerate(cases):
         full = index % 2 == 1 or plan.combined
         call = experts_call(shape, num_tokens, gate=full, full=full, renormalised=True, block_rows=block_rows)

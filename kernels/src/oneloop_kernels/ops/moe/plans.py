@@ -41,7 +41,7 @@ _STAGE_BYTES: Final = 32 << 10
 class ProductPlan:
     """Constants of `triton.experts`, or with the kind "grouped" of `triton.grouped`, which is for Hopper, 16-bit types
     and more than MAX_FEW tokens. kind: else which are the wide side. prefetch: for down. quantizes: of 8-bit weights
-    (`triton.fp8`, which has no grouped products): each program quantises x for itself; else that is a kernel before.
+    (`triton.fp8`; grouped: `triton.fp8_grouped`): each program quantises x for itself; else that is a kernel before.
     """
 
     kind: Literal["weights", "tokens", "grouped"]
