@@ -207,24 +207,23 @@ def test_by_its_own_plan(inputs, kernel_device, dtype, num_tokens, down):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_tokens", [1, 6])
 def test_who_quantises_changes_no_bit(inputs, dtype, kind, num_tokens):
-    """By the same instructions: in the interpreter. A GPU has others where operands come from registers."""
+    """By the same instructions, which the interpreter has: a GPU has others for operands in registers."""
     call = make_call(inputs, dtype, num_tokens, kind)
-    if call.x.is_cuda:
-        pytest.skip("other instructions, whose sums are not as short")
     other = call._replace(x=call.x.clone())
     gpu.run(call, MoePlan(16, WEIGHTS, WEIGHTS))
     gpu.run(other, MoePlan(16, replace(WEIGHTS, quantizes=True), replace(WEIGHTS, quantizes=True)))
-    assert torch.equal(call.x, other.x)
+    if call.x.is_cuda:
+        assert_close(call.x, other.x.double())
+    else:
+        assert torch.equal(call.x, other.x)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["own", "reference"])
 def test_in_plain_torch(inputs, monkeypatch, kind, name):
     """On a CPU in float32: against the definition, token by token; a part of an expert at a time changes nothing."""
+    inputs.device = torch.device("cpu")
     call = make_call(inputs, torch.float32, 7, kind)
-    call = call._replace(x=call.x.cpu())
-    if call.experts.router.is_cuda:
-        pytest.skip("for CPUs")
     compute = MOE.resolve(call.x.device, torch.float32, name=None if name == "own" else name)
     expected, experts = call.x.double(), call.experts
     hidden = rms_norm(call.x, call.norm.weight, call.norm.eps)
@@ -257,8 +256,7 @@ def test_in_plain_torch(inputs, monkeypatch, kind, name):
 @pytest.mark.parametrize("num_tokens", [1, 24, 100])
 def test_in_a_graph(inputs, kernel_device, dtype, kind, num_tokens):
     """That serves every routing: nothing is waited for, and what is read is there."""
-    if kernel_device.type != "cuda":
-        pytest.skip("needs a GPU")
+    assert can_stream(kernel_device), "the GPU tests need a Hopper GPU"
     call = make_call(inputs, dtype, num_tokens, kind, shared=True)
     compute = MOE.resolve(kernel_device, dtype, name="triton")
     compute(call)  # compiles

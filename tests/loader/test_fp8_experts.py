@@ -21,8 +21,11 @@ import transformers
 from oneloop.attention.kv_cache import PagedKVCache
 from oneloop.attention.metadata import AttentionMetadata
 from oneloop.errors import ModelError
+from oneloop.formats.quantization.fp8 import Fp8Scheme
+from oneloop.formats.quantization.spec import QuantizationSpec
 from oneloop.loader.load import load_model
 from oneloop.loader.resolve import resolve_model
+from oneloop.quant import experts
 from oneloop_kernels.ops.moe.weights import Fp8Stack
 from oneloop_kernels.ops.paged_attention import PAGED_ATTENTION, AttentionRows, AttentionShape
 
@@ -200,8 +203,8 @@ def transformers_model(folder: Path, *, by_block: bool | None = None) -> Any:
 def _experts_forward(module: Any, by_block: bool) -> Callable[..., torch.Tensor]:
     def forward(hidden: torch.Tensor, ids: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
         out = torch.zeros_like(hidden)
-        for token, (row, experts) in enumerate(zip(as_given(hidden, by_block), ids.tolist(), strict=True)):
-            for place, expert in enumerate(experts):
+        for token, (row, chosen) in enumerate(zip(as_given(hidden, by_block), ids.tolist(), strict=True)):
+            for place, expert in enumerate(chosen):
                 gate, up = (module.gate_up_proj[expert] @ row).chunk(2)
                 inner = as_given(torch.nn.functional.silu(gate) * up, by_block)
                 out[token] += factors[token, place] * (module.down_proj[expert] @ inner)
@@ -324,6 +327,19 @@ def test_experts_may_be_left_alone(kit: Any, tmp_path: Path) -> None:
     model = kit.load(folder)
     assert model.layers[0].sparse.experts.gate_up.dtype == torch.float32
     assert model.layers[0].attention.qkv.stored.matrix.dtype == E4M3
+
+
+def test_cards_without_kernels_are_told(monkeypatch: Any) -> None:
+    """Before anything is allocated."""
+    monkeypatch.setattr(experts, "INTERPRETED", False)
+    monkeypatch.setattr(experts, "generation", lambda _device: 8)
+    quantization = QuantizationSpec(method="fp8", scheme=Fp8Scheme(scales="channel"))
+    with pytest.raises(
+        ModelError, match=r"a\.w2: .* from compute capability 9 on, and this card's is 8; take"
+    ):
+        experts.stored_experts(
+            quantization, 64, [{"a.w2": 32}], dtype=torch.bfloat16, device=torch.device("cuda")
+        )
 
 
 W1, W2 = (f"model.layers.1.block_sparse_moe.experts.2.{name}" for name in ("w1", "w2"))
