@@ -92,6 +92,8 @@ class Shape:
 
 MAX_QUANTIZED_INSIDE: Final = 8
 """Tokens that each program quantises for itself, where weights have 8 bits; of more it would take too long."""
+MAX_INSIDE: Final = 4096
+"""Numbers of a row that a program looks through for itself, to find the largest."""
 ONE_PLAN_FROM: Final = 2048
 """More tokens than this all have one plan: only the largest of such steps is run when kernels are compiled."""
 
@@ -199,11 +201,12 @@ def plan_of_8_bits(num_tokens: int, shape: Shape) -> MoePlan:
         block_m = 16
         while block_m < 64 and block_m < 2 * mean:
             block_m *= 2
-        inside = num_tokens <= MAX_QUANTIZED_INSIDE
+        few = num_tokens <= MAX_QUANTIZED_INSIDE
+        gate_up, down = (few and size <= MAX_INSIDE for size in (shape.hidden, shape.width))
         return MoePlan(
             block_m=block_m,
-            gate_up=ProductPlan("weights", block_n=32, block_k=128, num_stages=6, quantizes=inside),
-            down=ProductPlan("weights", block_n=64, block_k=128, num_stages=6, quantizes=inside),
+            gate_up=ProductPlan("weights", block_n=32, block_k=128, num_stages=6, quantizes=gate_up),
+            down=ProductPlan("weights", block_n=64, block_k=128, num_stages=6, quantizes=down),
         )
     return MoePlan(
         block_m=64 if mean < 256 else 128,

@@ -16,6 +16,8 @@ GROUP = tl.constexpr(128)
 LARGEST = tl.constexpr(448.0)
 """Of e4m3."""
 SMALLEST_SCALE = tl.constexpr(1e-12)
+CHUNK = tl.constexpr(256)
+"""Columns of x that are looked through at a time."""
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_slots", "num_rows"])
@@ -37,6 +39,7 @@ def fp8_experts_kernel(
     [num_rows], or with BY_BLOCK [⌈IN_SIZE / GROUP⌉, num_rows]. BLOCK_K: GROUP, where BY_BLOCK.
     """
     tl.static_assert(BLOCK_K == GROUP or not BY_BLOCK)
+    AHEAD: tl.constexpr = QUANTIZES and not BY_BLOCK and IN_SIZE % 16 == 0
     num_blocks = tl.cdiv(out_size, BLOCK_N)
     tile = tl.program_id(0) // num_blocks
     block = tl.program_id(0) % num_blocks
@@ -53,6 +56,8 @@ def fp8_experts_kernel(
     if USE_PDL:
         tl.extra.cuda.gdc_launch_dependents()  # after the wait: who comes next may rely on the routing
     if is_tile:
+        if USE_PDL and AHEAD:  # all of a tile's weights, while x is looked through
+            prefetch(weight_ptr + weight_rows * IN_SIZE, IN_SIZE, (2 if GATED else 1) * BLOCK_N)
         if FEW:
             pairs = rows
         else:
@@ -122,7 +127,7 @@ def _products(
     x_scales = tl.full([BLOCK_M], 1.0, tl.float32)
     if not BY_BLOCK:
         if QUANTIZES:
-            x_scales = _scales(_largest_of_rows(x_rows, live, IN_SIZE, BLOCK_M, BLOCK_K))
+            x_scales = _scales(_largest_of_rows(x_rows, live, IN_SIZE, BLOCK_M))
         else:
             x_scales = tl.load(x_scales_ptr + sources, mask=live, other=0.0)
     if TOKENS_WIDE:
@@ -177,13 +182,12 @@ def _scales(largest):
 
 
 @triton.jit
-def _largest_of_rows(x_rows, live, IN_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
-    """The largest magnitude of each row. x_rows: [BLOCK_M, 1] pointers."""
-    k = tl.arange(0, BLOCK_K)
-    largest = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
-    for start in tl.range(0, IN_SIZE, BLOCK_K):
+def _largest_of_rows(x_rows, live, IN_SIZE: tl.constexpr, BLOCK_M: tl.constexpr):
+    """The largest magnitude of each row. x_rows: [BLOCK_M, 1] pointers. Unrolled, so that loads do not wait in turn."""
+    k = tl.arange(0, CHUNK)
+    largest = tl.zeros([BLOCK_M, CHUNK], tl.float32)
+    for start in tl.static_range(0, IN_SIZE, CHUNK):
         mask = live[:, None] & (start + k < IN_SIZE)[None, :]
-        largest = tl.maximum(
-            largest, tl.abs(tl.load(x_rows + start + k[None, :], mask=mask, other=0.0).to(tl.float32))
-        )
+        x = tl.load(x_rows + start + k[None, :], mask=mask, other=0.0)
+        largest = tl.maximum(largest, tl.abs(x.to(tl.float32)))
     return tl.max(largest, 1)
