@@ -20,6 +20,8 @@ import transformers
 
 from oneloop.attention.kv_cache import PagedKVCache
 from oneloop.attention.metadata import AttentionMetadata
+from oneloop.engine.offline import LLM
+from oneloop.engine.params import SamplingParams
 from oneloop.errors import ModelError
 from oneloop.formats.quantization.fp8 import Fp8Scheme
 from oneloop.formats.quantization.spec import QuantizationSpec
@@ -302,6 +304,17 @@ def test_dummy_weights(kit: Any, tmp_path: Path, layout: str) -> None:
     assert torch.equal(logits, kit.our_logits(second))
     values = first.layers[0].sparse.experts.down.values
     assert not torch.equal(values[0].float(), values[1].float())
+
+
+@pytest.mark.parametrize("way", ["fp8", "fp8-block"])
+def test_an_engine_serves_them(tiny_sparse_model: Path, way: str) -> None:
+    """With their memory planned, on a CPU; the same prompt has the same answer."""
+    settings = {"device": "cpu", "load_format": "dummy", "max_model_len": 64, "max_num_seqs": 4}
+    with LLM(str(tiny_sparse_model), use_tqdm=False, quantization=way, **settings) as llm:
+        greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+        first, second, again = llm.generate(["abc", "xyz and more", "abc"], greedy)
+    assert len(first.outputs[0].token_ids) == len(second.outputs[0].token_ids) == 6
+    assert again.outputs[0].token_ids == first.outputs[0].token_ids
 
 
 def test_experts_may_be_left_alone(kit: Any, tmp_path: Path) -> None:
