@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 MAX_CALLBACK_CPU_S = 0.05
 
-if not (Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi")):
+HAS_GPU = Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+if not HAS_GPU:
     # Without a GPU, Triton kernels run in Triton's interpreter. It must be asked for before anything imports triton.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -121,6 +122,19 @@ def loop_guards(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.fail(f"blocking calls on the event loop: {', '.join(blocking)}", pytrace=False)
     if slow:
         pytest.fail(f"the event loop was held: {'; '.join(slow)}", pytrace=False)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _definite_keys_of_kernels() -> Iterator[None]:
+    """On a GPU: a kernel has one key in Triton's cache whatever its process compiled before, so that processes which
+    run side by side (tools/gpu_tests.py), and those of earlier runs, find each other's."""
+    if not HAS_GPU:
+        yield
+        return
+    from oneloop_kernels.compiling.keys import definite_keys
+
+    with definite_keys():
+        yield
 
 
 TINY_CHAT_TEMPLATE = (

@@ -79,17 +79,17 @@ _MIXED: Final = "tests/gpu/test_mixed_run.py"
 _MIXED_IN_FLOAT32: Final = f"{_MIXED}::test_tiny_on_the_gpu"
 _TIMED_LOAD: Final = "tests/loader/test_gpu_load.py::test_dummy_weights_are_fast_and_the_same_every_time"
 TOGETHER: Final = [
-    # Whole engines. Two halves of the parity tests: those in bfloat16, those in float32.
-    *parts_of("smollm2_parity", "tests/gpu/test_smollm2_parity.py", seconds=110, shares=2),
+    # Whole engines. The parity tests in halves of those in bfloat16 and those in float32.
+    *parts_of("smollm2_parity", "tests/gpu/test_smollm2_parity.py", seconds=110, shares=4),
     *parts_of("mixed_run", _MIXED_IN_FLOAT32, seconds=120),
-    *parts_of("mixed_run_short_types", _MIXED, without=(_MIXED_IN_FLOAT32,), seconds=115),
-    *parts_of("deterministic", "tests/gpu/test_deterministic.py", seconds=70, shares=4),
-    *parts_of("fp8_quality", "tests/e2e/test_fp8_quality.py", seconds=80),
+    *parts_of("mixed_run_short_types", _MIXED, without=(_MIXED_IN_FLOAT32,), seconds=80, shares=2),
+    *parts_of("deterministic", "tests/gpu/test_deterministic.py", seconds=90, shares=4),
+    *parts_of("fp8_quality", "tests/e2e/test_fp8_quality.py", seconds=90),
     *parts_of("out_of_memory", "tests/gpu/test_out_of_memory.py", seconds=30),
     # Kernels.
     *parts_of(
         "attention", "tests/kernels/test_paged_attention_triton.py", "tests/kernels/test_paged_attention_ahead.py",
-        seconds=65, shares=8,
+        seconds=100, shares=8,
     ),
     *parts_of(
         "linear", "tests/kernels/test_linear.py", "tests/kernels/test_linear_on_hopper.py",
@@ -97,15 +97,15 @@ TOGETHER: Final = [
     ),
     *parts_of(
         "fp8_linear", "tests/kernels/test_fp8_linear.py", "tests/kernels/test_fp8_linear_on_hopper.py",
-        "tests/kernels/test_short_sums.py", "tests/kernels/test_fp8_by_cublas.py", seconds=60, shares=3,
+        "tests/kernels/test_short_sums.py", "tests/kernels/test_fp8_by_cublas.py", seconds=70, shares=3,
     ),
     *parts_of(
         "sampling", "tests/kernels/test_sampling_device.py", "tests/kernels/test_sampling.py",
-        "tests/kernels/test_scores.py", seconds=55, shares=3,
+        "tests/kernels/test_scores.py", seconds=105, shares=2,
     ),
     *parts_of(
         "packed_linear", "tests/kernels/test_packed_linear.py", "tests/kernels/test_packed_linear_on_hopper.py",
-        seconds=54, shares=2,
+        seconds=95,
     ),
     *parts_of("chain", "tests/gpu/test_layer_chain.py", seconds=50, shares=3),
     *parts_of("worker", "tests/worker", seconds=50, shares=2),

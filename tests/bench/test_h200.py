@@ -1,12 +1,14 @@
 """The H200 table: what is read out of the drivers' results, and what is kept of older ones."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from oneloop_bench import determinism
 from oneloop_bench.h200 import groups
 from oneloop_bench.page import README, merge_parts, take
 from oneloop_bench.table import FIGURES, markdown
@@ -227,3 +229,22 @@ def test_the_adapter_serves_the_driver(tiny_model: Path):
     assert engine.reset_cache()
     assert engine.generate(prompts, 5, 0.0, False) == first
     assert engine.info()["model"]["max_model_len"] == 128
+
+
+def test_agreement_is_measured_and_told_on_the_page(tiny_model, tmp_path):
+    """From the bench to the page, on a CPU, which has the default mode alone."""
+    out, results, readme = tmp_path / "agreement.json", tmp_path / "results", tmp_path / "README.md"
+    settings = {"device": "cpu", "dtype": "float32", "deterministic_requests": False, "max_model_len": 128}
+    arguments = ["--agreement", "6", "--batch", "2,6", "--tokens", "8", "--context", "40"]
+    determinism.main([str(tiny_model), *arguments, "--settings", json.dumps(settings), "--json", str(out)])
+    found = json.loads(out.read_text())
+    assert [(row["mode"], row["batch"], row["answers"]) for row in found["results"]] == [
+        ("default", 2, 6),
+        ("default", 6, 6),
+    ]
+    assert all(0 <= row["equal"] <= 1 for row in found["results"])
+    shutil.copy(README, readme)
+    take([out], results, readme)
+    assert (
+        f"| {tiny_model.name}, 6 | default | {found['results'][1]['equal']:.1%} of 6 |" in readme.read_text()
+    )

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
+from oneloop_core import Core, CoreConfig
+
 
 def test_submits_and_aborts_from_many_threads(make_harness, reference) -> None:
     harness = make_harness(num_blocks=128)
@@ -93,3 +95,12 @@ def test_long_calls_let_other_threads_run(make_harness, turns: Callable[[], int]
         progress["schedule"] += scheduled - submitted
         progress["commit"] += turns() - scheduled
     assert min(progress.values()) > 0, progress
+
+
+def test_making_a_core_lets_other_threads_run(turns: Callable[[], int]) -> None:
+    """A pool of 1,000,000 blocks: some ten milliseconds and more, by the machine."""
+    config = CoreConfig(num_blocks=1_000_000, vocab_size=256, max_steps_in_flight=2)
+    before = turns()
+    for _ in range(20):
+        Core(config)
+    assert turns() > before

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 import time
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from oneloop import AsyncEngine, SamplingParams
 from oneloop.config import EngineConfig
 from oneloop.errors import EngineClosedError, EngineDeadError, GenerationError, ModelError, OverloadedError
+from oneloop_core import Core
 
 LONG = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
 SHORT = SamplingParams(temperature=0, max_tokens=8)
@@ -36,6 +38,19 @@ async def test_before_start_and_after_shutdown(kit):
     assert engine.health().state == "stopped"
     with pytest.raises(EngineClosedError, match="stopped"):
         await engine.submit("x")
+
+
+async def test_the_core_is_made_off_the_loop(kit, monkeypatch):
+    """A pool of as many blocks as a large machine's memory has takes longer than the loop may be held."""
+    threads = []
+
+    def make(*arguments):
+        threads.append(threading.current_thread())
+        return Core(*arguments)
+
+    monkeypatch.setattr("oneloop.engine.assembly.Core", make)
+    async with kit.running_engine():
+        assert [thread is threading.main_thread() for thread in threads] == [False]
 
 
 async def test_a_model_that_does_not_load(kit):

@@ -57,11 +57,6 @@ def kernel_device() -> torch.device:
     return torch.device("cuda" if ON_GPU else "cpu")
 
 
-@pytest.fixture(scope="session")
-def kernel_dtypes() -> tuple[torch.dtype, ...]:
-    return KERNEL_DTYPES
-
-
 @pytest.fixture(params=KERNEL_DTYPES, ids=str)
 def kernel_dtype(request) -> torch.dtype:
     """The dtypes that kernels are tested in, one after the other."""

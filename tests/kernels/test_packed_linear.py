@@ -341,6 +341,18 @@ def test_streamed_sums_have_the_same_bits_every_time(inputs, half_dtype, compile
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("num_tokens", [20, 33])
+@pytest.mark.parametrize("kind", ["gptq", "q4_k", "q6_k", "q8_0"])
+def test_what_is_multiplied_is_unpacked_once(inputs, kernel_device, kind, num_tokens):
+    """Two programs share the tensor cores, so that products take their time while the next numbers are unpacked. Where
+    these took the place of the former, one result of twenty, or of two, was off by more than its rounding."""
+    call = make_call(inputs, torch.bfloat16, KINDS[kind], num_tokens, 10_240, 1024)
+    found = run_stream(StreamPlan(1, 16, residents=2))(call)
+    wanted = sums(call, exact=False).to(torch.bfloat16)
+    assert (found != wanted).float().mean() < 0.02
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("num_tokens", [3, 40])
 def test_layers_in_one_graph(inputs, half_dtype, compiled, num_tokens):
     """Each kernel begins before the one before it has ended: what it reads early must be what never changes."""

@@ -51,6 +51,9 @@ CASES = {
     "slices of q4_1": Case(StreamPlan(1, 16, residents=2, slices=True), 8, shift="offset", groups=4),
     "slices of q6_k": Case(StreamPlan(1, 16, residents=2, slices=True), 16, bits=6, groups=8),
     "many rows": Case(StreamPlan(1, 16), 64),
+    "many rows, two tiles": Case(StreamPlan(2, 16), 64, shift="zero"),
+    "many rows of q6_k": Case(StreamPlan(1, 16, residents=2), 64, bits=6, groups=8),
+    "many rows of q4_k, gated": Case(StreamPlan(1, 16), 64, shift="offset", groups=4, gated=True),
     "q4_k": Case(StreamPlan(1, 16, residents=2), 8, shift="offset", groups=4),
     "q6_k": Case(StreamPlan(1, 16, residents=2), 8, bits=6, groups=8),
     "zeros of sixteen": Case(StreamPlan(2, 16), 32, shift="zero", groups=8),
@@ -135,6 +138,7 @@ def test_numbers_go_straight_to_the_tensor_cores(reports, name):
     """Read 16 bytes at a time and written nowhere, scaled in pairs, multiplied from registers; nothing spilled."""
     report, case = reports[name], CASES[name]
     assert report.spilled == 0
+    assert not report.overwritten
     assert report.count("ACQBULK"), "no wait for the kernel before"
     assert report.count("PREEXIT"), "the next kernel is not let in"
     halves = 2 if case.gated or case.heads else 1

@@ -9,6 +9,7 @@ import torch
 
 from oneloop_kernels.ops.float8 import FP8
 from oneloop_kernels.ops.kv_cache import UNSCALED, KvScales
+from oneloop_kernels.testing import assert_close
 
 
 @pytest.fixture
@@ -24,69 +25,65 @@ def streams(stages=6, programs_per_sm=1, keys=64, together=1):
     return ((MANY_ROWS, streaming(stages, programs_per_sm, keys=keys, together=together)),)
 
 
+SHAPES = [(32, 8, 16), (16, 8, 16), (4, 4, 32), (16, 2, 64), (8, 1, 128), (8, 2, 8)]
+"""Query heads, key heads, block size."""
+STREAMS = {
+    "wide_1x6": (None, 1, 6, 64, 1),
+    "wide_2x3": (None, 2, 3, 64, 1),
+    "narrow_1x6x128": (FP8, 1, 6, 128, 1),
+    "narrow_2x5": (FP8, 2, 5, 64, 1),
+    "narrow_2x5t": (FP8, 2, 5, 64, 8),
+    "narrow_2x3x128t": (FP8, 2, 3, 128, 8),
+}
+"""Type of the cache, programs per multiprocessor, stages, keys at once, heads together."""
+
+
+def in_both_types(ways):
+    """Parameters: a 16-bit type, a shape and a way, of which there are at most as many as shapes.
+
+    In bfloat16 all pairs. The type changes nothing but what is loaded, so float16 has each way and each shape once.
+    """
+    pairs = [(torch.bfloat16, shape, way) for shape in SHAPES for way in ways]
+    pairs += [(torch.float16, shape, tuple(ways)[i % len(ways)]) for i, shape in enumerate(SHAPES)]
+    return [pytest.param(*pair, id="-".join(map(str, (pair[0], *pair[1], pair[2])))) for pair in pairs]
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("cache_dtype", "programs_per_sm", "stages", "keys", "together"),
-    [
-        (None, 1, 6, 64, 1),
-        (None, 2, 3, 64, 1),
-        (FP8, 1, 6, 128, 1),
-        (FP8, 2, 5, 64, 1),
-        (FP8, 2, 5, 64, 8),
-        (FP8, 2, 3, 128, 8),
-    ],
-    ids=["wide_1x6", "wide_2x3", "narrow_1x6x128", "narrow_2x5", "narrow_2x5t", "narrow_2x3x128t"],
-)
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "block_size"),
-    [(32, 8, 16), (16, 8, 16), (4, 4, 32), (16, 2, 64), (8, 1, 128), (8, 2, 8)],
-)
-def test_streams_of_keys(
-    cases,
-    inputs,
-    hopper,
-    kernel_dtype,
-    heads,
-    kv_heads,
-    block_size,
-    cache_dtype,
-    programs_per_sm,
-    stages,
-    keys,
-    together,
-):
+@pytest.mark.parametrize(("dtype", "form", "way"), in_both_types(STREAMS))
+def test_streams_of_keys(cases, inputs, hopper, dtype, form, way):
+    (heads, kv_heads, block_size), (cache_dtype, programs_per_sm, stages, keys, together) = form, STREAMS[way]
     shape = cases.make_shape(heads, kv_heads, head_dim=128, block_size=block_size)
     attention = cases.make_attention(
-        shape, kernel_dtype, hopper, max_tokens=64, cache_dtype=cache_dtype,
+        shape, dtype, hopper, max_tokens=64, cache_dtype=cache_dtype,
         **{("narrow_" if cache_dtype else "") + "streamed": streams(stages, programs_per_sm, keys, together)},
     )  # fmt: skip
     rng = random.Random(int(inputs.integers(0, 1 << 30, 1)))
     some = [(1, rng.randint(0, 900)) for _ in range(30)]
     for rows in (some, [(1, 63)], [(1, n) for n in (64, 0, 127, 62, 15, 16)], [(1, 4100), (1, 0)]):
         case = cases.make_case(
-            inputs, shape, rows, kernel_dtype, by_head=True, cache_dtype=cache_dtype,
+            inputs, shape, rows, dtype, by_head=True, cache_dtype=cache_dtype,
             scales=KvScales(0.37, 3.0) if cache_dtype else UNSCALED,
         )  # fmt: skip
-        cases.check(case, attention, kernel_dtype, layers=3, may_share=False)
+        cases.check(case, attention, dtype, layers=3, may_share=False)
+
+
+RINGS = {
+    "stream": ("stream", None, 1),
+    "decode": ("decode", None, 1),
+    "narrow": ("stream", FP8, 1),
+    "narrow_t": ("stream", FP8, 8),
+}
+"""What serves rows with one query beside, the type of the cache, heads together."""
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("decode", "cache_dtype"),
-    [("stream", None), ("decode", None), ("stream", FP8)],
-    ids=["stream", "decode", "narrow"],
-)
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "block_size"),
-    [(32, 8, 16), (16, 8, 16), (4, 4, 32), (16, 2, 64), (8, 1, 128), (8, 2, 8)],
-)
-def test_rings_of_tiles(
-    cases, inputs, hopper, kernel_dtype, heads, kv_heads, block_size, decode, cache_dtype
-):
+@pytest.mark.parametrize(("dtype", "form", "way"), in_both_types(RINGS))
+def test_rings_of_tiles(cases, inputs, hopper, dtype, form, way):
+    (heads, kv_heads, block_size), (decode, cache_dtype, together) = form, RINGS[way]
     shape = cases.make_shape(heads, kv_heads, head_dim=128, block_size=block_size)
     attention = cases.make_attention(
-        shape, kernel_dtype, hopper, tiles_block_m=128, tiles_ring=5, max_tokens=4096, cache_dtype=cache_dtype,
-        **{("narrow_" if cache_dtype else "") + "streamed": streams() if decode == "stream" else ()},
+        shape, dtype, hopper, tiles_block_m=128, tiles_ring=5, max_tokens=4096, cache_dtype=cache_dtype,
+        **{("narrow_" if cache_dtype else "") + "streamed": streams(together=together) if decode == "stream" else ()},
     )  # fmt: skip
     rng = random.Random(int(inputs.integers(0, 1 << 30, 1)))
     edges = [(2, 126), (3, 254), (64, 64), (128, 0), (1100, 0), (20, 1500)]
@@ -97,10 +94,33 @@ def test_rings_of_tiles(
         edges,
     ):
         case = cases.make_case(
-            inputs, shape, rows, kernel_dtype, by_head=True, cache_dtype=cache_dtype,
+            inputs, shape, rows, dtype, by_head=True, cache_dtype=cache_dtype,
             scales=KvScales(0.37, 3.0) if cache_dtype else UNSCALED,
         )  # fmt: skip
-        cases.check(case, attention, kernel_dtype, layers=3, may_share=False, has_multi=True)
+        cases.check(case, attention, dtype, layers=3, may_share=False, has_multi=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("way", [name for name, (cache_dtype, *_) in STREAMS.items() if cache_dtype])
+def test_queries_that_are_no_numbers_stay_so_on_a_cache_of_8_bits(cases, inputs, hopper, way):
+    """Of a row with one query and of a prompt's token; their neighbours' results are what they would be."""
+    dtype, (cache_dtype, programs_per_sm, stages, keys, together) = torch.bfloat16, STREAMS[way]
+    shape = cases.make_shape(16, 8, head_dim=128)
+    attention = cases.make_attention(
+        shape, dtype, hopper, tiles_block_m=128, tiles_ring=5, cache_dtype=cache_dtype,
+        narrow_streamed=streams(stages, programs_per_sm, keys, together),
+    )  # fmt: skip
+    rows = [(1, 77), (1, 300), (1, 5), (40, 90)]
+    case = cases.make_case(inputs, shape, rows, dtype, by_head=True, cache_dtype=cache_dtype)
+    lost = torch.zeros(case.num_tokens, dtype=torch.bool, device=hopper)
+    lost[[1, 10]] = True
+    case.qkv[: case.num_tokens, : shape.num_heads][lost] = torch.nan
+    plan = attention.plan(case.step, case.step.row_slot.shape[0], len(case.qkv), True, may_share=False)
+    out = torch.zeros(len(case.qkv), case.expected.shape[1], dtype=dtype, device=hopper)
+    plan.run(case.qkv, case.cache, out, None, scales=case.scales)
+    computed = out[: case.num_tokens]
+    assert bool(computed[lost].isnan().all())
+    assert_close(computed[~lost], case.expected[~lost], dtype, kind="attention")
 
 
 @pytest.mark.gpu

@@ -228,7 +228,7 @@ def test_large_shared_prefixes(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("has_multi", [False, True])
-def test_one_graph_serves_steps_of_all_lengths(cases, inputs, kernel_device, has_multi):
+def test_one_graph_serves_steps_of_all_lengths(cases, device_inputs, kernel_device, has_multi):
     """Captured on one step, replayed on others that are copied into its buffers."""
     dtype, max_rows, max_tokens = torch.bfloat16, 40, 620
     shape = cases.make_shape(32, 8, head_dim=128, block_size=64)
@@ -242,10 +242,10 @@ def test_one_graph_serves_steps_of_all_lengths(cases, inputs, kernel_device, has
         dtype=dtype,
         device=kernel_device,
     )
-    rng = random.Random(int(inputs.integers(0, 1 << 30, 1)))
-    qkv = inputs.poisoned(max_tokens, 48, 128, dtype=dtype)
-    cache = inputs.poisoned(5300, 16, 64, 128, dtype=dtype).transpose(1, 2)
-    out = inputs.poisoned(max_tokens, 32 * 128, dtype=dtype)
+    rng = random.Random(int(device_inputs.integers(0, 1 << 30, 1)))
+    qkv = device_inputs.poisoned(max_tokens, 48, 128, dtype=dtype)
+    cache = device_inputs.poisoned(5300, 16, 64, 128, dtype=dtype).transpose(1, 2)
+    out = device_inputs.poisoned(max_tokens, 32 * 128, dtype=dtype)
     step = cases.make_step(
         [(1, 0)], [0], torch.zeros(max_rows, 200, dtype=torch.int32), max_rows, kernel_device
     )
@@ -262,7 +262,7 @@ def test_one_graph_serves_steps_of_all_lengths(cases, inputs, kernel_device, has
         rows = [(1, rng.choice((0, 60, 700, 3000, 9000))) for _ in range(rng.randint(1, 35))]
         if has_multi:
             rows += [(rng.randint(2, 190), rng.choice((0, 64, 500))) for _ in range(rng.randint(0, 3))]
-        case = cases.make_case(inputs, shape, rows, dtype, by_head=True, max_rows=max_rows)
+        case = cases.make_case(device_inputs, shape, rows, dtype, by_head=True, max_rows=max_rows)
         for name in ("row_slot", "seq_lens", "query_start", "num_rows", "num_single"):
             getattr(step, name).copy_(getattr(case.step, name))
         step.block_tables.fill_(cases.GARBAGE)

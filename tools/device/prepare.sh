@@ -43,7 +43,7 @@ wheels() {
 }
 
 pack_anchors() {
-    tar -C "$anchors" --exclude=./peer --exclude=./models/qwen30ba3b -cJf .work/anchors.tar.xz .
+    tar -C "$anchors" --exclude=./peer -cJf .work/anchors.tar.xz .
 }
 
 model() {

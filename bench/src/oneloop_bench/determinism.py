@@ -5,8 +5,8 @@
 
 The first takes decode steps of either kind in one engine, and with --prefill steps full of prompts. The second gives
 every prompt (random tokens, half of them behind a common prefix) alone and in batches, with both kinds: how many
-answers are as they are alone, and after how many tokens the others part. Dummy weights, or with --settings a real
-checkpoint's.
+answers are as they are alone, and after how many tokens the others part. Dummy weights, or with --settings
+'{"load_format": "auto"}' a real checkpoint's.
 The last line is one JSON object.
 """
 
@@ -101,12 +101,14 @@ def _compared(ms: dict[str, float]) -> dict[str, float]:
 
 
 def measure_agreement(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Answers in batches of each size against those given alone."""
+    """Answers in batches of each size against those given alone; of both kinds, where the settings allow the second."""
     settings = _SETTINGS | json.loads(options.settings) | {"enable_prefix_caching": False}
     results = []
     with LLM(options.model, **settings) as llm:
         prompts = random_prompts(options.agreement, options.context)
         for name, kind in _KINDS.items():
+            if kind not in llm.config.worker.orders:
+                continue
             params = SamplingParams(
                 temperature=0.0, max_tokens=options.tokens, ignore_eos=True, deterministic=kind
             )

@@ -180,11 +180,19 @@ def compile_all(trials: Sequence[tuple[StreamPlan, Inputs]], device: torch.devic
             workers.close()
 
 
-def sweep(bench: KernelBench, maps: Sequence[Map], rows: Sequence[int], kind: str) -> list[str]:
+def sweep(
+    bench: KernelBench,
+    maps: Sequence[Map],
+    rows: Sequence[int],
+    kind: str,
+    tried: Callable[[Map, int, torch.device], Iterator[StreamPlan]] = candidates,
+    *,
+    turns: int = 2,
+) -> dict[Map, list[tuple[int, StreamPlan | None]]]:
     """The best plan for each map and number of rows, in layers whose other maps have the best ones so far: how soon a
     kernel can begin depends on what the one before it leaves free. Twice, as the first choices were beside others."""
     rows = [num_tokens for num_tokens in rows if bench.wanted(f"{MODEL} {num_tokens:03d} rows {kind}")]
-    plans = {(one, count): list(candidates(one, count, bench.device)) for one in maps for count in rows}
+    plans = {(one, count): list(tried(one, count, bench.device)) for one in maps for count in rows}
     samples = {key: make_inputs(*key, kind, bench.device) for key in plans}
     for (one, count), inputs in samples.items():
         if one.name == "qkv":
@@ -194,7 +202,7 @@ def sweep(bench: KernelBench, maps: Sequence[Map], rows: Sequence[int], kind: st
     for num_tokens in rows:
         layers, num_bytes = chain(bench, maps, num_tokens, kind)
         chosen: dict[Map, StreamPlan | None] = {one: plans[one, num_tokens][0] for one in maps}
-        for one in (*maps, *maps):
+        for one in tuple(maps) * turns:
             known: dict[str, StreamPlan | None] = {short(plan): plan for plan in plans[one, num_tokens]}
             known["out"] = None
             trials: dict[str, Callable[[list[Inputs]], object]] = {
@@ -209,10 +217,7 @@ def sweep(bench: KernelBench, maps: Sequence[Map], rows: Sequence[int], kind: st
             weight = samples[one, num_tokens].call.weight
             fitted = None if plan is None else fitting(plan, weight, num_tokens, gated=one.gated)
             found[one].append((num_tokens, fitted))
-    return [
-        f"    ({one.out_size}, {one.in_size}, {one.gated}): {tuple(choices)!r},"
-        for one, choices in found.items()
-    ]
+    return found
 
 
 def short(plan: StreamPlan) -> str:
@@ -295,7 +300,10 @@ def main() -> None:
         rows = rows[:2]
     lines: list[str] = []
     if bench.sweep and bench.device.type == "cuda":
-        lines = sweep(bench, maps, rows, options.kind)
+        lines = [
+            f"    ({one.out_size}, {one.in_size}, {one.gated}): {tuple(choices)!r},"
+            for one, choices in sweep(bench, maps, rows, options.kind).items()
+        ]
         print("\n".join(lines))
     else:
         chains(bench, maps, rows, options.kind)

@@ -20,6 +20,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from oneloop_kernels.testing.sass import disassembled, overwritten_operands
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -50,7 +52,7 @@ class KernelReport:
     """registers: per thread. spilled: bytes of local memory per thread. shared: bytes per block.
 
     opcodes: how often each SASS instruction with its modifiers ("LDG.E.128", "HGMMA.64x64x16.F32.BF16") stands in the
-    code.
+    code. overwritten: as `sass.overwritten_operands` tells.
     """
 
     name: str
@@ -58,6 +60,7 @@ class KernelReport:
     spilled: int
     shared: int
     opcodes: dict[str, int]
+    overwritten: list[str]
 
     def count(self, pattern: str) -> int:
         """How many instructions match the regular expression from their start."""
@@ -143,25 +146,22 @@ def _inspect(name: str, cubin: bytes, shared: int) -> KernelReport:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
 
-        def dump(option: str) -> str:
-            command = [str(tool), option, str(path)]
-            return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-        usage, sass = dump("-res-usage"), dump("-sass")
+        command = [str(tool), "-res-usage", str(path)]
+        usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     registers = re.search(r"REG:(\d+)", usage)
     local = re.search(r"LOCAL:(\d+)", usage)
     stack = re.search(r"STACK:(\d+)", usage)
     if registers is None or local is None or stack is None:
         raise RuntimeError(f"cuobjdump reports no resources of {name}: {usage}")
-    instructions = re.findall(
-        r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.x]*)", sass, re.MULTILINE
-    )
+    code = disassembled(cubin)
+    opcodes = [re.match(r"(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.x]*)", text) for _, text in code]
     return KernelReport(
         name=name,
         registers=int(registers[1]),
         spilled=max(int(local[1]), int(stack[1])),
         shared=shared,
-        opcodes=dict(Counter(instructions)),
+        opcodes=dict(Counter(opcode[1] for opcode in opcodes if opcode is not None)),
+        overwritten=overwritten_operands(code),
     )
 
 

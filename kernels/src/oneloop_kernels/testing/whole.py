@@ -3,7 +3,7 @@
 Triton's interpreter takes what its compiler does not: a name that is one shape in a branch and another behind it, a
 loop that changes a type. The compiler's front end finds such faults, in the statements that it walks through. So every
 recorded launch goes through the front end; some of each kernel, which between them have every constant, type and
-option that was recorded, are compiled to the end.
+option that was recorded, are compiled to the end, and looked at: see `sass`.
 
 `compile_recorded` runs this module as a program: see `main`.
 """
@@ -15,6 +15,7 @@ import json
 import multiprocessing
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from oneloop_kernels.testing.recorded import name_of
+from oneloop_kernels.testing.sass import disassembled, overwritten_operands
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -33,6 +35,7 @@ _INTERPRETED: Final = "INTERPRETED"
 """In names of constants that say that the interpreter runs a kernel: what depends on them is never compiled."""
 _OPTIONS: Final = ("num_warps", "num_stages", "maxnreg", "launch_pdl", "enable_fp_fusion")
 """Those that launches give."""
+_OPERAND_IN_REGISTERS: Final = re.compile(r"wgmma\.mma_async\S*\s+\{[^}]*\},\s*\{")
 _TOLD: Final = 1500
 """Characters of an error's text: its end says what is wrong."""
 
@@ -120,13 +123,17 @@ def _front_end(job: str) -> None:
 
 
 def _back_end(job: str) -> None:
-    """All of it; nothing where the cache has it."""
+    """All of it; nothing where the cache has it. RuntimeError where a product's operand is overwritten."""
     import triton
 
     from oneloop_kernels.compiling.jobs import decode
 
     source, target, options = decode(job)
-    triton.compile(source, target=target, options=options)
+    compiled = triton.compile(source, target=target, options=options)
+    if _OPERAND_IN_REGISTERS.search(compiled.asm["ptx"]):
+        overwritten = overwritten_operands(disassembled(compiled.asm["cubin"]))
+        if overwritten:
+            raise RuntimeError("\n".join(overwritten))
 
 
 def _compile(entry: tuple[str, bool]) -> tuple[str | None, set[Place]]:

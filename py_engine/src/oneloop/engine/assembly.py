@@ -129,7 +129,7 @@ async def assemble(
         ),
     )
     _check_vocabulary(config.model, len(text.vocabulary), info.vocab_size)
-    core = _make_core(config, info, text.vocabulary)
+    core = await in_daemon_thread(partial(_make_core, config, info, text.vocabulary), "oneloop-core")
     trace = None
     if config.scheduler.record_trace is not None:
         record = partial(TraceRecording, core, config.scheduler.record_trace)

@@ -55,8 +55,9 @@ impl Core {
         vocabulary: Option<&Vocabulary>,
     ) -> PyResult<Self> {
         let vocabulary = vocabulary.map(|vocabulary| Arc::clone(&vocabulary.inner));
-        let core =
-            oneloop_core::Core::new(config.get().inner.clone(), vocabulary).map_err(to_py)?;
+        let inner = config.get().inner.clone();
+        // Without the GIL: a pool of a million blocks takes its time.
+        let core = py.detach(|| oneloop_core::Core::new(inner, vocabulary)).map_err(to_py)?;
         Ok(Self {
             inbox: Arc::clone(core.inbox()),
             layout: Py::new(py, SlabLayout::new(py, core.layout())?)?,

@@ -1,7 +1,8 @@
 """Packed linear maps in the fixed order (oneloop_kernels.order): linear.ordered's, of the weight written out.
 
 The kernel that unpacks in the product is not used: on an H200, with groups of 16 and 32 columns, its bits differed from
-those of the weight written out. That run could not tell its own sums from a weight that was read too early.
+those of the weight written out. It overwrote operands of products in flight then, which would do that; what it does now
+has been compiled and looked at, and no device has run it.
 """
 
 from __future__ import annotations

@@ -230,11 +230,17 @@ def _multiply(
                 words, high, params, rows, arrived, rows_arrived, free, unit - begin, count,
                 GATED, BITS, SHIFT, GROUPS, ON_SUMS, BLOCK_M, COLUMN_TILES, STAGES, layout,
             )  # fmt: skip
-        else:
-            gate, up = _products(
+        elif GATED:
+            gate, up = _gated_products(
                 words, high, params, rows, arrived, rows_arrived, free, unit - begin, count,
-                GATED, BITS, SHIFT, GROUPS, BLOCK_M, COLUMN_TILES, STAGES, layout,
+                BITS, SHIFT, GROUPS, BLOCK_M, COLUMN_TILES, STAGES, layout,
             )  # fmt: skip
+        else:
+            gate = _products(
+                words, high, params, rows, arrived, rows_arrived, free, unit - begin, count,
+                BITS, SHIFT, GROUPS, BLOCK_M, COLUMN_TILES, STAGES, layout,
+            )  # fmt: skip
+            up = gate
         whole = count == num_blocks
         if not whole:
             second = (unit != begin).to(gl.int32)
@@ -357,46 +363,74 @@ def _add_scaled(
 @gluon.jit
 def _products(
     words, high, params, rows, arrived, rows_arrived, free, begin, count,
-    GATED: gl.constexpr, BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr,
+    BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr,
     BLOCK_M: gl.constexpr, COLUMN_TILES: gl.constexpr, STAGES: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """Sums of so many units of a tile, from the program's unit `begin` on: gate, up [64, BLOCK_M]."""
-    halves: gl.constexpr = 2 if GATED else 1
+    """Sums of so many units of a tile, from the program's unit `begin` on: [64, BLOCK_M].
+
+    A tile is unpacked while the one before it is multiplied. The tensor cores read their registers until that has been
+    waited for, which therefore stands in the same turn of the loop: beyond it the same registers have the next tile.
+    """
+    sums = gl.zeros([TILE_ROWS, BLOCK_M], gl.float32, layout)
+    mbarrier.wait(arrived.index(begin % STAGES), (begin // STAGES) & 1)
+    weights = scaled_weights(
+        words, high, params, begin % STAGES, 0, BITS, SHIFT, GROUPS, COLUMN_TILES, rows.dtype, layout
+    )
+    for step in range(begin, begin + count):
+        stage = step % STAGES
+        mbarrier.wait(rows_arrived.index(stage), (step // STAGES) & 1)
+        for tile in gl.static_range(COLUMN_TILES):
+            x = rows.index(stage * COLUMN_TILES + tile).permute((1, 0))
+            under_way = warpgroup_mma(weights, x, sums, is_async=True)
+            following = weights
+            if tile + 1 < COLUMN_TILES:
+                following = scaled_weights(
+                    words, high, params, stage, tile + 1,
+                    BITS, SHIFT, GROUPS, COLUMN_TILES, rows.dtype, layout,
+                )  # fmt: skip
+            elif step + 1 < begin + count:
+                next_stage = (step + 1) % STAGES
+                mbarrier.wait(arrived.index(next_stage), ((step + 1) // STAGES) & 1)
+                following = scaled_weights(
+                    words, high, params, next_stage, 0,
+                    BITS, SHIFT, GROUPS, COLUMN_TILES, rows.dtype, layout,
+                )  # fmt: skip
+            sums, _ = warpgroup_mma_wait(0, deps=[under_way, weights])
+            weights = following
+        mbarrier.arrive(free.index(stage))
+    return sums
+
+
+@gluon.jit
+def _gated_products(
+    words, high, params, rows, arrived, rows_arrived, free, begin, count,
+    BITS: gl.constexpr, SHIFT: gl.constexpr, GROUPS: gl.constexpr,
+    BLOCK_M: gl.constexpr, COLUMN_TILES: gl.constexpr, STAGES: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """As `_products`: gate, up. Of either, numbers are unpacked while the other's are multiplied."""
     zeros = gl.zeros([TILE_ROWS, BLOCK_M], gl.float32, layout)
     gate = zeros
-    last_under_way = warpgroup_mma_init(zeros)  # up where gated, else gate
+    up_under_way = warpgroup_mma_init(zeros)
     for step in range(begin, begin + count):
         stage = step % STAGES
         mbarrier.wait(arrived.index(stage), (step // STAGES) & 1)
         for tile in gl.static_range(COLUMN_TILES):
             x = rows.index(stage * COLUMN_TILES + tile).permute((1, 0))
             weights = scaled_weights(
-                words,
-                high,
-                params,
-                stage * halves,
-                tile,
-                BITS,
-                SHIFT,
-                GROUPS,
-                COLUMN_TILES,
-                rows.dtype,
-                layout,
-            )
-            last = warpgroup_mma_wait(0, deps=[last_under_way])
+                words, high, params, stage * 2, tile,
+                BITS, SHIFT, GROUPS, COLUMN_TILES, rows.dtype, layout,
+            )  # fmt: skip
+            up = warpgroup_mma_wait(0, deps=[up_under_way])
             if tile == 0:
                 mbarrier.arrive(free.index((step + STAGES - 1) % STAGES), pred=step > begin)
                 mbarrier.wait(rows_arrived.index(stage), (step // STAGES) & 1)
-            if GATED:
-                gate_under_way = warpgroup_mma(weights, x, gate, is_async=True)
-                weights = scaled_weights(
-                    words, high, params, stage * halves + 1, tile,
-                    BITS, SHIFT, GROUPS, COLUMN_TILES, rows.dtype, layout,
-                )  # fmt: skip
-                gate = warpgroup_mma_wait(0, deps=[gate_under_way])
-            last_under_way = warpgroup_mma(weights, x, last, is_async=True)
-    last = warpgroup_mma_wait(0, deps=[last_under_way])
+            gate_under_way = warpgroup_mma(weights, x, gate, is_async=True)
+            up_weights = scaled_weights(
+                words, high, params, stage * 2 + 1, tile,
+                BITS, SHIFT, GROUPS, COLUMN_TILES, rows.dtype, layout,
+            )  # fmt: skip
+            gate, _ = warpgroup_mma_wait(0, deps=[gate_under_way, weights])
+            up_under_way = warpgroup_mma(up_weights, x, up, is_async=True)
+    up = warpgroup_mma_wait(0, deps=[up_under_way])
     mbarrier.arrive(free.index((begin + count - 1) % STAGES))
-    if not GATED:
-        gate = last
-    return gate, last
+    return gate, up
