@@ -123,6 +123,12 @@ def test_a_person_reads_it_too(llama8b, capsys):
     [
         (["--device", "cpu", "--plan-device", "h200"], "plan_device: is h200, but device is cpu"),
         (["--plan-device", "rtx4090"], "max_model_len: the context of 131072 tokens"),
+        (["--load-format", "gguf"], "load_format: is gguf, but"),
+        (["--expert-statistics"], "expert_statistics: "),
+        (
+            ["--plan-device", "l40s", "--quantization", "fp8", "--deterministic"],
+            "deterministic: has kernels for 8-bit weights from compute capability 9 on, and this card's is 8",
+        ),
     ],
 )
 def test_what_cannot_be_planned(llama8b, capsys, arguments, message):

@@ -146,3 +146,28 @@ def test_a_step_that_waits_for_masks_ends_with_a_shutdown(executor, monkeypatch)
     executor.shutdown()
     assert runner.calls == [("launch", 1), ("publish", 1)]
     assert completions.expected == [(11, None)]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dtype": "float16"},
+        {"kv_cache_dtype": "fp8"},
+        {"block_size": 32},
+        {"max_num_seqs": 8},
+        {"max_num_batched_tokens": 1024},
+        {"deterministic": True},
+        {"deterministic_requests": True},
+        {"expert_statistics": True},
+    ],
+)
+def test_settings_that_kernels_depend_on_have_marks_of_their_own(monkeypatch, tmp_path, settings):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(CompileWorkers, "start", lambda num_threads: None)
+    marks = set()
+    for chosen in ({}, settings):
+        other = CudaExecutor(EngineConfig.from_flat({"device": "cuda", **chosen}))
+        monkeypatch.setattr(other, "_loading", Located())
+        other._begin_compiling()
+        marks.add(other._mark.path)
+    assert len(marks) == 2

@@ -88,6 +88,25 @@ def test_no_quantization() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "activations of other numbers": (
+        group({**FLOAT_8, "strategy": "channel"}, {"type": "int", "num_bits": 8}),
+        "config_groups.group_0.input_activations.type",
+        "only activations of 8-bit floats",
+    ),
+    "8-bit floats by another strategy": (
+        group({**FLOAT_8, "strategy": "group"}, DYNAMIC),
+        "config_groups.group_0.weights.strategy",
+        "supported are tensor, channel, block",
+    ),
+    "4 bits by another strategy": (
+        group({**INT_4, "strategy": "tensor"}, None),
+        "config_groups.group_0.weights.strategy",
+        "supported are group, channel",
+    ),
+    "4 bits beside 8-bit activations": (
+        group(INT_4, DYNAMIC), "config_groups.group_0.input_activations", "only plain activations are supported"
+    ),
+    "awq without zeros": ({**AWQ, "zero_point": False}, "zero_point", "the layout has zero points"),
     "no method": ({"bits": 4}, "quant_method", "missing"),
     "unknown method": ({"quant_method": "hqq"}, "quant_method", "supported are compressed-tensors, fbgemm_fp8, fp8"),
     "e5m2": ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt", "e4m3"),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from oneloop.loader.embedded import GENERATION
+from oneloop.loader.resolve import resolve_model
 from oneloop_bench.perplexity import windows_of
 from oneloop_bench.quantize.__main__ import main as quantize
 from oneloop_bench.quantize.numbers import Grid, gptq, round_to_nearest
@@ -79,6 +82,17 @@ def test_what_is_written_is_what_is_read(kit: Any, tmp_path: Path, way: str) -> 
                 parameter.copy_(parameter.half())
     ours = kit.our_logits(kit.load(tmp_path / "made"))
     torch.testing.assert_close(ours, kit.expected_logits(model), atol=1e-4, rtol=1e-4)
+
+
+def test_the_embedded_models_temperature_goes_along(
+    kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GGUF file has none; at the protocol's 1.0 a model so small rambles."""
+    kit.save(kit.tiny_model("llama"), tmp_path / "plain")
+    source = replace(resolve_model(str(tmp_path / "plain")), kind="gguf", generation=GENERATION)
+    monkeypatch.setattr("oneloop_bench.quantize.__main__.resolve_model", lambda _: source)
+    quantize(["smollm2", str(tmp_path / "made"), "--group-size", "32", *WAYS["awq"]])
+    assert resolve_model(str(tmp_path / "made")).generation == GENERATION
 
 
 def test_what_a_layout_has_no_room_for_is_refused(tmp_path: Path) -> None:

@@ -390,3 +390,40 @@ async def test_t9_token_ids_that_are_none_beside_a_neighbour(server):
     status, reply = await neighbour
     assert status == 200
     assert reply["choices"][0]["text"] == alone["choices"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"prompt": prompt_of(40), "n": 8, "prompt_logprobs": 20}, "n"),
+        ({"prompt": [prompt_of(40)] * 8, "prompt_logprobs": 20}, "prompt"),
+        ({"prompt": prompt_of(40), "n": 8, "echo": True, "logprobs": 20}, "n"),
+        ({"prompt": "a" * 40, "n": 8, "return_token_ids": True, "return_token_offsets": True}, "n"),
+        ({"prompt": "a" * 40, "n": 8, "return_prompt_text": True, "echo": True}, "n"),
+    ],
+)
+async def test_what_is_repeated_of_prompts_is_bounded_over_all_choices(server, monkeypatch, asked, field):
+    """Each choice repeats it: a request of a few hundred kilobytes could ask for gigabytes, made at once."""
+    status, _ = await server.post(COMPLETIONS, max_tokens=1, **asked)
+    assert status == 200
+    monkeypatch.setattr("oneloop.api.handlers.prompt.MAX_TOLD_BYTES", 8 * 40 * 10 - 1)
+    status, reply = await server.post(COMPLETIONS, max_tokens=1, **asked)
+    assert (status, reply["error"]["param"]) == (400, field)
+    assert "would repeat" in reply["error"]["message"]
+    one = {**asked, "prompt": asked["prompt"][0][:2] if field == "prompt" else asked["prompt"][:2], "n": 1}
+    assert (await server.post(COMPLETIONS, max_tokens=1, **one))[0] == 200
+
+
+async def test_a_message_that_is_echoed_is_bounded_over_all_choices(server, monkeypatch):
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b" * 40}]
+    asked = {
+        "messages": messages,
+        "echo": True,
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+    }
+    monkeypatch.setattr("oneloop.api.handlers.prompt.MAX_TOLD_BYTES", 8 * 40 - 1)
+    for n, expected in ((7, 200), (8, 400)):
+        status, reply = await server.post(CHAT, max_tokens=1, n=n, **asked)
+        assert status == expected, reply
+    assert reply["error"]["param"] == "n"

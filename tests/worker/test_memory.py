@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from oneloop.cli.main import make_parser
 from oneloop.config import EngineConfig, size_in_bytes
 from oneloop.errors import ConfigError
 from oneloop.formats.model_spec import ModelSpec, MoeSpec
+from oneloop.formats.quantization.config import WHILE_LOADING
+from oneloop.formats.quantization.spec import QuantizationSpec
 from oneloop.models.registry import build_model
 from oneloop.worker.memory.check import check_peak
 from oneloop.worker.memory.cpu import activation_bytes as cpu_activation_bytes
@@ -37,6 +40,9 @@ from oneloop.worker.memory.ledger import DeviceMemory, MemoryPlanError
 from oneloop.worker.memory.plan import plan_memory
 from oneloop.worker.memory.sizes import block_bytes, kv_item_bytes, weight_bytes
 from oneloop_core import Core, CoreConfig
+from oneloop_kernels.ops.fp8_linear import FP8
+from oneloop_kernels.ops.fp8_linear.reference import linear
+from oneloop_kernels.ops.linear import LinearCall
 from oneloop_kernels.ops.paged_attention import AttentionShape
 from oneloop_kernels.ops.paged_attention.triton.attention import TritonAttention
 from oneloop_kernels.ops.paged_attention.triton.configs import config_for
@@ -66,6 +72,12 @@ def plan(make_spec):
         return plan_memory(spec or make_spec(), dtype, config, DeviceMemory(total=64 * GIB, free=free_bytes))
 
     return run
+
+
+def kibibytes(item):
+    """Of this process's memory."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in status if line.startswith(item)).split()[1])
 
 
 def gpu_plan(memory=H200, **settings):
@@ -358,6 +370,25 @@ def test_experts_count_as_activations_where_they_are_wider(make_spec):
     wider = replace(spec, moe=replace(EXPERTS, intermediate_size=4096))
     assert cpu_activation_bytes(wider, 4, config) > cpu_activation_bytes(spec, 4, config)
     assert cpu_activation_bytes(wider, 4, config) >= 4 * 512 * 4 * 4096
+
+
+@pytest.mark.parametrize("by_block", [False, True])
+def test_weights_of_8_bits_are_widened_in_the_memory_that_is_planned(make_spec, by_block):
+    """On a CPU, one map at a time."""
+    config = EngineConfig.from_flat({"device": "cpu", "max_num_batched_tokens": 512, "max_model_len": 64})
+    spec = replace(make_spec(), hidden_size=1024, intermediate_size=4096)
+    way = WHILE_LOADING["fp8-block" if by_block else "fp8"]
+    eight_bits = replace(spec, quantization=QuantizationSpec(method="fp8", scheme=way))
+    planned = cpu_activation_bytes(eight_bits, 4, config) - cpu_activation_bytes(spec, 4, config)
+    assert planned == 4 * 2 * 4096 * 1024
+    weight = torch.zeros(2 * 4096, 1024, dtype=FP8)
+    scales = torch.ones((64, 8) if by_block else 8192)
+    call = LinearCall(torch.zeros(1, 1024), weight)
+    linear(call, scales)  # so that nothing is made for the first time
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is what is there now
+    before = kibibytes("VmRSS")
+    linear(call, scales)
+    assert 0.9 * planned <= (kibibytes("VmHWM") - before) * 1024 <= planned + 2 * MIB
 
 
 def test_the_fixed_order_has_its_place():

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import safetensors.torch
 import torch
 
+from oneloop.formats.generation import FILE_NAME as GENERATION_FILE
 from oneloop.loader.resolve import resolve_model
 from oneloop.tokenize.load import load_tokenizer
 from oneloop_bench.quantize.layouts import config_of, tensors_of
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _WINDOW: Final = 256
-_TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+_TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", GENERATION_FILE)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -57,12 +58,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in _TOKENIZER_FILES:
         if (source.path / name).is_file():
             shutil.copy(source.path / name, options.folder / name)
+    if source.kind == "gguf" and source.generation.temperature is not None:
+        # Of the embedded model: at 1.0 one so small rambles.
+        sampling = {"temperature": source.generation.temperature}
+        (options.folder / GENERATION_FILE).write_text(json.dumps(sampling) + "\n", encoding="utf-8")
 
 
 def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """None: what the command line says."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m oneloop_bench.quantize",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model")
     parser.add_argument("folder", type=Path)

@@ -122,7 +122,9 @@ def find_step_time(cpus: Cpus, num_streams: int) -> dict[str, Any]:
 def main() -> None:
     """Print the figures; the last line is one JSON object."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m oneloop_bench.serve_null",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()

@@ -26,6 +26,10 @@ MAX_TEMPLATE_ARGUMENT_BYTES = 16 << 10
 MAX_NAME_LEN = 256
 """Characters of a model name, a function name, a tool call id."""
 
+MAX_TOLD_BYTES = 256 << 20
+"""About what a reply repeats of its prompts, in all choices together: it is held until it is sent. As many bytes
+as the log-probabilities of its answers may take (engine.params.MAX_LOGPROB_ENTRIES)."""
+
 MAX_HEAD_BYTES = 64 << 10
 """A request's line and headers, or what frames its body between two of its bytes, give or take what is read at once.
 (Each header has a bound of its own.)"""

@@ -10,7 +10,8 @@ from oneloop.config import NULL_MODEL, EngineConfig, mixed_step_tokens, resolve_
 from oneloop.device.cards import card_named
 from oneloop.device.nvml import first_gpu
 from oneloop.errors import ConfigError
-from oneloop.loader.resolve import resolve_model
+from oneloop.executor.loading import refuse_order, refuse_settings
+from oneloop.loader.resolve import check_format, resolve_model
 from oneloop.worker.memory.free import machine_memory
 from oneloop.worker.memory.ledger import DeviceMemory, MemoryPlanError
 from oneloop.worker.memory.plan import plan_memory
@@ -65,7 +66,10 @@ def show_plan(options: argparse.Namespace, settings: Mapping[str, Any]) -> int:
 
 
 def find_server(settings: Mapping[str, Any], plan_device: str | None) -> ServerToPlan:
-    """settings: flat, as for EngineConfig.from_flat. plan_device: key of a card, or None for this machine."""
+    """settings: flat, as for EngineConfig.from_flat. plan_device: key of a card, or None for this machine.
+
+    ConfigError or ModelError for what a start would refuse too, but for weights, which are not looked at.
+    """
     card = None if plan_device is None else card_named(plan_device)
     if card is not None:
         if settings.get("device") == "cpu":
@@ -81,6 +85,10 @@ def find_server(settings: Mapping[str, Any], plan_device: str | None) -> ServerT
         load_format="dummy",
         quantization=config.model.quantization,
     )
+    check_format(config.model.load_format, "safetensors" if source.gguf is None else "gguf", source.path)
+    refuse_settings(source.spec, config)
+    if card is not None:
+        refuse_order(source.spec, config, card.generation)
     dtype = resolve_dtype(
         config.model.dtype, config.resolved.device, source.spec.dtype, gguf=source.gguf is not None
     )

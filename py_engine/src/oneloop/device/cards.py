@@ -26,10 +26,12 @@ class Card:
     bytes_per_s: float
     flops: float
     """Dense 16-bit matrix products, FLOP/s."""
+    generation: int
+    """Compute capability (major)."""
 
 
 def _by_datasheet(
-    key: str, words: tuple[str, ...], mib: int, terabytes_per_s: float, teraflops: float
+    key: str, words: tuple[str, ...], mib: int, terabytes_per_s: float, teraflops: float, generation: int
 ) -> Card:
     return Card(
         key=key,
@@ -37,15 +39,23 @@ def _by_datasheet(
         total_bytes=mib * _MIB,
         bytes_per_s=_OF_DATASHEET * terabytes_per_s * 1e12,
         flops=_OF_DATASHEET * teraflops * 1e12,
+        generation=generation,
     )
 
 
 CARDS: Final[tuple[Card, ...]] = (
-    Card(key="h200", words=("H200",), total_bytes=143_771 * _MIB, bytes_per_s=4.3e12, flops=750e12),
-    _by_datasheet("h100", ("H100", "80GB", "HBM3"), 81_559, 3.35, 989.0),
-    _by_datasheet("a100-80gb", ("A100", "80GB"), 81_920, 1.935, 312.0),
-    _by_datasheet("l40s", ("L40S",), 46_068, 0.864, 362.0),
-    _by_datasheet("rtx4090", ("RTX", "4090"), 24_564, 1.008, 165.2),
+    Card(
+        key="h200",
+        words=("H200",),
+        total_bytes=143_771 * _MIB,
+        bytes_per_s=4.3e12,
+        flops=750e12,
+        generation=9,
+    ),
+    _by_datasheet("h100", ("H100", "80GB", "HBM3"), 81_559, 3.35, 989.0, 9),
+    _by_datasheet("a100-80gb", ("A100", "80GB"), 81_920, 1.935, 312.0, 8),
+    _by_datasheet("l40s", ("L40S",), 46_068, 0.864, 362.0, 8),
+    _by_datasheet("rtx4090", ("RTX", "4090"), 24_564, 1.008, 165.2, 8),
 )
 
 

@@ -141,10 +141,15 @@ class CudaExecutor:
 
     def _begin_compiling(self) -> None:
         """Start processes that compile, beside all the rest, unless Triton's cache has what such a start needs."""
-        gpu, resolved = first_gpu(), self._config.resolved
-        sizes = (resolved.max_num_seqs, resolved.step_tokens, self._config.worker.orders)
+        gpu, config = first_gpu(), self._config
         self._mark = StartMark(
-            None if gpu is None else gpu.name, self._loading.spec, self._config.model.dtype, sizes
+            None if gpu is None else gpu.name,
+            self._loading.spec,
+            config.resolved,
+            config.model.dtype,
+            config.cache.kv_cache_dtype,
+            config.worker.orders,
+            config.worker.expert_statistics,
         )
         if self._workers is None and not self._mark.exists():
             self._workers = CompileWorkers.start(usable_cpus())

@@ -95,10 +95,7 @@ class ModelLoading:
             quantization=model.quantization,
             progress=progress or no_progress,
         )
-        if self._config.worker.expert_statistics and source.spec.moe is None:
-            raise ConfigError(
-                "expert_statistics", f"{model.model} has no experts to count for; leave it away"
-            )
+        refuse_settings(source.spec, self._config)
         return ModelFiles(source.path, source.generation, source.gguf)
 
     @property
@@ -146,6 +143,14 @@ class ModelLoading:
         )  # fmt: skip
         counts = model.count_experts() if self._config.worker.expert_statistics else None
         return LoadedModel(model, plan, card, counts)
+
+
+def refuse_settings(spec: ModelSpec, config: EngineConfig) -> None:
+    """ConfigError for settings that this model cannot have on any device."""
+    if config.worker.expert_statistics and spec.moe is None:
+        raise ConfigError(
+            "expert_statistics", f"{config.model.model} has no experts to count for; leave it away"
+        )
 
 
 def refuse_order(spec: ModelSpec, config: EngineConfig, generation: int) -> None:

@@ -156,7 +156,7 @@ def _file_source(path: Path, load_format: LoadFormat, quantization: Quantization
         raise ModelError(str(path), f"give the folder it is in: {path.parent}")
     file = read_gguf(path)
     spec = _quantized(gguf_model_spec(file), quantization, path)
-    _check_format(load_format, "gguf", path)
+    check_format(load_format, "gguf", path)
     if load_format != "dummy":
         check_gguf(file, expected_tensors(spec))
     if spec.quantization is None:
@@ -175,7 +175,7 @@ def _folder_source(path: Path, load_format: LoadFormat, quantization: Quantizati
             )
         raise ModelError(str(path), "holds no config.json: not a Hugging Face model folder")
     spec = _quantized(hf_model_spec(path), quantization, path)
-    _check_format(load_format, "safetensors", path)
+    check_format(load_format, "safetensors", path)
     tensors = None
     if load_format != "dummy":
         tensors = read_checkpoint(path, stored_tensors(spec), kv_scale_names(spec.num_layers))
@@ -190,7 +190,8 @@ def _quantized(spec: ModelSpec, wanted: QuantizationName | None, path: Path) -> 
     return replace(spec, quantization=chosen_quantization(spec.quantization, wanted, str(path)))
 
 
-def _check_format(load_format: LoadFormat, found: LoadFormat, path: Path) -> None:
+def check_format(load_format: LoadFormat, found: LoadFormat, path: Path) -> None:
+    """ConfigError where a model of the other format is asked for."""
     if load_format not in ("auto", "dummy", found):
         raise ConfigError("load_format", f"is {load_format}, but {path} is a {found} model")
 

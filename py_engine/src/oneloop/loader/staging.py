@@ -31,7 +31,7 @@ class Staging:
     """Buffers of one thread. A context manager; leaving it waits until everything is in place."""
 
     def __init__(self, device: torch.device, chunk_bytes: int = CHUNK_BYTES) -> None:
-        """device: of the targets. chunk_bytes: at least what `buffer` will be asked for on a GPU."""
+        """device: of the targets. chunk_bytes: of a buffer, until more is asked for."""
         on_gpu = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
         if self._stream is not None:  # targets may lie where kernels launched before still read or write

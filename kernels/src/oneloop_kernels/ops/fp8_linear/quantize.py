@@ -33,12 +33,15 @@ def quantize_blocks(values: torch.Tensor, block_rows: int = 1) -> tuple[torch.Te
 
 
 def dequantized(quantized: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """float32 [n, m] of e4m3 [n, m] with scales [n] or [n / block_rows, ⌈m / BLOCK⌉]."""
+    """float32 [n, m] of e4m3 [n, m] with scales [n] or [n / block_rows, ⌈m / BLOCK⌉]. Takes no memory beside."""
+    wide = quantized.float()
     if scales.dim() == 1:
-        return quantized.float() * scales[:, None]
-    rows, columns = quantized.shape
-    factors = scales.repeat_interleave(rows // scales.shape[0], dim=0).repeat_interleave(BLOCK, dim=1)
-    return quantized.float() * factors[:, :columns]
+        return wide.mul_(scales[:, None])
+    rows, columns = wide.shape
+    of_rows = scales.repeat_interleave(rows // scales.shape[0], dim=0)
+    for block, first in enumerate(range(0, columns, BLOCK)):
+        wide[:, first : first + BLOCK].mul_(of_rows[:, block, None])
+    return wide
 
 
 def _scales(largest: torch.Tensor) -> torch.Tensor:

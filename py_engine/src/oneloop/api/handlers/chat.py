@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from oneloop.api.chat_replies import ChatTeller
 from oneloop.api.handlers.answer import answer
 from oneloop.api.handlers.generation import Job
-from oneloop.api.handlers.prompt import check_context, render, tokenized
+from oneloop.api.handlers.prompt import check_context, check_repeated, render, tokenized
 from oneloop.api.parsing import parsing_of, strict_in_vain
 from oneloop.api.prompt_logprobs import PromptScores
 from oneloop.api.protocol.chat import read_chat
@@ -66,6 +66,8 @@ async def prepare_chat(
         prompt_field="messages",
         max_tokens_field=chat.max_tokens_field,
     )
+    echo = _text(messages[-1]) if chat.echo and messages[-1]["role"] == "assistant" else ""
+    check_repeated(len(echo) * params.n, params.n)
     usage = Usage(prompt_tokens=len(prompt.token_ids))
     vocabulary = await state.engine.id_vocabulary() if told_back.tokens_as_ids else None
     logprobs = make_encoders(state.engine.tokenizer, "chat", params, params.n, vocabulary=vocabulary)
@@ -74,7 +76,7 @@ async def prepare_chat(
         head=ReplyHead.make("chatcmpl", request_id, model),
         parsing=parsing,
         usage=usage,
-        echo=_text(messages[-1]) if chat.echo and messages[-1]["role"] == "assistant" else "",
+        echo=echo,
         told=told,
     )
     return Job(

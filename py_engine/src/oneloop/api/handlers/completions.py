@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
 
 from oneloop.api.chunks import completion_chunks
 from oneloop.api.errors import bad_request
 from oneloop.api.handlers.answer import answer
 from oneloop.api.handlers.generation import Job
-from oneloop.api.handlers.prompt import Prompt, check_context, context_error, tokenized
+from oneloop.api.handlers.prompt import Prompt, check_context, check_repeated, context_error, tokenized
 from oneloop.api.prompt_logprobs import PromptScores, echoed_prompt
 from oneloop.api.protocol.completions import read_completion, read_prompts
 from oneloop.api.replies import ReplyHead, Told, Usage, completion_reply
@@ -20,7 +22,7 @@ from oneloop.errors import RequestError
 from oneloop.tokenize.renderer import kept
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from aiohttp import web
 
@@ -54,6 +56,7 @@ async def prepare_completion(
         state.engine.check_accepting()
     told_back, n = asked.told_back, asked.params.n
     prompts = [await _prepare(state, asked, prompt) for prompt in given]
+    _check_told(asked, prompts)
     head = ReplyHead.make("cmpl", request_id, model)
     usage = Usage(prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts))
     scores = _prompt_scores(state, asked, prompts)
@@ -62,7 +65,8 @@ async def prepare_completion(
     logprobs = make_encoders(
         state.engine.tokenizer, "completion", asked.params, len(echoes), vocabulary=vocabulary
     )
-    told = Told(told_back.token_ids, [prompt.told(told_back) for prompt in prompts for _ in range(n)])
+    told_of_each = [_encoded(prompt.told(told_back)) for prompt in prompts]
+    told = Told(told_back.token_ids, [one for one in told_of_each for _ in range(n)])
     return Job(
         prompts=[] if asked.score_only else [(prompt.token_ids, asked.params) for prompt in prompts],
         scheduling=asked.scheduling,
@@ -88,6 +92,31 @@ async def prepare_completion(
         prompt_scores=scores,
         checked_form=asked.params.grammar if asked.score_only else None,
     )
+
+
+_LOGPROB_BYTES: Final = 64
+_ID_BYTES: Final = 7
+_OFFSET_BYTES: Final = 18
+_TEXT_BYTES: Final = 5
+"""About what each takes in JSON; of a text, for each token."""
+
+
+def _check_told(asked: CompletionRequest, prompts: Sequence[Prompt]) -> None:
+    """Refuse a reply that repeats too much of its prompts: each choice has what is told of its own."""
+    told, scored = asked.told_back, asked.params.prompt_logprobs
+    per_token = (
+        (0 if scored is None else _LOGPROB_BYTES * (1 + scored))
+        + _ID_BYTES * told.token_ids
+        + _OFFSET_BYTES * told.offsets
+        + _TEXT_BYTES * (told.prompt_text + asked.echo)
+    )
+    n = asked.params.n
+    check_repeated(per_token * n * sum(len(prompt.token_ids) for prompt in prompts), n)
+
+
+def _encoded(told: dict[str, Any]) -> dict[str, Any]:
+    """Once for all choices, which repeat it."""
+    return {name: orjson.Fragment(orjson.dumps(value)) for name, value in told.items()}
 
 
 def _prompt_scores(state: TextState, asked: CompletionRequest, prompts: list[Prompt]) -> PromptScores | None:

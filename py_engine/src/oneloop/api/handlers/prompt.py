@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from oneloop.api.errors import ApiError, bad_request
+from oneloop.api.limits import MAX_TOLD_BYTES
 from oneloop.errors import RequestError
 from oneloop.tokenize.messages import read_conversation
 from oneloop.tokenize.renderer import kept
@@ -118,6 +119,19 @@ def check_context(
         raise bad_request(
             renamed.get(error.field or "", error.field), f"context_length_exceeded: {message}."
         ) from None
+
+
+def check_repeated(num_bytes: int, n: int) -> None:
+    """Refuse a reply that repeats too much of its prompts. ApiError.
+
+    num_bytes: about what it has of them in all choices together. n: choices per prompt.
+    """
+    if num_bytes > MAX_TOLD_BYTES:
+        raise bad_request(
+            "prompt" if n == 1 else "n",
+            f"the reply would repeat some {num_bytes >> 20} MiB of what is said of its prompts, at most "
+            f"{MAX_TOLD_BYTES >> 20} MiB are sent; ask for fewer choices, fewer prompts at a time, or less of them",
+        )
 
 
 def context_error(param: str, num_prompt_tokens: int, limits: Limits) -> ApiError:

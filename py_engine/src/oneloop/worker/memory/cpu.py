@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from oneloop.layers.limits import MLP_TOKENS_AT_ONCE
 from oneloop.worker.memory.ledger import Reserved
 from oneloop.worker.memory.scores import score_bytes
-from oneloop.worker.memory.sizes import longest_context, weight_bytes
+from oneloop.worker.memory.sizes import longest_context, weight_bytes, widened_bytes
 from oneloop_kernels.padding import padded_num_tokens
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def cpu_reserved(spec: ModelSpec, item_bytes: int, config: EngineConfig) -> Rese
 
 def activation_bytes(spec: ModelSpec, item_bytes: int, config: EngineConfig) -> int:
     """T tokens · (4 hidden + 2 qkv + 2 queries) + tokens of one MLP part · 4 intermediate (of experts: the chosen ones'
-    outputs, hidden, and 4 hidden + 4 of the wider inner size) + one gathered context."""
+    outputs, hidden, and 4 hidden + 4 of the wider inner size) + one gathered context + one widened weight."""
     num_tokens = padded_num_tokens(config.resolved.step_tokens)
     query_size = spec.num_heads * spec.head_dim
     kv_size = 2 * spec.num_kv_heads * spec.head_dim
@@ -41,7 +41,8 @@ def activation_bytes(spec: ModelSpec, item_bytes: int, config: EngineConfig) -> 
         inner = 4 * max(spec.moe.intermediate_size, spec.moe.shared_intermediate_size)
         wide = max(wide, (spec.moe.top_k + 4) * spec.hidden_size + inner + spec.moe.num_experts)
     feed_forward = wide * min(num_tokens, MLP_TOKENS_AT_ONCE)
-    return (num_tokens * per_token + feed_forward + kv_size * longest_context(spec, config)) * item_bytes
+    elements = num_tokens * per_token + feed_forward + kv_size * longest_context(spec, config)
+    return elements * item_bytes + widened_bytes(spec)
 
 
 def logits_bytes(spec: ModelSpec, config: EngineConfig) -> int:

@@ -51,6 +51,18 @@ def written_out_bytes(spec: ModelSpec, item_bytes: int) -> int:
     return max(sizes, default=0)
 
 
+def widened_bytes(spec: ModelSpec) -> int:
+    """The largest weight of 8 bits in float32: as such it is multiplied where it has no kernels."""
+    if spec.quantization is None:
+        return 0
+    sizes = [
+        sum(one.out_sizes) * one.in_size * 4
+        for one in linear_maps(spec)
+        if isinstance(spec.quantization.scheme_of(one.names), Fp8Scheme)
+    ]
+    return max(sizes, default=0)
+
+
 def kv_token_bytes(spec: ModelSpec, item_bytes: int) -> int:
     """Keys and values of one token in all layers: layers · 2 · KV heads · head size · bytes."""
     return spec.num_layers * 2 * spec.num_kv_heads * spec.head_dim * item_bytes
