@@ -21,6 +21,7 @@ from oneloop.formats.model_spec import ModelSpec, MoeSpec
 from oneloop.formats.quantization.config import WHILE_LOADING
 from oneloop.formats.quantization.spec import QuantizationSpec
 from oneloop.models.registry import build_model
+from oneloop.worker.memory import sizes
 from oneloop.worker.memory.check import check_peak
 from oneloop.worker.memory.cpu import activation_bytes as cpu_activation_bytes
 from oneloop.worker.memory.free import machine_memory
@@ -43,6 +44,7 @@ from oneloop_core import Core, CoreConfig
 from oneloop_kernels.ops.fp8_linear import FP8
 from oneloop_kernels.ops.fp8_linear.reference import linear
 from oneloop_kernels.ops.linear import LinearCall
+from oneloop_kernels.ops.moe import weights
 from oneloop_kernels.ops.paged_attention import AttentionShape
 from oneloop_kernels.ops.paged_attention.triton.attention import TritonAttention
 from oneloop_kernels.ops.paged_attention.triton.configs import config_for
@@ -358,6 +360,16 @@ def test_experts_allocate_what_is_planned(monkeypatch, num_tokens, hidden_size, 
     assert allocated <= planned + 3 * MIB  # shares of logits, of which a small step has several
     if num_tokens > 512:
         assert planned < 1.1 * allocated
+
+
+def test_experts_of_8_bits_are_widened_in_parts(make_spec):
+    """So a CPU needs no memory for all of them."""
+    scheme = QuantizationSpec(method="fp8", scheme=WHILE_LOADING["fp8"])
+    wide = replace(
+        make_spec(hidden_size=4096), quantization=scheme, moe=replace(EXPERTS, intermediate_size=14336)
+    )
+    assert sizes.WIDENED_AT_ONCE == weights.WIDENED_AT_ONCE
+    assert sizes.widened_bytes(wide) == 4 * sizes.WIDENED_AT_ONCE
 
 
 def test_experts_count_as_activations_where_they_are_wider(make_spec):

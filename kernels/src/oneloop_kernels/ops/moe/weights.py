@@ -11,7 +11,7 @@ from oneloop_kernels.ops.fp8_linear.quantize import dequantized, quantize_blocks
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_WIDENED_AT_ONCE: Final = 1 << 22
+WIDENED_AT_ONCE: Final = 1 << 22
 """Numbers of a quantised expert that are written out at a time where there are no kernels for them: 16 MiB."""
 
 
@@ -67,7 +67,7 @@ def _multiply_fp8(
     quantized = dequantized(*(quantize_rows(x) if scales.dim() == 1 else quantize_blocks(x)))
     rows, in_size = values.shape
     shared = rows // scales.shape[0]
-    step = max(1, _WIDENED_AT_ONCE // (in_size * shared))
+    step = max(1, WIDENED_AT_ONCE // (in_size * shared))
     out = torch.empty(x.shape[0], rows, dtype=x.dtype, device=x.device)
     for first in range(0, scales.shape[0], step):
         some = slice(first * shared, (first + step) * shared)

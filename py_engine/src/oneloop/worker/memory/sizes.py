@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Final
 
 from oneloop.formats.expected import linear_maps, num_parameters
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 ITEM_BYTES: Final[Mapping[DtypeName, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 FP8_BYTES: Final = 1
+WIDENED_AT_ONCE: Final = 1 << 22
+"""As oneloop_kernels.ops.moe.weights has it."""
 
 
 def weight_bytes(spec: ModelSpec, item_bytes: int, *, on_gpu: bool) -> int:
@@ -52,11 +55,12 @@ def written_out_bytes(spec: ModelSpec, item_bytes: int) -> int:
 
 
 def widened_bytes(spec: ModelSpec) -> int:
-    """The largest weight of 8 bits in float32: as such it is multiplied where it has no kernels."""
+    """The largest weight of 8 bits in float32: as such it is multiplied where it has no kernels. Of an expert only so
+    many rows at a time as have WIDENED_AT_ONCE numbers."""
     if spec.quantization is None:
         return 0
     sizes = [
-        sum(one.out_sizes) * one.in_size * 4
+        4 * min(sum(one.of_one) * one.in_size, WIDENED_AT_ONCE if one.experts else sys.maxsize)
         for one in linear_maps(spec)
         if isinstance(spec.quantization.scheme_of(one.names), Fp8Scheme)
     ]
