@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from oneloop.errors import ConfigError, ModelError
 from oneloop.formats.expected import stored_tensors
 from oneloop.formats.json_values import JsonValues
-from oneloop.formats.model_spec import ModelSpec
+from oneloop.formats.model_spec import ModelSpec, MoeSpec
 from oneloop.formats.quantization.config import chosen_quantization, read_quantization
 from oneloop.formats.quantization.fp8 import Fp8Scheme
 from oneloop.formats.quantization.int4 import Int4Scheme
@@ -224,6 +225,16 @@ def test_a_fused_map_is_left_alone_as_a_whole() -> None:
         found.scheme_of(["a.q_proj", "a.k_proj", "a.v_proj"])
 
 
+def test_a_message_names_few_of_many_experts() -> None:
+    names = [f"a.experts.{expert}.{half}" for expert in range(40) for half in ("w1", "w3")]
+    found = QuantizationSpec(method="fp8", scheme=Fp8Scheme(scales="tensor"), ignored=("experts.7",))
+    pattern = (
+        r"leaves a\.experts\.7\.w1, a\.experts\.7\.w3 alone, but not .*: a\.experts\.0\.w1, .* and 74 more"
+    )
+    with pytest.raises(ModelError, match=pattern):
+        found.scheme_of(names)
+
+
 def quantized_spec(name: str, **changes: Any) -> ModelSpec:
     return replace(SPEC, quantization=read(READ[name][0]), **changes)
 
@@ -252,6 +263,47 @@ def test_weights_take_what_the_model_allocates(name: str) -> None:
     kept = sum(m.stored.matrix.nbytes + m.stored.scales.nbytes for m in maps)
     plain = sum(size for _, size in plain_bytes(spec))
     assert weight_bytes(spec, 2, on_gpu=False) == kept + plain
+
+
+SPARSE = {
+    "architecture": "Qwen2MoeForCausalLM",
+    "qkv_bias": True,
+    "qk_norm": False,
+    "moe": MoeSpec(
+        num_experts=3, top_k=2, intermediate_size=24, renormalised=True, shared_intermediate_size=40, shared_gate=True,
+        layout="qwen",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in READ if isinstance(READ[name][1], Fp8Scheme)])
+def test_experts_are_stored_and_counted_like_maps(name: str) -> None:
+    spec = quantized_spec(name, **SPARSE)
+    stored = stored_tensors(spec)
+    model = build_model(spec, torch.bfloat16, torch.device("cpu"))
+    targets = model.weight_targets()
+    assert {key: tensor.shapes[0] for key, tensor in stored.items()} == {
+        key: tuple(target.shape) for key, target in targets.items()
+    }
+    expert = "model.layers.0.mlp.experts.2.down_proj.weight"
+    assert stored[expert].dtypes == ("F8_E4M3",)
+    assert "F8_E4M3" not in stored["model.layers.0.mlp.gate.weight"].dtypes
+    alone = sum(math.prod(tensor.shapes[0]) for tensor in stored.values() if "F8_E4M3" not in tensor.dtypes)
+    scales = sum(
+        math.prod(tensor.shapes[0]) for key, tensor in stored.items() if "scale" in key.rsplit(".", 1)[-1]
+    )
+    maps = [
+        m.stored
+        for layer in model.layers
+        for m in (
+            layer.attention.qkv, layer.attention.output, layer.sparse.shared.gate_up, layer.sparse.shared.down
+        )
+    ]  # fmt: skip
+    kept = sum(m.matrix.nbytes + m.scales.nbytes for m in maps)
+    for layer in model.layers:
+        for weight in (layer.sparse.experts.gate_up, layer.sparse.experts.down):
+            kept += weight.values.nbytes + weight.scales.nbytes
+    assert weight_bytes(spec, 2, on_gpu=True) == kept + 2 * (alone - scales)
 
 
 def plain_bytes(spec: ModelSpec) -> list[tuple[str, int]]:

@@ -44,6 +44,8 @@ MODELS = {
     "on Hopper": ON_HOPPER,
     "anywhere": {"head_dim": 64, "num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 384},
     "experts": ON_HOPPER | EXPERTS,
+    "fp8 experts": ON_HOPPER | EXPERTS,
+    "fp8-block experts": ON_HOPPER | EXPERTS,
     "fp8": ON_HOPPER,
     "fp8-block": ON_HOPPER,
     "4 bits": ON_HOPPER | {"quantization_config": GPTQ},
@@ -52,6 +54,7 @@ MODELS = {
 """What the model differs in. Heads of 128 take the kernels of Hopper, others those of any card."""
 KINDS = {
     "fp8": {"quantization": "fp8"}, "fp8-block": {"quantization": "fp8-block"}, "8-bit keys": {"kv_cache_dtype": "fp8"},
+    "fp8 experts": {"quantization": "fp8"}, "fp8-block experts": {"quantization": "fp8-block"},
 }  # fmt: skip
 """Settings beside those of all."""
 

@@ -14,8 +14,6 @@ import safetensors.torch
 import torch
 
 from oneloop.errors import ConfigError, ModelError
-from oneloop.loader.load import load_model
-from oneloop.loader.resolve import resolve_model
 
 INDEX = "model.safetensors.index.json"
 
@@ -49,20 +47,6 @@ def test_experts_are_stacked(kit: Any, checkpoint: Any, family: str) -> None:
     torch.testing.assert_close(
         kit.our_logits(kit.load(folder)), kit.expected_logits(model), atol=1e-4, rtol=1e-4
     )
-
-
-@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe"])
-def test_experts_are_not_quantised_while_loading(checkpoint: Any, caplog: Any, family: str) -> None:
-    """Which is told, for they are nearly all of the model."""
-    _, folder = checkpoint(family, torch.bfloat16)
-    source = resolve_model(str(folder), quantization="fp8")
-    assert "--quantization leaves experts that are chosen from others as they are" in caplog.text
-    model = load_model(source, dtype=torch.bfloat16, device=torch.device("cpu"))
-    sparse = model.layers[0].sparse
-    assert {sparse.experts.gate_up.dtype, sparse.experts.down.dtype} == {torch.bfloat16}
-    assert model.layers[0].attention.qkv.stored.matrix.dtype == torch.float8_e4m3fn
-    if sparse.shared is not None:
-        assert sparse.shared.gate_up.stored.matrix.dtype == torch.float8_e4m3fn
 
 
 @pytest.mark.parametrize(

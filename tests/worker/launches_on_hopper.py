@@ -22,6 +22,7 @@ from oneloop_kernels.ops.linear import NUM_TICKETS, LinearCall, Norm
 from oneloop_kernels.ops.linear.plans import DensePlan, FewRowsPlan, StreamPlan
 from oneloop_kernels.ops.moe import Experts, MoeCall, num_counters
 from oneloop_kernels.ops.moe.plans import MoePlan, ProductPlan, Shape
+from oneloop_kernels.ops.moe.weights import ExpertWeight, Fp8Stack
 from oneloop_kernels.ops.packed_linear import PackedCall, PackedWeight
 from oneloop_kernels.ops.paged_attention import DEVICE_ATTENTION, AttentionShape, AttentionStep
 from oneloop_kernels.ops.rope import ROPE, HeadNorms, RotaryStep
@@ -280,12 +281,56 @@ def launch_experts() -> None:
         run(experts_call(shape, num_tokens, gate=index % 2 == 1, full=True, renormalised=True), plan)
 
 
-def experts_call(shape: Shape, num_tokens: int, *, gate: bool, full: bool, renormalised: bool) -> MoeCall:
-    """full: with padding, a shared expert, and statistics."""
+def launch_fp8_experts() -> None:
+    """Plans of the rule and of the fixed order, and what these have not; scales of rows, of whole tiles, and of
+    smaller blocks."""
+    from oneloop_kernels.ops.moe.gpu import run
+    from oneloop_kernels.ops.moe.plans import FIXED_PLAN, plan_of_8_bits
+
+    ahead = ProductPlan("weights", block_n=64, block_k=128, num_stages=3, prefetch=64)
+    inside, wide = replace(ahead, quantizes=True), replace(ahead, kind="tokens", quantizes=True)
+    odd, whole = (
+        Shape(num_experts=4, top_k=2, hidden=size, width=size, weights="fp8-block") for size in (72, 256)
+    )
+    cases = [(odd, 1, count, plan_of_8_bits(count, odd)) for count in (1, 4096)]
+    cases += [(whole, 128, count, plan_of_8_bits(count, whole)) for count in (1, 40, 4096)]
+    cases += [(odd, 8, 40, plan_of_8_bits(40, odd)), (whole, 8, 40, FIXED_PLAN)]
+    cases += [
+        (whole, 1, 1, MoePlan(16, inside, inside, combined=True)),
+        (whole, 1, 24, MoePlan(16, wide, wide)),
+    ]
+    cases += [
+        (whole, 128, 24, MoePlan(16, ahead, ahead, combined=True)),
+        (whole, 128, 24, MoePlan(16, wide, wide)),
+    ]
+    grouped = MoePlan(64, *(replace(ahead, kind="grouped", block_n=size) for size in (64, 128)))
+    cases += [
+        (whole, 128, 100, grouped),
+        (whole, 1, 100, grouped),
+        (replace(odd, hidden=80, width=80), 1, 100, grouped),
+    ]
+    for index, (shape, block_rows, num_tokens, plan) in enumerate(cases):
+        full = index % 2 == 1 or plan.combined
+        call = experts_call(shape, num_tokens, gate=full, full=full, renormalised=True, block_rows=block_rows)
+        run(call, plan)
+
+
+def experts_call(
+    shape: Shape, num_tokens: int, *, gate: bool, full: bool, renormalised: bool, block_rows: int = 0
+) -> MoeCall:
+    """full: with padding, a shared expert, and statistics. block_rows: of weights in 8 bits; 1: a scale per row."""
+
+    def weight(*sizes: int) -> ExpertWeight:
+        if not block_rows:
+            return tensor(*sizes)
+        count, rows, columns = sizes
+        scales = (count, rows) if block_rows == 1 else (count, rows // block_rows, -(-columns // 128))
+        return Fp8Stack(tensor(*sizes, dtype=torch.float8_e4m3fn), tensor(*scales, dtype=torch.float32))
+
     experts = Experts(
         tensor(shape.num_experts + gate, shape.hidden),
-        tensor(shape.num_experts, 2 * shape.width, shape.hidden),
-        tensor(shape.num_experts, shape.hidden, shape.width),
+        weight(shape.num_experts, 2 * shape.width, shape.hidden),
+        weight(shape.num_experts, shape.hidden, shape.width),
         shape.top_k,
         renormalised,
     )
@@ -324,6 +369,7 @@ def main() -> None:
         launch_packed_heads()
         launch_attention()
         launch_experts()
+        launch_fp8_experts()
         launch_norms()
     print(json.dumps(sorted(set(recorded))))
 

@@ -15,6 +15,8 @@ import torch
 import oneloop.worker.gpu.runner as gpu_runner
 from oneloop.config import EngineConfig
 from oneloop.formats.model_spec import ModelSpec, MoeSpec
+from oneloop.formats.quantization.config import WHILE_LOADING
+from oneloop.formats.quantization.spec import QuantizationSpec
 from oneloop.models.registry import build_model
 from oneloop.worker.buckets import token_buckets
 from oneloop.worker.gpu.slab import HostSlab
@@ -34,7 +36,9 @@ SPEC = ModelSpec(
 EXPERTS = MoeSpec(
     num_experts=16, top_k=4, intermediate_size=64, renormalised=True, dense_layers=(0,), layout="qwen"
 )
-MODELS = {"dense": SPEC, "sparse": replace(SPEC, architecture="Qwen3MoeForCausalLM", moe=EXPERTS)}
+SPARSE = replace(SPEC, architecture="Qwen3MoeForCausalLM", moe=EXPERTS)
+EIGHT_BITS = QuantizationSpec(method="fp8-block", scheme=WHILE_LOADING["fp8-block"])
+MODELS = {"dense": SPEC, "sparse": SPARSE, "sparse, 8 bits": replace(SPARSE, quantization=EIGHT_BITS)}
 
 
 def make_runner(

@@ -15,8 +15,13 @@ PROGRAM = Path(__file__).with_name("start_without_gpu.py")
 
 @pytest.mark.parametrize(
     ("model", "sizes"),
-    [("dense", (256, 32, 256)), ("dense", (32000, 200, 2048)), ("sparse", (256, 100, 3072))],
-    ids=["small", "larger", "experts"],
+    [
+        ("dense", (256, 32, 256)),
+        ("dense", (32000, 200, 2048)),
+        ("sparse", (256, 100, 3072)),
+        ("sparse, 8 bits", (256, 100, 3072)),
+    ],
+    ids=["small", "larger", "experts", "experts of 8 bits"],
 )
 def test_no_step_compiles(model, sizes):
     """sizes: of the vocabulary, the batch and the step."""

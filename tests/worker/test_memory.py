@@ -21,6 +21,7 @@ from oneloop.formats.model_spec import ModelSpec, MoeSpec
 from oneloop.formats.quantization.config import WHILE_LOADING
 from oneloop.formats.quantization.spec import QuantizationSpec
 from oneloop.models.registry import build_model
+from oneloop.worker.memory import sizes
 from oneloop.worker.memory.check import check_peak
 from oneloop.worker.memory.cpu import activation_bytes as cpu_activation_bytes
 from oneloop.worker.memory.free import machine_memory
@@ -43,6 +44,7 @@ from oneloop_core import Core, CoreConfig
 from oneloop_kernels.ops.fp8_linear import FP8
 from oneloop_kernels.ops.fp8_linear.reference import linear
 from oneloop_kernels.ops.linear import LinearCall
+from oneloop_kernels.ops.moe import weights
 from oneloop_kernels.ops.paged_attention import AttentionShape
 from oneloop_kernels.ops.paged_attention.triton.attention import TritonAttention
 from oneloop_kernels.ops.paged_attention.triton.configs import config_for
@@ -313,36 +315,61 @@ def test_attention_allocates_no_more_than_planned(num_seqs, num_tokens, num_head
 
 @pytest.mark.parametrize("num_tokens", [1, 64, 2048, 8192])
 @pytest.mark.parametrize("hidden_size", [2048, 512])
-def test_experts_allocate_what_is_planned(monkeypatch, num_tokens, hidden_size):
+@pytest.mark.parametrize("quantized", [False, True], ids=["plain", "8 bits"])
+def test_experts_allocate_what_is_planned(monkeypatch, num_tokens, hidden_size, quantized):
     """By every kind of kernel. What a large step makes beside the activations is small."""
+    from oneloop_kernels.ops.fp8_linear.triton import quantize
     from oneloop_kernels.ops.linear import Norm
     from oneloop_kernels.ops.moe import Experts, MoeCall, gpu, num_counters
+    from oneloop_kernels.ops.moe.weights import Fp8Stack
 
     class Nothing:
         def __getitem__(self, _grid):
             return lambda *_arguments, **_constants: None
 
     monkeypatch.setattr(gpu, "route_kernel", Nothing())
+    monkeypatch.setattr(quantize, "quantize_kernel", Nothing())
 
     def tensor(*sizes, dtype=torch.bfloat16):
         return torch.empty(sizes, dtype=dtype, device="meta")
 
     count, width = EXPERTS.num_experts, EXPERTS.intermediate_size
-    experts = Experts(
-        tensor(count, hidden_size), tensor(count, 2 * width, hidden_size), tensor(count, hidden_size, width), 8, True
-    )  # fmt: skip
+
+    def weight(rows, columns):
+        if not quantized:
+            return tensor(count, rows, columns)
+        scales = tensor(count, rows // 128, columns // 128, dtype=torch.float32)
+        return Fp8Stack(tensor(count, rows, columns, dtype=torch.float8_e4m3fn), scales)
+
+    gate_up, down = weight(2 * width, hidden_size), weight(hidden_size, width)
+    experts = Experts(tensor(count, hidden_size), gate_up, down, 8, True)
     counters = tensor(num_counters(count), dtype=torch.int32)
     call = MoeCall(tensor(num_tokens, hidden_size), experts, Norm(tensor(hidden_size), 1e-6), counters)
     plan = gpu.plan_for(CPU, torch.bfloat16, num_tokens, gpu.shape_of(call))
     routed = gpu.route(call, plan)
     inner = gpu.gate_up(call, plan, routed).out
-    outputs = gpu.down(call, plan, routed, inner).out
-    parts = (*(part for part in routed if isinstance(part, torch.Tensor)), inner, outputs)
+    last = gpu.down(call, plan, routed, inner)
+    parts = (*(part for part in routed if isinstance(part, torch.Tensor)), inner, last.out)
+    if quantized and not plan.down.quantizes:
+        parts += last.arguments[:2]
     storages = {id(part.untyped_storage()): part.untyped_storage().nbytes() for part in parts}
-    allocated, planned = sum(storages.values()), num_tokens * sparse_bytes(EXPERTS, hidden_size, 2)
+    allocated, planned = (
+        sum(storages.values()),
+        num_tokens * sparse_bytes(EXPERTS, hidden_size, 2, quantized=quantized),
+    )
     assert allocated <= planned + 3 * MIB  # shares of logits, of which a small step has several
     if num_tokens > 512:
         assert planned < 1.1 * allocated
+
+
+def test_experts_of_8_bits_are_widened_in_parts(make_spec):
+    """So a CPU needs no memory for all of them."""
+    scheme = QuantizationSpec(method="fp8", scheme=WHILE_LOADING["fp8"])
+    wide = replace(
+        make_spec(hidden_size=4096), quantization=scheme, moe=replace(EXPERTS, intermediate_size=14336)
+    )
+    assert sizes.WIDENED_AT_ONCE == weights.WIDENED_AT_ONCE
+    assert sizes.widened_bytes(wide) == 4 * sizes.WIDENED_AT_ONCE
 
 
 def test_experts_count_as_activations_where_they_are_wider(make_spec):

@@ -5,8 +5,8 @@ Here:           python -m oneloop_bench.h200 --merge FILE…     adds the files 
 
 Parts: offline:MODEL, offline:MODEL:WORKLOAD, online:WORKLOAD, start:MODEL, determinism:MODEL (what the mode costs),
 agreement:MODEL (how far the default's answers agree between batch sizes); names as in the anchors' workloads.py. An
-offline MODEL may be MODEL+VARIANT: +fp8 (weights, keys and values), +w4a16 (as a GPTQ checkpoint), +steps8k (steps of
-up to 8,192 tokens); its decode steps are of the batch sizes that the variant is judged by, or --batch.
+offline MODEL may be MODEL+VARIANT: +fp8 (weights, keys and values), +fp8block, +w4a16 (as a GPTQ checkpoint), +steps8k
+(steps of up to 8,192 tokens); its decode steps are of the batch sizes that the variant is judged by, or --batch.
 The drivers are looked for in $ONELOOP_ANCHORS. What does not fit the budget is left out, and said. Every entry says
 when, on what and by which command it was measured.
 """

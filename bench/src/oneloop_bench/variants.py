@@ -33,6 +33,7 @@ class Variant:
 PLAIN: Final = Variant()
 VARIANTS: Final[Mapping[str, Variant]] = {
     "fp8": Variant(settings={"quantization": "fp8", "kv_cache_dtype": "fp8"}, batches=(1, 256)),
+    "fp8block": Variant(settings={"quantization": "fp8-block", "kv_cache_dtype": "fp8"}, batches=(1, 256)),
     "w4a16": Variant(
         config={
             "quantization_config": {
@@ -43,8 +44,8 @@ VARIANTS: Final[Mapping[str, Variant]] = {
     ),
     "steps8k": Variant(settings={"max_num_batched_tokens": 8192}),
 }  # fmt: skip
-"""fp8: weights quantised by row while they are loaded, keys and values in 8 bits too. w4a16: as a GPTQ checkpoint.
-steps8k: steps of up to 8,192 tokens instead of 2,048."""
+"""fp8: weights quantised by row while they are loaded, keys and values in 8 bits too. fp8block: by block.
+w4a16: as a GPTQ checkpoint. steps8k: steps of up to 8,192 tokens instead of 2,048."""
 
 
 def split_label(label: str) -> tuple[str, Variant]:

@@ -2,7 +2,8 @@
 
 `python -m oneloop_bench.kernels.moe [--only TEXT]`: the whole block and its parts at numbers of tokens from 1 to 8192.
 Names: "qwen30ba3b 0032 whole", "… route", "… gate_up", "… down", "… combine". Bytes are those of the experts that are
-asked for, and of the activations; routing is that of random tokens and a random router.
+asked for, and of the activations; routing is that of random tokens and a random router. Models "…+fp8", "…+fp8-block"
+have weights of 8 bits, and their products' times what quantises x before.
 
 --sweep: `moe_sweep` finds plans for each number of tokens of the models that --models names; printed, and with --write
 FILE put into it, is what belongs into `oneloop_kernels/ops/moe/configs`. Takes about half a minute for each model on 16
@@ -13,7 +14,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,26 +23,35 @@ import torch
 
 from oneloop_bench.kernels.timing import KernelBench, add_bench_arguments
 from oneloop_bench.report import run_bench
+from oneloop_kernels.ops.fp8_linear import BLOCK
+from oneloop_kernels.ops.fp8_linear.quantize import quantize_blocks, quantize_rows
 from oneloop_kernels.ops.linear import Norm
 from oneloop_kernels.ops.moe import Experts, MoeCall, num_counters
 from oneloop_kernels.ops.moe.gpu import combine, down, gate_up, route, run
 from oneloop_kernels.ops.moe.plans import MoePlan, Shape, plan_for
 from oneloop_kernels.ops.moe.reference import route as reference_route
+from oneloop_kernels.ops.moe.weights import ExpertWeight, Fp8Stack
 from oneloop_kernels.ops.rms_norm.reference import rms_norm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from oneloop_kernels.ops.moe.gpu import Routed
+    from oneloop_kernels.ops.moe.launches import Routed
 
-SHAPES: Final = {
+_PLAIN: Final = {
     "qwen30ba3b": Shape(num_experts=128, top_k=8, hidden=2048, width=768),
     "mixtral8x7b": Shape(num_experts=8, top_k=2, hidden=4096, width=14336),
     "qwen15moe": Shape(num_experts=60, top_k=4, hidden=2048, width=1408),
     "qwen57ba14b": Shape(num_experts=64, top_k=8, hidden=3584, width=2560),
 }
+SHAPES: Final = _PLAIN | {
+    f"{name}+{kind}": replace(shape, weights=kind)
+    for name, shape in _PLAIN.items()
+    for kind in ("fp8", "fp8-block")
+}
 TOKENS: Final[tuple[int, ...]] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 8192)
 SMOKE_SHAPE: Final = Shape(num_experts=8, top_k=2, hidden=128, width=128)
+SMOKE_SHAPES: Final = {"smoke": SMOKE_SHAPE, "smoke+fp8": replace(SMOKE_SHAPE, weights="fp8")}
 SMOKE_TOKENS: Final[tuple[int, ...]] = (2, 40)
 SWEPT_TOKENS: Final[tuple[int, ...]] = (1, 8, 32, 128, 512, 2048, 8192)
 
@@ -74,10 +85,18 @@ def normal(device: torch.device, *sizes: int, scale: float = 1.0) -> torch.Tenso
 
 def make_experts(shape: Shape, device: torch.device) -> Experts:
     """Random weights."""
+
+    def weight(rows: int, columns: int) -> ExpertWeight:
+        if shape.weights == "plain":
+            return normal(device, shape.num_experts, rows, columns, scale=0.02)
+        quantize = quantize_rows if shape.weights == "fp8" else partial(quantize_blocks, block_rows=BLOCK)
+        parts = [quantize(normal(device, rows, columns, scale=0.02)) for _ in range(shape.num_experts)]
+        return Fp8Stack(torch.stack([one for one, _ in parts]), torch.stack([scales for _, scales in parts]))
+
     return Experts(
         normal(device, shape.num_experts, shape.hidden),
-        normal(device, shape.num_experts, 2 * shape.width, shape.hidden, scale=0.02),
-        normal(device, shape.num_experts, shape.hidden, shape.width, scale=0.02),
+        weight(2 * shape.width, shape.hidden),
+        weight(shape.hidden, shape.width),
         shape.top_k,
         renormalised=True,
     )
@@ -108,9 +127,14 @@ def prepare(inputs: Inputs, plan: MoePlan) -> Prepared:
     return Prepared(inputs, routed, inner, down(inputs.call, plan, routed, inner).run())
 
 
+def item_bytes(shape: Shape) -> int:
+    """Of a weight, its scales apart."""
+    return 2 if shape.weights == "plain" else 1
+
+
 def floors(shape: Shape, num_tokens: int, num_active: float) -> dict[str, tuple[float, float]]:
     """Part → fewest bytes, and FLOP."""
-    pairs, item = num_tokens * shape.top_k, 2
+    pairs, item, stored = num_tokens * shape.top_k, 2, item_bytes(shape)
     matrix = shape.hidden * shape.width
     parts = {
         "route": (
@@ -118,13 +142,16 @@ def floors(shape: Shape, num_tokens: int, num_active: float) -> dict[str, tuple[
             2.0 * num_tokens * shape.num_experts * shape.hidden,
         ),
         "gate_up": (
-            item * (2 * num_active * matrix + num_tokens * shape.hidden + pairs * shape.width),
+            stored * 2 * num_active * matrix + item * (num_tokens * shape.hidden + pairs * shape.width),
             4.0 * pairs * matrix,
         ),
-        "down": (item * (num_active * matrix + pairs * (shape.width + shape.hidden)), 2.0 * pairs * matrix),
+        "down": (
+            stored * num_active * matrix + item * pairs * (shape.width + shape.hidden), 2.0 * pairs * matrix
+        ),
         "combine": (item * (pairs + 2 * num_tokens) * shape.hidden, 0.0),
     }  # fmt: skip
-    whole_bytes = item * (3 * num_active * matrix + (shape.num_experts + 2 * num_tokens) * shape.hidden)
+    around = item * (shape.num_experts + 2 * num_tokens) * shape.hidden
+    whole_bytes = stored * 3 * num_active * matrix + around
     return parts | {"whole": (whole_bytes, sum(flops for _, flops in parts.values()))}
 
 
@@ -155,7 +182,8 @@ def measure(bench: KernelBench, name: str, shape: Shape, num_tokens: int) -> Non
 
 def input_sets(bench: KernelBench, shape: Shape, num_tokens: int) -> Sequence[Inputs]:
     """So many layers that no weights are found in the cache."""
-    touched = 6 * shape.hidden * shape.width * min(shape.num_experts, num_tokens * shape.top_k)
+    expert_bytes = 3 * shape.hidden * shape.width * item_bytes(shape)
+    touched = expert_bytes * min(shape.num_experts, num_tokens * shape.top_k)
     return bench.sets(lambda: make_inputs(shape, num_tokens, bench.device), num_bytes=touched)
 
 
@@ -180,7 +208,7 @@ def main() -> None:
     bench = KernelBench("moe", options)
     shapes, tokens, swept = {name: SHAPES[name] for name in options.models}, TOKENS, SWEPT_TOKENS
     if bench.device.type != "cuda":
-        shapes, tokens, swept = {"smoke": SMOKE_SHAPE}, SMOKE_TOKENS, SMOKE_TOKENS
+        shapes, tokens, swept = SMOKE_SHAPES, SMOKE_TOKENS, SMOKE_TOKENS
     tuned: list[dict[str, object]] = []
     if bench.sweep:
         with moe_sweep.CardClock(bench) as clock:

@@ -7,11 +7,12 @@ compiled for a round is compiled for all numbers of tokens together, on all CPUs
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import time
 from collections import defaultdict
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
@@ -20,6 +21,7 @@ from oneloop_bench.kernels import moe
 from oneloop_bench.kernels.timing import Effort, num_sets, time_launches
 from oneloop_kernels.compiling.workers import CompileWorkers
 from oneloop_kernels.launch import INTERPRETED, compiling_ahead
+from oneloop_kernels.ops.fp8_linear import BLOCK
 from oneloop_kernels.ops.moe.gpu import run
 from oneloop_kernels.ops.moe.plans import MAX_FEW, MoePlan, ProductPlan, Shape
 
@@ -88,6 +90,9 @@ def tile_heights(case: Case) -> list[int]:
 def candidates(case: Case, block_m: int, part: str) -> Iterator[ProductPlan]:
     """Six at most, of kinds of which one has been the best of a wider sweep somewhere."""
     gated = part == "gate_up"
+    if case.shape.weights != "plain":
+        yield from _candidates_of_8_bits(case, block_m, gated=gated)
+        return
     if case.mean >= MANY:
         yield from (ProductPlan("grouped", 128 if gated else 256, 64, stages) for stages in (3, 4))
         for block_n, stages, warps in ((128, 3, 8), (256, 3, 8), (128, 3, 4)):
@@ -108,6 +113,22 @@ def candidates(case: Case, block_m: int, part: str) -> Iterator[ProductPlan]:
         if stages >= 2 and in_size % block_k == 0:
             warps = 8 if columns * block_m > 8192 else 4
             yield ProductPlan("weights", columns // (2 if gated else 1), block_k, stages, warps)
+
+
+def _candidates_of_8_bits(case: Case, block_m: int, *, gated: bool) -> Iterator[ProductPlan]:
+    """The same, of which none has been measured yet. Up to 8 tokens each program may quantise x for itself."""
+    halves = 2 if gated else 1
+    if case.mean >= MANY:
+        for columns in (128,) if case.shape.weights == "fp8-block" else (128, 256):
+            stages = min(MAX_SHARED_BYTES // ((columns + block_m) * BLOCK), MAX_STAGES)
+            yield ProductPlan("grouped", columns // halves, BLOCK, stages)
+        yield from (ProductPlan("tokens", 128 // halves, BLOCK, stages, 8) for stages in (3, 4))
+        return
+    inside = (True, False) if case.num_tokens <= 8 else (False,)
+    for (columns, programs), quantizes in itertools.product(((64, 2), (64, 4), (128, 2)), inside):
+        stages = min(MAX_SHARED_BYTES // programs // ((columns + block_m) * BLOCK), MAX_STAGES)
+        warps = 8 if columns * block_m > 8192 else 4
+        yield ProductPlan("weights", columns // halves, BLOCK, stages, warps, quantizes=quantizes)
 
 
 def first_round(case: Case) -> list[Trial]:
@@ -135,7 +156,10 @@ def second_round(times: Mapping[Trial, float]) -> list[Trial]:
         if all(math.isfinite(times[one]) for one in best.values()):
             case = best["down"].case
             plan = with_product(best["gate_up"].plan, "down", best["down"].plan.down)
-            trials += [Trial(case, whole) for whole in whole_plans(plan, case.num_tokens)]
+            joined = case.shape.weights == "plain"
+            trials += [
+                Trial(case, one) for one in whole_plans(plan, case.num_tokens) if joined or not one.together
+            ]
     return trials
 
 
@@ -195,7 +219,7 @@ def short(trial: Trial) -> str:
     plan = trial.plan
     products = [getattr(plan, trial.part)] if trial.part else [plan.gate_up, plan.down]
     named = " ".join(
-        f"{one.kind[0].upper()}{one.block_n}x{one.block_k}/{one.num_stages}w{one.num_warps}"
+        f"{one.kind[0].upper()}{one.block_n}x{one.block_k}/{one.num_stages}w{one.num_warps}{'q' * one.quantizes}"
         for one in products
     )
     rest = "" if trial.part else f" t{plan.together:d}c{plan.combined:d}"
@@ -207,10 +231,10 @@ def entries(found: Mapping[Case, MoePlan]) -> list[dict[str, object]]:
     by_shape: dict[Shape, list[dict[str, object]]] = defaultdict(list)
     for case, plan in found.items():
         by_shape[case.shape].append({"tokens": case.num_tokens, **_entry(plan)})
-    return [{"shape": asdict(shape), "plans": plans} for shape, plans in by_shape.items()]
+    return [{"shape": _entry(shape), "plans": plans} for shape, plans in by_shape.items()]
 
 
-def _entry(plan: MoePlan | ProductPlan) -> dict[str, object]:
+def _entry(plan: MoePlan | ProductPlan | Shape) -> dict[str, object]:
     """Without what is as by default."""
     values = ((one, getattr(plan, one.name)) for one in fields(plan))
     return {
@@ -293,9 +317,9 @@ class CardClock:
 
     def _layers(self, shape: Shape) -> list[Experts]:
         if shape not in self._experts:
-            number = 1
+            number, expert_bytes = 1, 3 * moe.item_bytes(shape) * shape.hidden * shape.width
             if not self._bench.smoke:
-                number = min(MAX_LAYERS, num_sets(6 * shape.hidden * shape.width * shape.top_k))
+                number = min(MAX_LAYERS, num_sets(expert_bytes * shape.top_k))
             self._experts[shape] = [moe.make_experts(shape, self._bench.device) for _ in range(number)]
         return self._experts[shape]
 

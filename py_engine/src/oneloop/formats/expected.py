@@ -28,6 +28,19 @@ class LinearMap(NamedTuple):
     out_sizes: tuple[int, ...]
     in_size: int
     bias: bool
+    experts: int = 0
+    """How many experts a map of experts has: one stands for all of a layer, which are stacked, and stored alike. Names
+    are those of the first expert's modules, then the second's, and so on. 0: a map of no experts."""
+
+    @property
+    def stacked(self) -> int:
+        """How often there is what `of_one` says."""
+        return max(self.experts, 1)
+
+    @property
+    def of_one(self) -> tuple[int, ...]:
+        """Of out_sizes those of one expert's modules; all where there are no experts."""
+        return self.out_sizes[: len(self.out_sizes) // self.stacked]
 
 
 class ExpertNames(NamedTuple):
@@ -69,20 +82,23 @@ def layer_tensors(spec: ModelSpec, index: int) -> dict[str, Shape]:
         "input_layernorm.weight": (hidden,),
         "post_attention_layernorm.weight": (hidden,),
     }
-    for names, out_sizes, in_size, bias in layer_maps(spec, index):
-        for name, out_size in zip(names, out_sizes, strict=True):
-            tensors[f"{name}.weight"] = (out_size, in_size)
-            if bias:
+    for one in layer_maps(spec, index):
+        for name, out_size in zip(one.names, one.out_sizes, strict=True):
+            tensors[f"{name}.weight"] = (out_size, one.in_size)
+            if one.bias:
                 tensors[f"{name}.bias"] = (out_size,)
     if spec.moe is not None and spec.moe.is_sparse(index):
-        tensors |= _expert_tensors(spec.moe, hidden)
+        block = EXPERT_NAMES[spec.moe.layout].block
+        tensors[f"{block}.gate.weight"] = (spec.moe.num_experts, hidden)
+        if spec.moe.shared_gate:
+            tensors[f"{block}.shared_expert_gate.weight"] = (1, hidden)
     if spec.qk_norm:
         tensors |= {"self_attn.q_norm.weight": (head,), "self_attn.k_norm.weight": (head,)}
     return tensors
 
 
 def layer_maps(spec: ModelSpec, index: int) -> tuple[LinearMap, ...]:
-    """Those of one layer, named from the layer on. An expert that is chosen from others is none, nor is the router."""
+    """Those of one layer, named from the layer on. The router is none, nor is a shared expert's gate."""
     hidden, head = spec.hidden_size, spec.head_dim
     queries, keys = spec.num_heads * head, spec.num_kv_heads * head
     attention = (
@@ -95,15 +111,35 @@ def layer_maps(spec: ModelSpec, index: int) -> tuple[LinearMap, ...]:
         LinearMap(("self_attn.o_proj",), (hidden,), queries, spec.output_bias),
     )
     name, wide, bias = "mlp", spec.intermediate_size, spec.mlp_bias
+    experts: tuple[LinearMap, ...] = ()
     if spec.moe is not None and spec.moe.is_sparse(index):
+        experts = _expert_maps(spec.moe, hidden)
         wide, bias = spec.moe.shared_intermediate_size, False
         name = f"{EXPERT_NAMES[spec.moe.layout].block}.shared_expert"
         if not wide:
-            return attention
+            return (*attention, *experts)
     return (
         *attention,
+        *experts,
         LinearMap((f"{name}.gate_proj", f"{name}.up_proj"), (wide, wide), hidden, bias),
         LinearMap((f"{name}.down_proj",), (hidden,), wide, bias),
+    )
+
+
+def _expert_maps(moe: MoeSpec, hidden: int) -> tuple[LinearMap, LinearMap]:
+    """Gate and up of all experts, and down."""
+    names, wide, count = EXPERT_NAMES[moe.layout], moe.intermediate_size, moe.num_experts
+    experts = [f"{names.block}.experts.{expert}" for expert in range(count)]
+    halves = tuple(f"{name}.{half}" for name in experts for half in (names.gate, names.up))
+    return (
+        LinearMap(halves, (wide,) * (2 * count), hidden, bias=False, experts=count),
+        LinearMap(
+            tuple(f"{name}.{names.down}" for name in experts),
+            (hidden,) * count,
+            wide,
+            bias=False,
+            experts=count,
+        ),
     )
 
 
@@ -122,27 +158,14 @@ def stored_tensors(spec: ModelSpec) -> dict[str, StoredTensor]:
     tensors = {name: StoredTensor((shape,), FLOATS) for name, shape in expected_tensors(spec).items()}
     if spec.quantization is None or isinstance(spec.quantization, GgufQuantization):
         return tensors
-    for names, out_sizes, in_size, _ in linear_maps(spec):
-        scheme = spec.quantization.scheme_of(names)
+    for one in linear_maps(spec):
+        scheme = spec.quantization.scheme_of(one.names)
         if scheme is None:
             continue
-        for name, out_size in zip(names, out_sizes, strict=True):
+        for name, out_size in zip(one.names, one.out_sizes, strict=True):
             del tensors[f"{name}.weight"]
-            for part, tensor in scheme.tensors(out_size, in_size).items():
+            for part, tensor in scheme.tensors(out_size, one.in_size).items():
                 tensors[f"{name}.{part}"] = tensor
-    return tensors
-
-
-def _expert_tensors(moe: MoeSpec, hidden: int) -> dict[str, Shape]:
-    """The router, and each expert's three maps. A shared expert is among the linear maps, but for its gate."""
-    names, wide = EXPERT_NAMES[moe.layout], moe.intermediate_size
-    tensors: dict[str, Shape] = {f"{names.block}.gate.weight": (moe.num_experts, hidden)}
-    for expert in range(moe.num_experts):
-        name = f"{names.block}.experts.{expert}"
-        tensors[f"{name}.{names.gate}.weight"] = tensors[f"{name}.{names.up}.weight"] = (wide, hidden)
-        tensors[f"{name}.{names.down}.weight"] = (hidden, wide)
-    if moe.shared_gate:
-        tensors[f"{names.block}.shared_expert_gate.weight"] = (1, hidden)
     return tensors
 
 

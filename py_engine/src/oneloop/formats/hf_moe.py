@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from oneloop.formats.expected import linear_maps
 from oneloop.formats.model_spec import MoeSpec
 from oneloop.formats.quantization.config import quantization_key
+from oneloop.formats.quantization.fp8 import Fp8Scheme
 
 if TYPE_CHECKING:
     from oneloop.formats.json_values import JsonValues
+    from oneloop.formats.model_spec import ModelSpec
 
 _MAX_EXPERTS = 4096
 _MAX_WIDTH = 1 << 20
@@ -19,17 +22,28 @@ def hf_moe_spec(config: JsonValues, architecture: str, num_layers: int) -> MoeSp
 
     Defaults are those of transformers' config classes.
     """
-    moe: MoeSpec | None = None
     match architecture:
         case "MixtralForCausalLM":
-            moe = _mixtral(config)
+            return _mixtral(config)
         case "Qwen2MoeForCausalLM":
-            moe = _qwen(config, num_layers, experts=60, top_k=4, width=1408, shared_width=5632)
+            return _qwen(config, num_layers, experts=60, top_k=4, width=1408, shared_width=5632)
         case "Qwen3MoeForCausalLM":
-            moe = _qwen(config, num_layers, experts=128, top_k=8, width=768, shared_width=0)
-    if moe is not None and (key := quantization_key(config)) is not None:
-        config.fail(key, "quantised experts are not supported; take the original model")
-    return moe
+            return _qwen(config, num_layers, experts=128, top_k=8, width=768, shared_width=0)
+    return None
+
+
+def refuse_experts(config: JsonValues, spec: ModelSpec) -> None:
+    """ModelError where experts are stored in a way that there are no kernels for, or not alike."""
+    quantization, key = spec.quantization, quantization_key(config)
+    if key is None or quantization is None:
+        return
+    for one in linear_maps(spec):
+        if one.experts and not isinstance(quantization.scheme_of(one.names), Fp8Scheme | None):
+            message = (
+                f"experts of {quantization.method} ({one.names[0]} …) are not supported; take a checkpoint in FP8, "
+                "or the original model"
+            )
+            config.fail(key, message)
 
 
 def _mixtral(config: JsonValues) -> MoeSpec:

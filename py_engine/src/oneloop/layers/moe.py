@@ -9,6 +9,7 @@ import torch
 from oneloop.formats.expected import EXPERT_NAMES
 from oneloop.layers.limits import MLP_TOKENS_AT_ONCE
 from oneloop.layers.mlp import GatedMLP
+from oneloop.quant.experts import stored_experts
 from oneloop_kernels.ops.moe import MOE, Experts, MoeCall, num_counters
 
 if TYPE_CHECKING:
@@ -25,7 +26,9 @@ class SparseMLP:
     experts: the weights of all of them, stacked.
     """
 
-    __slots__ = ("_compute", "_counters", "_in_parts", "_name", "_spec", "_statistics", "experts", "shared")
+    __slots__ = (
+        "_compute", "_counters", "_down", "_gate_up", "_in_parts", "_name", "_spec", "_statistics", "experts", "shared",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -37,18 +40,20 @@ class SparseMLP:
         device: torch.device,
         quantization: QuantizationSpec | GgufQuantization | None = None,
     ) -> None:
-        """name: checkpoint name prefix of the layer. quantization: of a shared expert; the others are plain numbers."""
-
-        def empty(*shape: int) -> torch.Tensor:
-            return torch.empty(*shape, dtype=dtype, device=device)
-
-        self._name = f"{name}.{EXPERT_NAMES[spec.layout].block}"
+        """name: checkpoint name prefix of the layer. The router and the gate of a shared expert are always plain."""
+        names = EXPERT_NAMES[spec.layout]
+        self._name = f"{name}.{names.block}"
         self._spec = spec
         num_experts, width = spec.num_experts, spec.intermediate_size
+        each = [f"{self._name}.experts.{expert}" for expert in range(num_experts)]
+        halves = [{f"{one}.{names.gate}": width, f"{one}.{names.up}": width} for one in each]
+        outputs = [{f"{one}.{names.down}": hidden_size} for one in each]
+        self._gate_up = stored_experts(quantization, hidden_size, halves, dtype=dtype, device=device)
+        self._down = stored_experts(quantization, width, outputs, dtype=dtype, device=device)
         self.experts = Experts(
-            router=empty(num_experts + spec.shared_gate, hidden_size),
-            gate_up=empty(num_experts, 2 * width, hidden_size),
-            down=empty(num_experts, hidden_size, width),
+            router=torch.empty(num_experts + spec.shared_gate, hidden_size, dtype=dtype, device=device),
+            gate_up=self._gate_up.weight,
+            down=self._down.weight,
             top_k=spec.top_k,
             renormalised=spec.renormalised,
         )
@@ -89,17 +94,11 @@ class SparseMLP:
 
     def weight_targets(self) -> dict[str, Target]:
         """Checkpoint tensor name → where it goes."""
-        names, spec = EXPERT_NAMES[self._spec.layout], self._spec
+        spec = self._spec
         targets: dict[str, Target] = {f"{self._name}.gate.weight": self.experts.router[: spec.num_experts]}
         if spec.shared_gate:
             targets[f"{self._name}.shared_expert_gate.weight"] = self.experts.router[spec.num_experts :]
-        halves = self.experts.gate_up.view(spec.num_experts, 2, spec.intermediate_size, -1)
-        for expert in range(spec.num_experts):
-            name = f"{self._name}.experts.{expert}"
-            gate, up = halves[expert]
-            targets[f"{name}.{names.gate}.weight"] = gate
-            targets[f"{name}.{names.up}.weight"] = up
-            targets[f"{name}.{names.down}.weight"] = self.experts.down[expert]
+        targets |= self._gate_up.targets() | self._down.targets()
         if self.shared is not None:
             targets |= self.shared.weight_targets()
         return targets

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     from oneloop.config import QuantizationName
     from oneloop.formats.model_spec import ModelSpec
     from oneloop.formats.safetensors import SafetensorsTensor
-
-_log = logging.getLogger(__name__)
 
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 
@@ -178,8 +175,6 @@ def _folder_source(path: Path, load_format: LoadFormat, quantization: Quantizati
             )
         raise ModelError(str(path), "holds no config.json: not a Hugging Face model folder")
     spec = _quantized(hf_model_spec(path), quantization, path)
-    if spec.moe is not None and spec.quantization is not None:
-        _log.warning("%s: --quantization leaves experts that are chosen from others as they are", path)
     check_format(load_format, "safetensors", path)
     tensors = None
     if load_format != "dummy":

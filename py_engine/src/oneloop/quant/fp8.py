@@ -21,29 +21,28 @@ if TYPE_CHECKING:
     from oneloop_kernels.ops.linear import LinearCall
 
 
-class Fp8Weight:
-    """See StoredWeight. matrix: e4m3 [out, in]; scales: as ops.fp8_linear has them, one per row or per block."""
+class Fp8Parts:
+    """Parts one below the other, to be filled: where a checkpoint's tensors go.
 
-    __slots__ = ("_compute", "_dtype", "_parts", "_rows", "_scheme", "is_plain", "matrix", "scales")
+    matrix: e4m3 [out, in]; scales: as ops.fp8_linear has them, one per row or per block.
+    """
+
+    __slots__ = ("_dtype", "_parts", "_rows", "_scheme", "matrix", "scales")
 
     def __init__(
         self,
         scheme: Fp8Scheme,
-        in_size: int,
         parts: Mapping[str, int],
+        matrix: torch.Tensor,
+        scales: torch.Tensor,
         *,
         dtype: torch.dtype,
-        device: torch.device,
     ) -> None:
-        """parts: checkpoint name prefix → output size. dtype: of the activations around the map."""
-        sizes = tuple(parts.values())
+        """parts: checkpoint name prefix → output size. scales: of the shape of scales_shape(). dtype: of plain numbers
+        that become these."""
         self._scheme, self._parts, self._dtype = scheme, dict(parts), dtype
-        self.is_plain = False
-        self.matrix = torch.empty(sum(sizes), in_size, dtype=FP8, device=device)
-        self._rows = rows_per_scale(scheme.block_rows, sizes) if scheme.scales == "block" else 1
-        shape = (sum(sizes) // self._rows, *((-(-in_size // BLOCK),) if scheme.scales == "block" else ()))
-        self.scales = torch.empty(shape, dtype=torch.float32, device=device)
-        self._compute = FP8_LINEAR.resolve(device, dtype)
+        self.matrix, self.scales = matrix, scales
+        self._rows = matrix.shape[0] // scales.shape[0]
 
     def targets(self) -> dict[str, Target]:
         """See StoredWeight."""
@@ -66,21 +65,6 @@ class Fp8Weight:
             start += size
         return targets
 
-    def joint_call(self, call: LinearCall) -> None:
-        """See StoredWeight."""
-
-    def multiply(self, call: LinearCall) -> torch.Tensor:
-        """See StoredWeight."""
-        return self._compute(call, self.scales)
-
-    def multiply_gate(self, call: LinearCall) -> torch.Tensor:
-        """As multiply, by silu(gate) · up; call.x is [gate | up]."""
-        return self._compute(call, self.scales, of_gate=True)
-
-    def leaves_gate(self, call: LinearCall) -> bool:
-        """Whether the gated call is done sooner without its gate, left to `multiply_gate` of the map that follows."""
-        return self._compute.leaves_gate(call, self.scales)
-
     def _take_scales(self, name: str, scales: torch.Tensor, stored: torch.Tensor) -> None:
         """A part's scales, as the checkpoint has them, to as many rows of its own as each stands for here."""
         expect_finite(name, stored)
@@ -98,3 +82,52 @@ class Fp8Weight:
             quantized, found = quantize_rows(plain)
         self._take_scales(name, scales, found)
         rows.copy_(quantized)
+
+
+class Fp8Weight:
+    """See StoredWeight. matrix, scales: as Fp8Parts has them."""
+
+    __slots__ = ("_compute", "_parts", "is_plain", "matrix", "scales")
+
+    def __init__(
+        self,
+        scheme: Fp8Scheme,
+        in_size: int,
+        parts: Mapping[str, int],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """parts: checkpoint name prefix → output size. dtype: of the activations around the map."""
+        sizes = tuple(parts.values())
+        self.is_plain = False
+        self.matrix = torch.empty(sum(sizes), in_size, dtype=FP8, device=device)
+        self.scales = torch.empty(scales_shape(scheme, sizes, in_size), dtype=torch.float32, device=device)
+        self._parts = Fp8Parts(scheme, parts, self.matrix, self.scales, dtype=dtype)
+        self._compute = FP8_LINEAR.resolve(device, dtype)
+
+    def targets(self) -> dict[str, Target]:
+        """See StoredWeight."""
+        return self._parts.targets()
+
+    def joint_call(self, call: LinearCall) -> None:
+        """See StoredWeight."""
+
+    def multiply(self, call: LinearCall) -> torch.Tensor:
+        """See StoredWeight."""
+        return self._compute(call, self.scales)
+
+    def multiply_gate(self, call: LinearCall) -> torch.Tensor:
+        """As multiply, by silu(gate) · up; call.x is [gate | up]."""
+        return self._compute(call, self.scales, of_gate=True)
+
+    def leaves_gate(self, call: LinearCall) -> bool:
+        """Whether the gated call is done sooner without its gate, left to `multiply_gate` of the map that follows."""
+        return self._compute.leaves_gate(call, self.scales)
+
+
+def scales_shape(scheme: Fp8Scheme, sizes: tuple[int, ...], in_size: int) -> tuple[int, ...]:
+    """Of the scales of parts of these output sizes."""
+    if scheme.scales != "block":
+        return (sum(sizes),)
+    return sum(sizes) // rows_per_scale(scheme.block_rows, sizes), -(-in_size // BLOCK)

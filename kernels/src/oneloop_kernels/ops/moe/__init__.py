@@ -10,17 +10,19 @@ if TYPE_CHECKING:
     import torch
 
     from oneloop_kernels.ops.linear import Norm
+    from oneloop_kernels.ops.moe.weights import ExpertWeight
 
 
 class Experts(NamedTuple):
-    """The weights of one layer's experts, and how tokens are sent to them. One dtype, one device, all contiguous."""
+    """The weights of one layer's experts, and how tokens are sent to them. One device, all contiguous; the router, and
+    plain weights, of x's dtype."""
 
     router: torch.Tensor
     """[num_experts, hidden], or [num_experts + 1, hidden]: the last row is then the gate of the shared expert."""
-    gate_up: torch.Tensor
+    gate_up: ExpertWeight
     """[num_experts, 2 · width, hidden]: rows of the gate, then of up."""
-    down: torch.Tensor
-    """[num_experts, hidden, width]."""
+    down: ExpertWeight
+    """[num_experts, hidden, width]. It may be kept in another way than gate_up."""
     top_k: int
     """Experts of a token, 1 … num_experts."""
     renormalised: bool
@@ -65,6 +67,8 @@ class Moe(Protocol):
 
     def __call__(self, call: MoeCall) -> None:
         """x[t] += Σ over the top_k experts e of weight(t, e) · down_e(silu(gate_e(h)) · up_e(h)), h = norm(x[t]).
+
+        Maps in e4m3 quantise what they are given, h or the product with the gate in x's type, as ops.fp8_linear does.
 
         weight: softmax over all experts of router · h, in float32. Of equal logits the lower index is chosen. The sum
         runs in an order that depends on the token's own experts alone, whatever else is in the batch.

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import torch
 import triton
 
 from oneloop_kernels.launch import num_sms, pdl_options
 from oneloop_kernels.ops.linear.launches import ROWS_OF_A_WARP, Launch, tensor_map
-from oneloop_kernels.ops.moe import NUM_TICKETS, num_counters
-from oneloop_kernels.ops.moe.plans import (
-    MAX_FEW,
-    MoePlan,
-    ProductPlan,
-    RoutePlan,
-    Shape,
-    plan_for,
-    route_plan,
+from oneloop_kernels.ops.moe import fp8, num_counters
+from oneloop_kernels.ops.moe.launches import (
+    Routed,
+    combines,
+    is_few,
+    num_tiles,
+    rows_of_few,
+    shape_of,
+    sum_arguments,
+    tile_constants,
 )
+from oneloop_kernels.ops.moe.plans import MAX_FEW, MoePlan, ProductPlan, RoutePlan, plan_for, route_plan
 from oneloop_kernels.ops.moe.triton.experts import both_kernel, combine_kernel, experts_kernel
 from oneloop_kernels.ops.moe.triton.routing import TABLE, route_kernel
+from oneloop_kernels.ops.moe.weights import Fp8Stack
 from oneloop_kernels.order import order_is_fixed
 
 if TYPE_CHECKING:
@@ -30,40 +33,15 @@ _SQUARES_BLOCK: Final = 256
 _COMBINE_BLOCK: Final = 1024
 _MIN_ROWS: Final = 16
 """Of a matrix product on tensor cores."""
-_LEAST_ROWS: Final = {"weights": 8, "tokens": 64}
-"""Of a tile that has all tokens, by the side that is wide."""
-
-
-class Routed(NamedTuple):
-    """What routing leaves for the experts. P = num_tokens · top_k.
-
-    hidden: [num_tokens, hidden], norm(x). logits: [splits, num_tokens, experts_pad] float32, of which the first has the
-    shared gate's column. ids: [P] int32, −1 for padding. weights: [P] float32. bins, tiles: of many tokens, see
-    `triton.routing.route_kernel`; of few the same as ids, which nobody reads there. flags: int32 zeros, one per tile.
-    """
-
-    hidden: torch.Tensor
-    logits: torch.Tensor
-    ids: torch.Tensor
-    weights: torch.Tensor
-    bins: torch.Tensor
-    tiles: torch.Tensor
-    flags: torch.Tensor
-    experts_pad: int
 
 
 def moe(call: MoeCall) -> None:
     """See ops.moe.Moe."""
     num_tokens = call.x.shape[0]
     if num_tokens:
-        least = MAX_FEW + 1 if order_is_fixed() else 1  # few tokens have products of other instructions
-        run(call, plan_for(call.x.device, call.x.dtype, max(num_tokens, least), shape_of(call)))
-
-
-def shape_of(call: MoeCall) -> Shape:
-    """What a plan is found by."""
-    experts = call.experts
-    return Shape(experts.num_experts, experts.top_k, call.x.shape[1], experts.width)
+        fixed = order_is_fixed()
+        least = MAX_FEW + 1 if fixed else 1  # few tokens have products of other instructions
+        run(call, plan_for(call.x.device, call.x.dtype, max(num_tokens, least), shape_of(call), fixed=fixed))
 
 
 def run(call: MoeCall, plan: MoePlan) -> None:
@@ -111,7 +89,7 @@ def route(call: MoeCall, plan: MoePlan, cut: RoutePlan | None = None) -> Routed:
         SPLITS=cut.splits,
         BLOCK_K=cut.columns,
         BLOCK_H=_SQUARES_BLOCK,
-        FEW=_is_few(call),
+        FEW=is_few(call),
         BLOCK_M=plan.block_m,
         num_warps=8,
         num_stages=3,
@@ -126,9 +104,9 @@ def _routed(call: MoeCall, plan: MoePlan, cut: RoutePlan, experts_pad: int) -> R
     num_experts, num_pairs = call.experts.num_experts, num_tokens * call.experts.top_k
     ids = torch.empty(num_pairs, dtype=torch.int32, device=device)
     bins = tiles = ids
-    num_flags = -(-_num_tiles(call, plan) // 4) * 4  # so that what lies behind is at 16 bytes
+    num_flags = -(-num_tiles(call, plan) // 4) * 4  # so that what lies behind is at 16 bytes
     flags = torch.empty(num_flags, dtype=torch.int32, device=device)
-    if not _is_few(call):
+    if not is_few(call):
         table_size = TABLE.value + 4 * num_flags
         tables = torch.empty(
             num_flags + table_size + num_experts * num_tokens, dtype=torch.int32, device=device
@@ -149,20 +127,22 @@ def _routed(call: MoeCall, plan: MoePlan, cut: RoutePlan, experts_pad: int) -> R
 
 def gate_up(call: MoeCall, plan: MoePlan, routed: Routed) -> Launch:
     """silu(gate · h) · (up · h) of every pair, [P, width]: of few tokens in their order, of many by expert."""
-    return _products(
-        call, plan, plan.gate_up, routed, routed.hidden, call.experts.gate_up, call.experts.width
-    )
+    return _products_of(call, plan, routed, routed.hidden, gated=True)
 
 
 def down(call: MoeCall, plan: MoePlan, routed: Routed, inner: torch.Tensor) -> Launch:
     """weight(t, e) · down_e(inner) of every pair, [P, hidden], token by token; where the plan `combines` also x."""
-    return _products(call, plan, plan.down, routed, inner, call.experts.down, call.x.shape[1])
+    return _products_of(call, plan, routed, inner, gated=False)
 
 
-def combines(call: MoeCall, plan: MoePlan) -> bool:
-    """Whether the kernel of down leaves no sum to do."""
-    _, hidden = call.x.shape
-    return plan.combined and _is_few(call) and triton.cdiv(hidden, plan.down.block_n) < NUM_TICKETS
+def _products_of(call: MoeCall, plan: MoePlan, routed: Routed, x: torch.Tensor, *, gated: bool) -> Launch:
+    """By the kernels for how the weights are kept. gated: gate and up of x, else down."""
+    weight = call.experts.gate_up if gated else call.experts.down
+    product = plan.gate_up if gated else plan.down
+    if isinstance(weight, Fp8Stack):
+        return fp8.products(call, plan, product, routed, x, weight, gated=gated)
+    out_size = weight.shape[1] // (2 if gated else 1)
+    return _products(call, plan, product, routed, x, weight, out_size)
 
 
 def _products(
@@ -180,18 +160,18 @@ def _products(
     num_tokens = call.x.shape[0]
     combined = not gated and combines(call, plan)
     out = torch.empty(num_tokens * call.experts.top_k, out_size, dtype=x.dtype, device=x.device)
-    tensors, strides, around = _sum_arguments(call, routed, combined=combined)
+    tensors, strides, around = sum_arguments(call, routed, combined=combined)
     arguments = (
         x, weight, out, routed.ids, routed.weights, routed.bins, routed.tiles, call.x, *tensors, call.counters,
         out_size, x.stride(0), *strides,
     )  # fmt: skip
     constants = {
         **around,
-        **_tile_constants(call),
+        **tile_constants(call),
         "IN_SIZE": weight.shape[2],
         "GATED": gated,
         "TOKENS_WIDE": product.kind == "tokens",
-        "BLOCK_M": _rows_of_few(num_tokens, product) if _is_few(call) else plan.block_m,
+        "BLOCK_M": rows_of_few(num_tokens, product) if is_few(call) else plan.block_m,
         "BLOCK_N": product.block_n,
         "BLOCK_K": product.block_k,
         "STAGES": product.num_stages,
@@ -199,28 +179,30 @@ def _products(
         "num_warps": product.num_warps,
         **pdl_options(x.device),
     }
-    grid = (_num_tiles(call, plan) * triton.cdiv(out_size, product.block_n),)
+    grid = (num_tiles(call, plan) * triton.cdiv(out_size, product.block_n),)
     return Launch(experts_kernel, grid, arguments, constants, out)
 
 
 def both(call: MoeCall, plan: MoePlan, routed: Routed) -> Launch:
-    """gate_up and down by one kernel; the result as of `down`."""
+    """gate_up and down by one kernel, of plain weights; the result as of `down`."""
+    if not (isinstance(call.experts.gate_up, torch.Tensor) and isinstance(call.experts.down, torch.Tensor)):
+        raise TypeError("together: plans of plain weights alone have this kernel")
     (num_tokens, hidden), experts = call.x.shape, call.experts
     first, second = plan.gate_up, plan.down
-    few, num_tiles = _is_few(call), _num_tiles(call, plan)
+    few, most_tiles = is_few(call), num_tiles(call, plan)
     inner = torch.empty(num_tokens * experts.top_k, experts.width, dtype=call.x.dtype, device=call.x.device)
     out = torch.empty(num_tokens * experts.top_k, hidden, dtype=call.x.dtype, device=call.x.device)
-    tensors, strides, around = _sum_arguments(call, routed, combined=combines(call, plan))
+    tensors, strides, around = sum_arguments(call, routed, combined=combines(call, plan))
     arguments = (
         routed.hidden, experts.gate_up, inner, experts.down, out, routed.ids, routed.weights, routed.bins, routed.tiles,
-        routed.flags, call.x, *tensors, call.counters, num_tiles, *strides,
+        routed.flags, call.x, *tensors, call.counters, most_tiles, *strides,
     )  # fmt: skip
     constants = {
         **around,
-        **_tile_constants(call),
+        **tile_constants(call),
         "HIDDEN": hidden,
         "WIDTH": experts.width,
-        "BLOCK_M": max(_rows_of_few(num_tokens, one) for one in (first, second)) if few else plan.block_m,
+        "BLOCK_M": max(rows_of_few(num_tokens, one) for one in (first, second)) if few else plan.block_m,
         "GATE_WIDE": first.kind == "tokens",
         "GATE_N": first.block_n,
         "GATE_K": first.block_k,
@@ -233,35 +215,8 @@ def both(call: MoeCall, plan: MoePlan, routed: Routed) -> Launch:
         "num_warps": second.num_warps,
         **pdl_options(call.x.device),
     }
-    grid = (num_tiles * (triton.cdiv(experts.width, first.block_n) + triton.cdiv(hidden, second.block_n)),)
+    grid = (most_tiles * (triton.cdiv(experts.width, first.block_n) + triton.cdiv(hidden, second.block_n)),)
     return Launch(both_kernel, grid, arguments, constants, out)
-
-
-def _is_few(call: MoeCall) -> bool:
-    """Whether nothing is put in order. In the fixed order all numbers of tokens go one way."""
-    return call.x.shape[0] <= MAX_FEW and not order_is_fixed()
-
-
-def _num_tiles(call: MoeCall, plan: MoePlan) -> int:
-    """As many as there could be."""
-    num_pairs, num_experts = call.x.shape[0] * call.experts.top_k, call.experts.num_experts
-    return min(num_pairs, num_experts) if _is_few(call) else plan.most_tiles(num_pairs, num_experts)
-
-
-def _rows_of_few(num_tokens: int, product: ProductPlan) -> int:
-    """Rows of a tile that has all tokens."""
-    return max(_LEAST_ROWS[product.kind], 1 << (num_tokens - 1).bit_length())
-
-
-def _tile_constants(call: MoeCall) -> dict[str, object]:
-    """Of how a program finds its tile."""
-    num_tokens, experts, few = call.x.shape[0], call.experts, _is_few(call)
-    return {
-        "TOP_K_PAD": triton.next_power_of_2(experts.top_k),
-        "FEW": few,
-        "BY_PAIR": few and num_tokens * experts.top_k <= experts.num_experts,
-        "ONE_TOKEN": few and num_tokens == 1,
-    }
 
 
 def _grouped(
@@ -270,13 +225,13 @@ def _grouped(
     """By the kernel of Hopper."""
     from oneloop_kernels.ops.moe.triton.grouped import grouped_kernel
 
-    if _is_few(call):
+    if is_few(call):
         raise ValueError(f"grouped products are for more than {MAX_FEW} tokens")
     gated = weight is call.experts.gate_up
     out_size, in_size = weight.shape[1] // (2 if gated else 1), weight.shape[2]
     num_pairs, device = call.x.shape[0] * call.experts.top_k, x.device
     out = torch.empty(num_pairs, out_size, dtype=x.dtype, device=device)
-    num_items = _num_tiles(call, plan) * -(-out_size // product.block_n)
+    num_items = num_tiles(call, plan) * -(-out_size // product.block_n)
     arguments = (
         x,
         tensor_map(x, plan.block_m, product.block_k),
@@ -304,30 +259,10 @@ def _grouped(
 def combine(call: MoeCall, routed: Routed, outputs: torch.Tensor) -> None:
     """x += the sum of each token's rows, and the shared expert's."""
     num_tokens, hidden = call.x.shape
-    tensors, (_, num_slots, *strides), constants = _sum_arguments(call, routed, combined=True)
+    tensors, (_, num_slots, *strides), constants = sum_arguments(call, routed, combined=True)
     del constants["COMBINED"]
     block = min(_COMBINE_BLOCK, triton.next_power_of_2(hidden))
     combine_kernel[(num_tokens, triton.cdiv(hidden, block))](
         outputs, *tensors, call.x, num_tokens, num_slots, hidden, *strides,
         BLOCK=block, num_warps=max(1, block // 256), **constants, **pdl_options(call.x.device),
     )  # fmt: skip
-
-
-def _sum_arguments(
-    call: MoeCall, routed: Routed, *, combined: bool
-) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...], dict[str, object]]:
-    """Of the sum over a token's experts: tensors (shared, logits, slots), numbers and strides, constants."""
-    x, shared, slots = call.x, call.shared, call.slots
-    tensors = (x if shared is None else shared, routed.logits, x if slots is None else slots)
-    num_slots = 0 if slots is None else slots.shape[0]
-    shared_strides = (0, 0) if shared is None else shared.stride()
-    constants: dict[str, object] = {
-        "NUM_EXPERTS": call.experts.num_experts,
-        "EXPERTS_PAD": routed.experts_pad,
-        "TOP_K": call.experts.top_k,
-        "HAS_GATE": combined and call.experts.has_shared_gate,
-        "HAS_SHARED": combined and shared is not None,
-        "HAS_SLOTS": combined and slots is not None,
-        "COMBINED": max(2, triton.next_power_of_2(x.shape[0])) if combined else 0,
-    }
-    return tensors, (x.shape[0], num_slots, x.stride(0), *shared_strides), constants

@@ -40,7 +40,8 @@ _STAGE_BYTES: Final = 32 << 10
 @dataclass(frozen=True, slots=True)
 class ProductPlan:
     """Constants of `triton.experts`, or with the kind "grouped" of `triton.grouped`, which is for Hopper, 16-bit types
-    and more than MAX_FEW tokens. kind: else which are the wide side. prefetch: for down.
+    and more than MAX_FEW tokens. kind: else which are the wide side. prefetch: for down. quantizes: of 8-bit weights
+    (`triton.fp8`; grouped: `triton.fp8_grouped`): each program quantises x for itself; else that is a kernel before.
     """
 
     kind: Literal["weights", "tokens", "grouped"]
@@ -49,6 +50,7 @@ class ProductPlan:
     num_stages: int
     num_warps: int = 4
     prefetch: int = 0
+    quantizes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +86,24 @@ class Shape:
     top_k: int
     hidden: int
     width: int
+    weights: str = "plain"
+    """How gate_up and down are kept, as `weights.kind_of` has it; two names joined by + where they differ."""
 
 
+MAX_QUANTIZED_INSIDE: Final = 8
+"""Tokens that each program quantises for itself, where weights have 8 bits; of more it would take too long."""
+MAX_INSIDE: Final = 4096
+"""Numbers of a row that a program looks through for itself, to find the largest."""
 ONE_PLAN_FROM: Final = 2048
 """More tokens than this all have one plan: only the largest of such steps is run when kernels are compiled."""
 
 
-def plan_for(device: torch.device, dtype: torch.dtype, num_tokens: int, shape: Shape) -> MoePlan:
-    """The plan for that many tokens."""
+def plan_for(
+    device: torch.device, dtype: torch.dtype, num_tokens: int, shape: Shape, *, fixed: bool = False
+) -> MoePlan:
+    """The plan for that many tokens. fixed: in the fixed order, where weights that are not plain have one for all."""
+    if fixed and shape.weights != "plain":
+        return FIXED_PLAN
     num_tokens = min(num_tokens, ONE_PLAN_FROM + 1)
     return _plan_for(card_name(device), can_stream(device), dtype.itemsize, num_tokens, shape)
 
@@ -103,7 +115,9 @@ def _plan_for(card: str, hopper: bool, item_bytes: int, num_tokens: int, shape: 
         for most, plan in read_plans(name).get(shape, ()):
             if num_tokens <= most:
                 return plan
-    return plan_by_rule(item_bytes, num_tokens, shape, hopper=hopper)
+    if shape.weights == "plain":
+        return plan_by_rule(item_bytes, num_tokens, shape, hopper=hopper)
+    return plan_of_8_bits(num_tokens, shape)
 
 
 @cache
@@ -168,4 +182,34 @@ def plan_by_rule(item_bytes: int, num_tokens: int, shape: Shape, *, hopper: bool
         block_m=block_m,
         gate_up=ProductPlan("tokens", block_n=128, block_k=64, num_stages=3, num_warps=8),
         down=ProductPlan("tokens", block_n=256, block_k=64, num_stages=3, num_warps=8),
+    )
+
+
+_FIXED: Final = ProductPlan("weights", block_n=32, block_k=128, num_stages=3)
+FIXED_PLAN: Final = MoePlan(block_m=64, gate_up=_FIXED, down=_FIXED)
+"""Of weights that are not plain, or not all: for any kinds and any number of tokens."""
+
+
+def plan_of_8_bits(num_tokens: int, shape: Shape) -> MoePlan:
+    """As plan_by_rule, where weights are e4m3, or some of them. A block of columns is one that has a scale."""
+    if shape.weights not in ("fp8", "fp8-block"):  # gate_up and down are kept in two ways
+        return FIXED_PLAN
+    mean = num_tokens * shape.top_k / shape.num_experts
+    if num_tokens > ONE_PLAN_FROM:
+        mean *= 4
+    if mean <= 32:
+        block_m = 16
+        while block_m < 64 and block_m < 2 * mean:
+            block_m *= 2
+        few = num_tokens <= MAX_QUANTIZED_INSIDE
+        gate_up, down = (few and size <= MAX_INSIDE for size in (shape.hidden, shape.width))
+        return MoePlan(
+            block_m=block_m,
+            gate_up=ProductPlan("weights", block_n=32, block_k=128, num_stages=6, quantizes=gate_up),
+            down=ProductPlan("weights", block_n=64, block_k=128, num_stages=6, quantizes=down),
+        )
+    return MoePlan(
+        block_m=64 if mean < 256 else 128,
+        gate_up=ProductPlan("tokens", block_n=64, block_k=128, num_stages=4, num_warps=8),
+        down=ProductPlan("tokens", block_n=128, block_k=128, num_stages=4, num_warps=8),
     )

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from oneloop_kernels.ops.linear.apart import Stages
+from oneloop_kernels.ops.moe.weights import multiply
 from oneloop_kernels.ops.rms_norm.reference import rms_norm
 from oneloop_kernels.ops.silu_mul.reference import silu_mul
 
@@ -62,8 +63,9 @@ def moe_apart(call: MoeCall, stages: Stages) -> None:
         if count == 0:
             continue
         pairs = order[first : first + count]
-        inner = stages.silu_mul(stages.product(hidden[pairs // experts.top_k], experts.gate_up[expert], None))
-        outputs[pairs] = stages.product(inner, experts.down[expert], None)
+        rows = hidden[pairs // experts.top_k]
+        inner = stages.silu_mul(multiply(rows, experts.gate_up, expert, stages.product))
+        outputs[pairs] = multiply(inner, experts.down, expert, stages.product)
         first += count
     outputs = outputs.view(num_live, experts.top_k, x.shape[1])
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)

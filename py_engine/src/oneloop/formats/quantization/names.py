@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from oneloop.formats.json_values import JsonValues
 
 PATTERN: Final = "re:"
@@ -51,12 +50,23 @@ def module_names(config: JsonValues, key: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def is_named(module: str, entries: Iterable[str]) -> bool:
+def is_named(module: str, entries: tuple[str, ...]) -> bool:
     """Whether an entry has the module's name, or a part of it between dots, or is a pattern its beginning matches."""
-    return any(_means(entry, module) for entry in entries)
+    names, patterns = _sorted_out(entries)
+    if any(pattern.match(module) for pattern in patterns):
+        return True
+    parts = module.split(".")
+    return any(
+        ".".join(parts[first:end]) in names
+        for first in range(len(parts))
+        for end in range(first + 1, len(parts) + 1)
+    )
 
 
-def _means(entry: str, module: str) -> bool:
-    if entry.startswith(PATTERN):
-        return re.match(entry.removeprefix(PATTERN), module) is not None
-    return f".{entry.strip('.')}." in f".{module}."
+@cache
+def _sorted_out(entries: tuple[str, ...]) -> tuple[frozenset[str], tuple[re.Pattern[str], ...]]:
+    """Names and patterns. Kept: a model with experts has tens of thousands of modules."""
+    patterns = tuple(
+        re.compile(entry.removeprefix(PATTERN)) for entry in entries if entry.startswith(PATTERN)
+    )
+    return frozenset(entry.strip(".") for entry in entries if not entry.startswith(PATTERN)), patterns

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from oneloop.errors import ModelError
 from oneloop.formats.quantization.names import is_named
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from oneloop.formats.quantization.fp8 import Fp8Scheme
     from oneloop.formats.quantization.int4 import Int4Scheme
+
+
+_MAX_NAMED: Final = 4
+"""Modules in a message."""
 
 
 class StoredTensor(NamedTuple):
@@ -44,15 +48,21 @@ class QuantizationSpec:
 
         modules: checkpoint name prefixes. ModelError where they differ.
         """
-        ignored = {module: self._is_ignored(module) for module in modules}
-        if len(set(ignored.values())) > 1:
-            names = ", ".join(module for module in modules if ignored[module])
+        left = [module for module in modules if self._is_ignored(module)]
+        if left and len(left) < len(modules):
+            others = [module for module in modules if module not in set(left)]
             message = (
-                f"leaves {names} alone, but not what is computed together with it: "
-                f"{', '.join(module for module in modules if not ignored[module])}"
+                f"leaves {_some(left)} alone, but not what is computed together with it: {_some(others)}; "
+                "take a checkpoint that has them alike"
             )
             raise ModelError("config.json", message, item="quantization_config")
-        return None if True in ignored.values() else self.scheme
+        return None if left else self.scheme
 
     def _is_ignored(self, module: str) -> bool:
         return is_named(module, self.ignored) or (self.only is not None and not is_named(module, self.only))
+
+
+def _some(modules: Sequence[str]) -> str:
+    """Their names, but not those of hundreds of experts."""
+    more = len(modules) - _MAX_NAMED
+    return ", ".join(modules[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from oneloop.formats.quantization.fp8 import BLOCK as FP8_BLOCK
+from oneloop.formats.quantization.fp8 import Fp8Scheme
+from oneloop.formats.quantization.spec import QuantizationSpec
 from oneloop.worker.buckets import MAX_CAPTURED_TOKENS, largest_bucket
 from oneloop.worker.gpu.captures import GraphSizes
 from oneloop.worker.memory.ledger import Reserved
@@ -139,23 +142,30 @@ def activation_bytes(spec: ModelSpec, item_bytes: int, num_tokens: int) -> int:
     feed_forward = 3 * spec.intermediate_size + spec.hidden_size
     widest = max(attention, feed_forward) * item_bytes
     if spec.moe is not None:
-        widest = max(widest, sparse_bytes(spec.moe, spec.hidden_size, item_bytes))
+        quantized = isinstance(spec.quantization, QuantizationSpec) and isinstance(
+            spec.quantization.scheme, Fp8Scheme
+        )
+        widest = max(widest, sparse_bytes(spec.moe, spec.hidden_size, item_bytes, quantized=quantized))
     rotary = 2 * spec.head_dim * 4
     return num_tokens * (2 * spec.hidden_size * item_bytes + widest + rotary)
 
 
-def sparse_bytes(moe: MoeSpec, hidden_size: int, item_bytes: int) -> int:
+def sparse_bytes(moe: MoeSpec, hidden_size: int, item_bytes: int, *, quantized: bool = False) -> int:
     """Per token, k = top_k: b · (the norm, hidden, and of each of k experts the activations and the output), the
     router's logits in float32 (of as many rows as the next power of two), 4 for each expert's bin, 28 · k of routing
     (ids, weights, and the table of tiles and its flags at their largest).
 
     Small steps have shares of logits, some MiB that slack has room for. A shared expert's output (hidden) is there
-    beside them; its gate, up and product before them.
+    beside them; its gate, up and product before them. quantized: experts have 8 bits, so that either what they are
+    given or the activations of k of them are there as e4m3 too, with a scale for each 128 of them at most.
     """
     router_rows = moe.num_experts + bool(moe.shared_intermediate_size)
     routing = 4 * ((1 << (router_rows - 1).bit_length()) + moe.num_experts) + 28 * moe.top_k
     chosen = hidden_size + moe.top_k * (moe.intermediate_size + hidden_size)
     shared = hidden_size if moe.shared_intermediate_size else 0
+    if quantized:
+        width, blocks = moe.intermediate_size, -(-moe.intermediate_size // FP8_BLOCK)
+        routing += max(hidden_size + 4 * -(-hidden_size // FP8_BLOCK), moe.top_k * (width + 4 * blocks))
     return max(
         (chosen + shared) * item_bytes + routing, (3 * moe.shared_intermediate_size + shared) * item_bytes
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Final
 
 from oneloop.formats.expected import linear_maps, num_parameters
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 ITEM_BYTES: Final[Mapping[DtypeName, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 FP8_BYTES: Final = 1
+WIDENED_AT_ONCE: Final = 1 << 22
+"""As oneloop_kernels.ops.moe.weights has it."""
 
 
 def weight_bytes(spec: ModelSpec, item_bytes: int, *, on_gpu: bool) -> int:
@@ -26,10 +29,11 @@ def weight_bytes(spec: ModelSpec, item_bytes: int, *, on_gpu: bool) -> int:
     total = num_parameters(spec) * item_bytes
     if spec.quantization is None:
         return total
-    for names, out_sizes, in_size, _ in linear_maps(spec):
-        scheme = spec.quantization.scheme_of(names)
+    for one in linear_maps(spec):
+        scheme = spec.quantization.scheme_of(one.names)
         if isinstance(scheme, Fp8Scheme) or (scheme is not None and on_gpu and item_bytes == 2):
-            total += scheme.kept_bytes(out_sizes, in_size) - sum(out_sizes) * in_size * item_bytes
+            kept = one.stacked * scheme.kept_bytes(one.of_one, one.in_size)
+            total += kept - sum(one.out_sizes) * one.in_size * item_bytes
     return total
 
 
@@ -43,19 +47,20 @@ def written_out_bytes(spec: ModelSpec, item_bytes: int) -> int:
     if spec.quantization is None or item_bytes != 2:
         return 0
     sizes = [
-        sum(out_sizes) * in_size * item_bytes
-        for names, out_sizes, in_size, _ in linear_maps(spec)
-        if not isinstance(spec.quantization.scheme_of(names), Fp8Scheme | None)
+        sum(one.of_one) * one.in_size * item_bytes
+        for one in linear_maps(spec)
+        if not isinstance(spec.quantization.scheme_of(one.names), Fp8Scheme | None)
     ]
     return max(sizes, default=0)
 
 
 def widened_bytes(spec: ModelSpec) -> int:
-    """The largest weight of 8 bits in float32: as such it is multiplied where it has no kernels."""
+    """The largest weight of 8 bits in float32: as such it is multiplied where it has no kernels. Of an expert only so
+    many rows at a time as have WIDENED_AT_ONCE numbers."""
     if spec.quantization is None:
         return 0
     sizes = [
-        sum(one.out_sizes) * one.in_size * 4
+        4 * min(sum(one.of_one) * one.in_size, WIDENED_AT_ONCE if one.experts else sys.maxsize)
         for one in linear_maps(spec)
         if isinstance(spec.quantization.scheme_of(one.names), Fp8Scheme)
     ]

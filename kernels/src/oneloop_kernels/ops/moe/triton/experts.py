@@ -45,13 +45,13 @@ def experts_kernel(
     block = tl.program_id(0) % num_blocks
     if USE_PDL and PREFETCH == 0:
         tl.extra.cuda.gdc_wait()
-    is_tile, expert, tokens, rows, live, pairs_ptr = _tile_of(
+    is_tile, expert, tokens, rows, live, pairs_ptr = tile_of(
         tile, ids_ptr, bins_ptr, tiles_ptr, num_tokens, TOP_K, TOP_K_PAD, FEW, BY_PAIR, ONE_TOKEN, BLOCK_M
     )
     weight_rows = _rows_of(weight_ptr, expert, block, out_size, IN_SIZE, GATED, BLOCK_N)
     if USE_PDL and PREFETCH > 0:
         if is_tile:
-            _prefetch(weight_rows, PREFETCH, BLOCK_N)
+            prefetch(weight_rows, PREFETCH, BLOCK_N)
         tl.extra.cuda.gdc_wait()
     if USE_PDL:
         tl.extra.cuda.gdc_launch_dependents()  # after the wait: who comes next may rely on the routing
@@ -61,7 +61,7 @@ def experts_kernel(
             IN_SIZE, GATED, TOP_K, FEW, TOKENS_WIDE, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
         )  # fmt: skip
     if COMBINED > 0:
-        _combine_if_last(
+        combine_if_last(
             tl.num_programs(0) // num_blocks, block, out_ptr, shared_ptr, logits_ptr, slots_ptr, sum_ptr, counters_ptr,
             num_tokens, num_slots, out_size, sum_stride, shared_stride, shared_in_stride,
             NUM_EXPERTS, EXPERTS_PAD, TOP_K, HAS_GATE, HAS_SHARED, HAS_SLOTS, BLOCK_N, COMBINED,
@@ -97,7 +97,7 @@ def both_kernel(
     index = tl.where(is_gate, index, index - num_gates)
     tile = index // tl.where(is_gate, GATE_BLOCKS, DOWN_BLOCKS)
     block = index % tl.where(is_gate, GATE_BLOCKS, DOWN_BLOCKS)
-    is_tile, expert, tokens, rows, live, pairs_ptr = _tile_of(
+    is_tile, expert, tokens, rows, live, pairs_ptr = tile_of(
         tile, ids_ptr, bins_ptr, tiles_ptr, num_tokens, TOP_K, TOP_K_PAD, FEW, BY_PAIR, ONE_TOKEN, BLOCK_M
     )
     if is_gate:
@@ -113,7 +113,7 @@ def both_kernel(
         if is_tile:
             weight_rows = _rows_of(down_ptr, expert, block, HIDDEN, WIDTH, False, DOWN_N)
             if USE_PDL and PREFETCH > 0:
-                _prefetch(weight_rows, PREFETCH, DOWN_N)
+                prefetch(weight_rows, PREFETCH, DOWN_N)
             done = tl.atomic_add(flags_ptr + tile, 0, sem="acquire")
             while done < GATE_BLOCKS:
                 done = tl.atomic_add(flags_ptr + tile, 0, sem="acquire")
@@ -122,7 +122,7 @@ def both_kernel(
                 WIDTH, False, TOP_K, FEW, DOWN_WIDE, BLOCK_M, DOWN_N, DOWN_K, DOWN_STAGES,
             )  # fmt: skip
         if COMBINED > 0:
-            _combine_if_last(
+            combine_if_last(
                 num_tiles, block, out_ptr, shared_ptr, logits_ptr, slots_ptr, sum_ptr, counters_ptr,
                 num_tokens, num_slots, HIDDEN, sum_stride, shared_stride, shared_in_stride,
                 NUM_EXPERTS, EXPERTS_PAD, TOP_K, HAS_GATE, HAS_SHARED, HAS_SLOTS, DOWN_N, COMBINED,
@@ -130,7 +130,7 @@ def both_kernel(
 
 
 @triton.jit
-def _tile_of(
+def tile_of(
     tile, ids_ptr, bins_ptr, tiles_ptr, num_tokens,
     TOP_K: tl.constexpr, TOP_K_PAD: tl.constexpr, FEW: tl.constexpr, BY_PAIR: tl.constexpr, ONE_TOKEN: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -202,7 +202,7 @@ def _compute(
 
 
 @triton.jit
-def _combine_if_last(
+def combine_if_last(
     num_comers, block, out_ptr, shared_ptr, logits_ptr, slots_ptr, sum_ptr, counters_ptr,
     num_tokens, num_slots, out_size, sum_stride, shared_stride, shared_in_stride,
     NUM_EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr, TOP_K: tl.constexpr, HAS_GATE: tl.constexpr,
@@ -270,7 +270,7 @@ def _products(
 
 
 @triton.jit
-def _prefetch(rows, BYTES: tl.constexpr, NUM_ROWS: tl.constexpr):
+def prefetch(rows, BYTES: tl.constexpr, NUM_ROWS: tl.constexpr):
     """Ask for the next BYTES of each row [NUM_ROWS] to be brought into the L2 cache."""
     tl.inline_asm_elementwise(
         "{ cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",

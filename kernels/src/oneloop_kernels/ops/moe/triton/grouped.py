@@ -27,14 +27,14 @@ GATHER_REGISTERS = gl.constexpr(88)
 
 
 @gluon.constexpr_function
-def _sums_layout(columns, num_warps):
+def sums_layout(columns, num_warps, item_bytes):
     return gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[num_warps, 1], instr_shape=[16, columns, 16]
+        version=[3, 0], warps_per_cta=[num_warps, 1], instr_shape=[16, columns, 32 // item_bytes]
     )
 
 
 @gluon.constexpr_function
-def _out_layout(columns, num_warps):
+def out_layout(columns, num_warps):
     """Eight results of a row, 16 bytes, to a thread."""
     across = min(8, columns // 8)
     return gl.BlockedLayout([1, 8], [32 // across, across], [num_warps, 1], [1, 0])
@@ -64,7 +64,7 @@ def grouped_kernel(
     if USE_PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    num_items = _fetch(tiles_ptr) * gl.cdiv(out_size, BLOCK_N)
+    num_items = fetch(tiles_ptr) * gl.cdiv(out_size, BLOCK_N)
     if GATED:
         gl.warp_specialize(
             [
@@ -76,17 +76,17 @@ def grouped_kernel(
                     ),
                 ),
                 (
-                    _copy,
+                    copy,
                     (
                         x_desc, weight_desc, rows, weights, arrived, free, tiles_ptr, num_items, out_size,
-                        IN_SIZE, GATED, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
+                        IN_SIZE, GATED, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, 2,
                     ),
                 ),
                 (
-                    _gather,
+                    gather,
                     (
                         x_ptr, rows, arrived, free, bins_ptr, tiles_ptr, num_items, out_size,
-                        IN_SIZE, TOP_K, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
+                        IN_SIZE, TOP_K, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, 2,
                     ),
                 ),
             ],
@@ -104,10 +104,10 @@ def grouped_kernel(
                     ),
                 ),
                 (
-                    _copy,
+                    copy,
                     (
                         x_desc, weight_desc, rows, weights, arrived, free, tiles_ptr, num_items, out_size,
-                        IN_SIZE, GATED, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
+                        IN_SIZE, GATED, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, 2,
                     ),
                 ),
             ],
@@ -117,10 +117,10 @@ def grouped_kernel(
 
 
 @gluon.jit
-def _copy(
+def copy(
     x_desc, weight_desc, rows, weights, arrived, free, tiles_ptr, num_items, out_size,
     IN_SIZE: gl.constexpr, GATED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-    BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
+    BLOCK_K: gl.constexpr, STAGES: gl.constexpr, ITEM_BYTES: gl.constexpr,
 ):  # fmt: skip
     """The warp that copies weights, and rows that lie side by side."""
     halves: gl.constexpr = 2 if GATED else 1
@@ -129,13 +129,13 @@ def _copy(
     unit = 0
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
         place = tiles_ptr + TABLE + 4 * (item // num_blocks)
-        weight_row = _fetch(place) * (halves * out_size) + item % num_blocks * BLOCK_N
-        first = _fetch(place + 1)
+        weight_row = fetch(place) * (halves * out_size) + item % num_blocks * BLOCK_N
+        first = fetch(place + 1)
         for column in range(0, IN_SIZE, BLOCK_K):
             stage = unit % STAGES
             mbarrier.wait(free.index(stage), (unit // STAGES - 1) & 1)
             barrier = arrived.index(stage)
-            mbarrier.expect(barrier, 2 * num_rows * BLOCK_K)
+            mbarrier.expect(barrier, ITEM_BYTES * num_rows * BLOCK_K)
             for half in gl.static_range(halves):
                 tma.async_copy_global_to_shared(
                     weight_desc, [weight_row + half * out_size, column], barrier,
@@ -147,14 +147,15 @@ def _copy(
 
 
 @gluon.jit
-def _gather(
+def gather(
     x_ptr, rows, arrived, free, bins_ptr, tiles_ptr, num_items, out_size,
     IN_SIZE: gl.constexpr, TOP_K: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-    BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
+    BLOCK_K: gl.constexpr, STAGES: gl.constexpr, ITEM_BYTES: gl.constexpr,
 ):  # fmt: skip
     """The warps that copy rows of x from where their tokens are. Rows behind a tile's last are zero."""
+    piece: gl.constexpr = 16 // ITEM_BYTES
     layout: gl.constexpr = gl.BlockedLayout(
-        [1, 8], [32 // (BLOCK_K // 8), BLOCK_K // 8], [gl.num_warps(), 1], [1, 0]
+        [1, piece], [32 // (BLOCK_K // piece), BLOCK_K // piece], [gl.num_warps(), 1], [1, 0]
     )
     index = gl.arange(0, BLOCK_M, gl.SliceLayout(1, layout))
     columns = gl.arange(0, BLOCK_K, gl.SliceLayout(0, layout))
@@ -162,10 +163,10 @@ def _gather(
     unit = 0
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
         place = tiles_ptr + TABLE + 4 * (item // num_blocks)
-        count = _fetch(place + 2) - _fetch(place + 1)
+        count = fetch(place + 2) - fetch(place + 1)
         live = (index < count)[:, None]
         pairs = gl.load(
-            bins_ptr + _fetch(place + 3) + index, mask=index < count, other=0, cache_modifier=".cg"
+            bins_ptr + fetch(place + 3) + index, mask=index < count, other=0, cache_modifier=".cg"
         )
         places = x_ptr + (pairs // TOP_K).to(gl.int64)[:, None] * IN_SIZE + columns[None, :]
         for column in range(0, IN_SIZE, BLOCK_K):
@@ -188,15 +189,15 @@ def _multiply(
 ):  # fmt: skip
     """The warps that multiply and write."""
     halves: gl.constexpr = 2 if GATED else 1
-    layout: gl.constexpr = _sums_layout(halves * BLOCK_N, gl.num_warps())
+    layout: gl.constexpr = sums_layout(halves * BLOCK_N, gl.num_warps(), 2)
     index = gl.arange(0, BLOCK_M, gl.SliceLayout(1, layout))
     num_blocks = gl.cdiv(out_size, BLOCK_N)
     unit = 0
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
         place = tiles_ptr + TABLE + 4 * (item // num_blocks)
-        first = _fetch(place + 1)
-        count = _fetch(place + 2) - first
-        pairs_ptr = bins_ptr + _fetch(place + 3)
+        first = fetch(place + 1)
+        count = fetch(place + 2) - first
+        pairs_ptr = bins_ptr + fetch(place + 3)
         if not GATED:  # long before they are needed
             pairs = gl.load(pairs_ptr + index, mask=index < count, other=0, cache_modifier=".cg")
             factors = gl.load(factors_ptr + pairs, cache_modifier=".cg")
@@ -217,32 +218,32 @@ def _multiply(
         if GATED:
             gate, up = sums.reshape([BLOCK_M, 2, BLOCK_N]).permute((0, 2, 1)).split()
             inner = (gate / (1.0 + gl.exp(-gate)) * up).to(out_ptr.dtype.element_ty)
-            out_rows = first + gl.arange(0, BLOCK_M, gl.SliceLayout(1, _out_layout(BLOCK_N, gl.num_warps())))
-            _write(inner, out_ptr, out_rows, first + count, first_column, out_size, BLOCK_M, BLOCK_N)
+            out_rows = first + gl.arange(0, BLOCK_M, gl.SliceLayout(1, out_layout(BLOCK_N, gl.num_warps())))
+            write(inner, out_ptr, out_rows, first + count, first_column, out_size, BLOCK_M, BLOCK_N)
         else:
             half: gl.constexpr = BLOCK_N // 2
             low, high = (
                 (sums * factors[:, None]).to(out_ptr.dtype.element_ty)
                 .reshape([BLOCK_M, 2, half]).permute((0, 2, 1)).split()
             )  # fmt: skip
-            own = gl.arange(0, BLOCK_M, gl.SliceLayout(1, _out_layout(half, gl.num_warps())))
+            own = gl.arange(0, BLOCK_M, gl.SliceLayout(1, out_layout(half, gl.num_warps())))
             out_rows = gl.load(pairs_ptr + own, mask=own < count, other=0x7FFFFFFF, cache_modifier=".cg")
-            _write(low, out_ptr, out_rows, 0x7FFFFFFF, first_column, out_size, BLOCK_M, half)
-            _write(high, out_ptr, out_rows, 0x7FFFFFFF, first_column + half, out_size, BLOCK_M, half)
+            write(low, out_ptr, out_rows, 0x7FFFFFFF, first_column, out_size, BLOCK_M, half)
+            write(high, out_ptr, out_rows, 0x7FFFFFFF, first_column + half, out_size, BLOCK_M, half)
 
 
 @gluon.jit
-def _fetch(place):
+def fetch(place):
     """Past the first-level cache, which may have what was there before."""
     return gl.load(place, cache_modifier=".cg")
 
 
 @gluon.jit
-def _write(
+def write(
     results, out_ptr, out_rows, end, first_column, out_size, BLOCK_M: gl.constexpr, COLUMNS: gl.constexpr
 ):
     """Rows before `end` of the result."""
-    layout: gl.constexpr = _out_layout(COLUMNS, gl.num_warps())
+    layout: gl.constexpr = out_layout(COLUMNS, gl.num_warps())
     columns = first_column + gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
     places = out_ptr + out_rows.to(gl.int64)[:, None] * out_size + columns[None, :]
     mask = (out_rows < end)[:, None] & (columns < out_size)[None, :]

@@ -1,0 +1,115 @@
+"""How the weights of a layer's experts are stored: one map of all of them, stacked, filled expert by expert."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+import torch
+
+from oneloop.errors import ModelError
+from oneloop.formats.quantization.fp8 import Fp8Scheme
+from oneloop.quant.fp8 import Fp8Parts, scales_shape
+from oneloop_kernels.launch import INTERPRETED, generation
+from oneloop_kernels.ops.fp8_linear import FP8
+from oneloop_kernels.ops.moe.weights import Fp8Stack
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from oneloop.formats.quantization.gguf import GgufQuantization
+    from oneloop.formats.quantization.spec import QuantizationSpec
+    from oneloop.quant.base import Target
+    from oneloop_kernels.ops.moe.weights import ExpertWeight
+
+_FP8_GENERATION: Final = 9
+"""Compute capability (major) from which there are kernels for experts in e4m3."""
+
+
+class StoredExperts(Protocol):
+    """One map of all experts of a layer, uninitialised until it is loaded."""
+
+    @property
+    def weight(self) -> ExpertWeight:
+        """As ops.moe.Experts has it. The same from the beginning on: the loader fills its tensors."""
+
+    def targets(self) -> dict[str, Target]:
+        """Checkpoint tensor name → where the loader puts it."""
+
+
+def stored_experts(
+    quantization: QuantizationSpec | GgufQuantization | None,
+    in_size: int,
+    experts: Sequence[Mapping[str, int]],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> StoredExperts:
+    """experts: of each its parts, checkpoint name prefix → output size. ModelError where they are not stored alike, or
+    in a way that there are no kernels for."""
+    names = [name for parts in experts for name in parts]
+    scheme = None if quantization is None else quantization.scheme_of(names)
+    if isinstance(scheme, Fp8Scheme):
+        return Fp8Experts(scheme, in_size, experts, dtype=dtype, device=device)
+    if scheme is not None:
+        message = "experts in this kind of numbers are not supported; take a checkpoint in FP8, or the original model"
+        raise ModelError(names[0], message)
+    return PlainExperts(in_size, experts, dtype=dtype, device=device)
+
+
+class PlainExperts:
+    """See StoredExperts. Plain numbers of the model's type."""
+
+    __slots__ = ("_experts", "weight")
+
+    def __init__(
+        self, in_size: int, experts: Sequence[Mapping[str, int]], *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """See stored_experts."""
+        self._experts = tuple(experts)
+        rows = sum(experts[0].values())
+        self.weight: torch.Tensor = torch.empty(len(experts), rows, in_size, dtype=dtype, device=device)
+
+    def targets(self) -> dict[str, Target]:
+        """See StoredExperts."""
+        targets: dict[str, Target] = {}
+        for parts, rows in zip(self._experts, self.weight, strict=True):
+            views = torch.split(rows, list(parts.values()))
+            targets |= {f"{name}.weight": view for name, view in zip(parts, views, strict=True)}
+        return targets
+
+
+class Fp8Experts:
+    """See StoredExperts. Each expert's part of the stack is filled as a map of its own (quant.fp8)."""
+
+    __slots__ = ("_experts", "weight")
+
+    def __init__(
+        self,
+        scheme: Fp8Scheme,
+        in_size: int,
+        experts: Sequence[Mapping[str, int]],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """See stored_experts. dtype: of the activations around the map."""
+        if device.type == "cuda" and not INTERPRETED and generation(device) < _FP8_GENERATION:
+            message = (
+                f"8-bit experts have kernels from compute capability {_FP8_GENERATION} on, and this card's is "
+                f"{generation(device)}; take the model in other numbers"
+            )
+            raise ModelError(next(iter(experts[0])), message)
+        sizes = tuple(experts[0].values())
+        scales = (len(experts), *scales_shape(scheme, sizes, in_size))
+        self.weight = Fp8Stack(
+            torch.empty(len(experts), sum(sizes), in_size, dtype=FP8, device=device),
+            torch.empty(scales, dtype=torch.float32, device=device),
+        )
+        self._experts = tuple(
+            Fp8Parts(scheme, parts, values, scales, dtype=dtype)
+            for parts, values, scales in zip(experts, *self.weight, strict=True)
+        )
+
+    def targets(self) -> dict[str, Target]:
+        """See StoredExperts."""
+        return {name: target for one in self._experts for name, target in one.targets().items()}
