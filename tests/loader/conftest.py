@@ -64,7 +64,7 @@ def tiny_model(family: str, **options: Any) -> Any:
     extra: dict[str, Any] = {"head_dim": 16} if family == "qwen3" else {}
     if family in EXPERTS:
         extra = EXPERTS[family]
-    model = model_class(config_class(**SIZES, **extra, **options)).eval()
+    model = model_class(config_class(**(SIZES | extra | options))).eval()
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
