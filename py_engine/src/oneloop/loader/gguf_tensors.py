@@ -64,7 +64,7 @@ class Place(NamedTuple):
 
     name: str
     """The file's name of a tensor."""
-    index: int | None = None
+    part: int | None = None
     """Which part of it, along its first dimension; None: all of it."""
 
 
@@ -98,8 +98,8 @@ def check_gguf(file: GgufFile, expected: Mapping[str, Shape]) -> None:
     """
     wanted: dict[str, Shape] = {}
     for hf_name, shape in expected.items():
-        name, index = gguf_place(hf_name)
-        wanted[name] = shape if index is None else (max(index + 1, wanted.get(name, (0,))[0]), *shape)
+        name, part = gguf_place(hf_name)
+        wanted[name] = shape if part is None else (max(part + 1, wanted.get(name, (0,))[0]), *shape)
     for name, shape in wanted.items():
         tensor = file.tensors.get(name)
         if tensor is None:

@@ -8,7 +8,10 @@ import torch
 
 from oneloop.errors import ModelError
 from oneloop.formats.quantization.fp8 import Fp8Scheme
+from oneloop.formats.quantization.int4 import Int4Scheme
 from oneloop.quant.fp8 import Fp8Parts, scales_shape
+from oneloop.quant.packed import packs
+from oneloop.quant.packed_experts import GgufExperts, Int4Experts
 from oneloop_kernels.launch import INTERPRETED, generation
 from oneloop_kernels.ops.fp8_linear import FP8
 from oneloop_kernels.ops.moe.weights import Fp8Stack
@@ -45,14 +48,17 @@ def stored_experts(
     device: torch.device,
 ) -> StoredExperts:
     """experts: of each its parts, checkpoint name prefix → output size. ModelError where they are not stored alike, or
-    in a way that there are no kernels for."""
+    in a way that there are no kernels for on this card."""
     names = [name for parts in experts for name in parts]
     scheme = None if quantization is None else quantization.scheme_of(names)
     if isinstance(scheme, Fp8Scheme):
         return Fp8Experts(scheme, in_size, experts, dtype=dtype, device=device)
-    if scheme is not None:
-        message = "experts in this kind of numbers are not supported; take a checkpoint in FP8, or the original model"
-        raise ModelError(names[0], message)
+    if isinstance(scheme, Int4Scheme):
+        return Int4Experts(scheme, in_size, experts, dtype=dtype, device=device)
+    if scheme is not None and packs(device, dtype):
+        form = scheme.expert_form(len(experts[0]), in_size)
+        if form is not None:
+            return GgufExperts(scheme.types[0], form, in_size, experts, dtype=dtype, device=device)
     return PlainExperts(in_size, experts, dtype=dtype, device=device)
 
 
