@@ -13,6 +13,10 @@ from gguf.constants import GGMLQuantizationType
 
 from oneloop.errors import ModelError
 from oneloop.loader.resolve import resolve_model
+from oneloop.quant.plain import PlainWeight
+from oneloop.worker.memory.sizes import weight_bytes
+from oneloop_kernels.ops.moe.packed_stack import PackedStack
+from oneloop_kernels.registry import prefer
 
 FAMILIES = {"llama": "mixtral", "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}
 """GGUF's architecture → the tiny model's family."""
@@ -159,6 +163,86 @@ def test_quantised_experts(kit: Any, tmp_path: Path, arch: str, mix: str) -> Non
     torch.testing.assert_close(
         kit.our_logits(kit.load(path)), kit.expected_logits(model), atol=1e-4, rtol=1e-4
     )
+
+
+def packed_maps(model: Any) -> list[PackedStack]:
+    """Of experts, those that stay packed."""
+    maps = (one for layer in model.layers for one in layer.sparse.experts[1:3])
+    return [one for one in maps if isinstance(one, PackedStack)]
+
+
+@pytest.mark.parametrize("arch", FAMILIES)
+@pytest.mark.parametrize(
+    ("mix", "kept"),
+    [("q4_0", 4), ("q8_0", 4), ("down in more bits", 4), ("down in plain numbers", 2), ("gate and up differ", 2)],
+)
+def test_types_stay_as_they_are_where_there_are_kernels(
+    kit: Any, tmp_path: Path, arch: str, mix: str, kept: int
+) -> None:
+    """As on a GPU, by kernels in the interpreter: layer by layer what the file means, and as much memory as planned."""
+    model = tiny_moe(kit, arch)
+    path = write(tmp_path / "m.gguf", model, arch, MIXES[mix])
+    round_experts(model, MIXES[mix])
+    with prefer("triton"):
+        ours = kit.load(path, torch.float16)
+        errors = kit.layer_errors(ours, model)
+        logits = kit.our_logits(ours).float()
+    assert max(errors) < 2e-3
+    wanted = kit.expected_logits(model)
+    assert float((logits - wanted).norm() / wanted.norm()) < 5e-3
+    assert torch.equal(logits.argmax(1), wanted.argmax(1))
+    stacks = packed_maps(ours)
+    assert len(stacks) == kept
+    spec = resolve_model(str(path)).spec
+    plain = sum(target.nbytes for target in ours.weight_targets().values() if isinstance(target, torch.Tensor))
+    shared = [one for layer in ours.layers if (one := layer.sparse.shared) is not None]
+    assert all(isinstance(one.gate_up.stored, PlainWeight) for one in shared)
+    assert plain + sum(one.num_bytes for one in stacks) == weight_bytes(spec, 2, on_gpu=True)
+
+
+@pytest.mark.parametrize("kinds", [("Q4_K", "Q4_K", "Q6_K"), ("Q5_K", "Q5_K", "Q5_K"), ("Q4_K", "Q6_K", "Q4_K")])
+def test_types_with_k(kit: Any, tmp_path: Path, kinds: tuple[str, str, str]) -> None:
+    """Blocks of random numbers, which the gguf package dequantises for transformers' model."""
+    model = tiny_moe(kit, "qwen3moe", hidden_size=256, moe_intermediate_size=256, num_hidden_layers=1, mlp_only_layers=[])
+    blocks = {}
+    experts = model.model.layers[0].mlp.experts
+    with torch.no_grad():
+        targets = (*experts.gate_up_proj.chunk(2, 1), experts.down_proj)
+        for seed, (part, kind, target) in enumerate(zip(EXPERT_PARTS, kinds, targets, strict=True)):
+            stored = random_blocks(kind, target.shape, seed)
+            blocks[f"blk.0.{part}.weight"] = stored
+            meant = gguf.quants.dequantize(stored.reshape(-1, stored.shape[-1]), GGMLQuantizationType[kind])
+            target.copy_(torch.from_numpy(meant.reshape(target.shape)))
+    path = write(tmp_path / "m.gguf", model, "qwen3moe", dict(zip(EXPERT_PARTS, kinds, strict=True)), **blocks)
+    torch.testing.assert_close(
+        kit.our_logits(kit.load(path)), kit.expected_logits(model), atol=1e-4, rtol=1e-4
+    )
+    with prefer("triton"):
+        ours = kit.load(path, torch.float16)
+        assert max(kit.layer_errors(ours, model)) < 2e-3
+    assert len(packed_maps(ours)) == (2 if kinds[0] == kinds[1] else 1)
+
+
+def random_blocks(kind: str, shape: torch.Size, seed: int) -> np.ndarray:
+    """Any numbers, and small scales."""
+    size, num_bytes = gguf.constants.GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    generator = np.random.default_rng(seed)
+    blocks = generator.integers(0, 256, (shape.numel() // size, num_bytes), dtype=np.uint8)
+    for place in (208,) if kind == "Q6_K" else (0, 2):
+        factor = 2e-5 if kind == "Q6_K" else 2e-4
+        scales = generator.uniform(factor / 2, factor, len(blocks)).astype(np.float16)
+        blocks[:, place : place + 2] = scales[:, None].view(np.uint8)
+    return blocks.reshape(*shape[:-1], -1)
+
+
+def test_dummy_weights(kit: Any, tmp_path: Path) -> None:
+    """Of every kind that is kept; finite, and the same twice."""
+    model = tiny_moe(kit, "qwen2moe")
+    path = write(tmp_path / "m.gguf", model, "qwen2moe", MIXES["down in more bits"])
+    with prefer("triton"):
+        logits = [kit.our_logits(kit.load(path, torch.float16, load_format="dummy")) for _ in range(2)]
+    assert logits[0].isfinite().all()
+    assert torch.equal(*logits)
 
 
 def test_what_the_keys_mean(kit: Any, tmp_path: Path) -> None:
