@@ -149,7 +149,11 @@ def test_by_the_kernel_of_hopper(inputs, half_dtype, kind, num_tokens):
 
     for stages, hidden, width in ((4, 1024, 384), (6, 256, 128)):
         call = make_call(inputs, half_dtype, KINDS[kind], num_tokens, hidden=hidden, width=width)
-        plan, before, results = plan_of_packed(num_tokens, shape_of(call), hopper_stages=stages), call.x.clone(), []
+        plan, before, results = (
+            plan_of_packed(num_tokens, shape_of(call), hopper_stages=stages),
+            call.x.clone(),
+            [],
+        )
         check(call, lambda call, plan=plan: run(call, plan))
         for _ in range(5):
             again = call._replace(x=before.clone())
@@ -199,7 +203,9 @@ def test_a_stack_holds_what_was_put_into_it(inputs, half_dtype, kind):
     assert torch.equal(dequantize(stack.expert(3)), dequantize(one))
     others = [stack.plain(expert) for expert in range(NUM_EXPERTS)]
     assert all(torch.equal(others[expert], before[expert]) for expert in range(NUM_EXPERTS) if expert != 3)
-    form = Form(kind.bits, None if kind.group_size > 200 else kind.group_size, kind.shift != "none", kind.ordered)
+    form = Form(
+        kind.bits, None if kind.group_size > 200 else kind.group_size, kind.shift != "none", kind.ordered
+    )
     assert stack.num_bytes == NUM_EXPERTS * form.kept_bytes(144, 200, halves=2)
 
 

@@ -70,7 +70,9 @@ def in_file(model: Any, arch: str) -> dict[str, np.ndarray]:
             found[f"blk.{layer}.{PARTS[part]}"] = array[0]
         else:
             if arch == "llama" and part in ("self_attn.q_proj.weight", "self_attn.k_proj.weight"):
-                heads = model.config.num_attention_heads if ".q_" in part else model.config.num_key_value_heads
+                heads = (
+                    model.config.num_attention_heads if ".q_" in part else model.config.num_key_value_heads
+                )
                 halves = array.reshape(heads, 2, len(array) // heads // 2, -1)
                 array = halves.swapaxes(1, 2).reshape(array.shape)
             found[f"blk.{layer}.{PARTS[part]}"] = array
@@ -174,7 +176,13 @@ def packed_maps(model: Any) -> list[PackedStack]:
 @pytest.mark.parametrize("arch", FAMILIES)
 @pytest.mark.parametrize(
     ("mix", "kept"),
-    [("q4_0", 4), ("q8_0", 4), ("down in more bits", 4), ("down in plain numbers", 2), ("gate and up differ", 2)],
+    [
+        ("q4_0", 4),
+        ("q8_0", 4),
+        ("down in more bits", 4),
+        ("down in plain numbers", 2),
+        ("gate and up differ", 2),
+    ],
 )
 def test_types_stay_as_they_are_where_there_are_kernels(
     kit: Any, tmp_path: Path, arch: str, mix: str, kept: int
@@ -194,16 +202,22 @@ def test_types_stay_as_they_are_where_there_are_kernels(
     stacks = packed_maps(ours)
     assert len(stacks) == kept
     spec = resolve_model(str(path)).spec
-    plain = sum(target.nbytes for target in ours.weight_targets().values() if isinstance(target, torch.Tensor))
+    plain = sum(
+        target.nbytes for target in ours.weight_targets().values() if isinstance(target, torch.Tensor)
+    )
     shared = [one for layer in ours.layers if (one := layer.sparse.shared) is not None]
     assert all(isinstance(one.gate_up.stored, PlainWeight) for one in shared)
     assert plain + sum(one.num_bytes for one in stacks) == weight_bytes(spec, 2, on_gpu=True)
 
 
-@pytest.mark.parametrize("kinds", [("Q4_K", "Q4_K", "Q6_K"), ("Q5_K", "Q5_K", "Q5_K"), ("Q4_K", "Q6_K", "Q4_K")])
+@pytest.mark.parametrize(
+    "kinds", [("Q4_K", "Q4_K", "Q6_K"), ("Q5_K", "Q5_K", "Q5_K"), ("Q4_K", "Q6_K", "Q4_K")]
+)
 def test_types_with_k(kit: Any, tmp_path: Path, kinds: tuple[str, str, str]) -> None:
     """Blocks of random numbers, which the gguf package dequantises for transformers' model."""
-    model = tiny_moe(kit, "qwen3moe", hidden_size=256, moe_intermediate_size=256, num_hidden_layers=1, mlp_only_layers=[])
+    model = tiny_moe(
+        kit, "qwen3moe", hidden_size=256, moe_intermediate_size=256, num_hidden_layers=1, mlp_only_layers=[]
+    )
     blocks = {}
     experts = model.model.layers[0].mlp.experts
     with torch.no_grad():
@@ -213,7 +227,9 @@ def test_types_with_k(kit: Any, tmp_path: Path, kinds: tuple[str, str, str]) -> 
             blocks[f"blk.0.{part}.weight"] = stored
             meant = gguf.quants.dequantize(stored.reshape(-1, stored.shape[-1]), GGMLQuantizationType[kind])
             target.copy_(torch.from_numpy(meant.reshape(target.shape)))
-    path = write(tmp_path / "m.gguf", model, "qwen3moe", dict(zip(EXPERT_PARTS, kinds, strict=True)), **blocks)
+    path = write(
+        tmp_path / "m.gguf", model, "qwen3moe", dict(zip(EXPERT_PARTS, kinds, strict=True)), **blocks
+    )
     torch.testing.assert_close(
         kit.our_logits(kit.load(path)), kit.expected_logits(model), atol=1e-4, rtol=1e-4
     )
@@ -255,7 +271,11 @@ def test_what_the_keys_mean(kit: Any, tmp_path: Path) -> None:
     assert resolve_model(str(path)).spec.moe.renormalised
     mixtral = resolve_model(str(write(tmp_path / "c.gguf", tiny_moe(kit, "llama"), "llama"))).spec
     assert mixtral.architecture == "MixtralForCausalLM"
-    assert (mixtral.moe.intermediate_size, mixtral.moe.renormalised, mixtral.moe.layout) == (96, True, "mixtral")
+    assert (mixtral.moe.intermediate_size, mixtral.moe.renormalised, mixtral.moe.layout) == (
+        96,
+        True,
+        "mixtral",
+    )
     assert resolve_model(
         str(write(tmp_path / "d.gguf", tiny_moe(kit, "qwen3moe"), "qwen3moe"))
     ).spec.moe.renormalised

@@ -185,7 +185,8 @@ def stored(model: Decoder, *, shared: bool = False) -> list[Int4Weight]:
     for layer in model.layers:
         mlp = layer.sparse.shared if shared else layer.mlp  # type: ignore[union-attr]
         found += [
-            one.stored for one in (layer.attention.qkv, layer.attention.output, mlp.gate_up, mlp.down)  # type: ignore[union-attr]
+            one.stored
+            for one in (layer.attention.qkv, layer.attention.output, mlp.gate_up, mlp.down)  # type: ignore[union-attr]
         ]
     assert all(isinstance(one, Int4Weight) for one in found)
     return found  # type: ignore[return-value]
@@ -292,7 +293,9 @@ def write_experts(folder: Path, family: str, model: Any, layout: Layout, **chang
             for stack, part in zip(stacks, parts[:2] if "gate_up" in name else parts[2:], strict=True):
                 for expert, weight in enumerate(stack):
                     one = f"{name.split('.mlp.')[0]}.{block}.experts.{expert}.{part}"
-                    tensors |= quantized_module(one, weight, layout, size_of, seed=1000 * index + expert, order=expert)
+                    tensors |= quantized_module(
+                        one, weight, layout, size_of, seed=1000 * index + expert, order=expert
+                    )
         elif parameter.dim() == 2 and "embed" not in name and not module.endswith((*PLAIN, f"{block}.gate")):
             tensors |= quantized_module(module, parameter, layout, size_of, seed=index, order=0)
         else:
@@ -315,9 +318,9 @@ def quantized_module(
     name: str, weight: torch.Tensor, layout: Layout, size: int | None, *, seed: int, order: int
 ) -> Tensors:
     """Tensors of a module; the weight becomes what they mean."""
-    q = quantized(
-        *weight.shape, size or weight.shape[1], symmetric=layout.symmetric, shuffled=layout.shuffled, seed=seed, order=order
-    )  # fmt: skip
+    size = size or weight.shape[1]
+    kind = {"symmetric": layout.symmetric, "shuffled": layout.shuffled}
+    q = quantized(*weight.shape, size, **kind, seed=seed, order=order)
     with torch.no_grad():
         weight.copy_(q.meaning())
     return {f"{name}.{part}": tensor for part, tensor in layout.write(q).items()}
@@ -362,21 +365,25 @@ def test_experts_in_groups_without_a_kernel_are_written_out(kit: Any, tmp_path: 
 
 
 NAME = "model.layers.1.mlp.experts.4.up_proj"
+PLAIN_EXPERT = dict.fromkeys(f"{NAME}.{part}" for part in ("qweight", "qzeros", "scales")) | {
+    f"{NAME}.weight": torch.zeros(32, 64)
+}
+INTS: Any = {"dtype": torch.int32}
 HOSTILE: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "an expert missing": ("gptq", {f"{NAME}.qweight": None}, f"{NAME}.qweight", "missing"),
     "an expert in plain numbers": (
-        "awq", {f"{NAME}.{part}": None for part in ("qweight", "qzeros", "scales")} | {f"{NAME}.weight": torch.zeros(32, 64)},
+        "awq", PLAIN_EXPERT,
         f"{NAME}.qweight", "missing",
     ),
     "an expert of another width": (
-        "gptq", {f"{NAME}.qweight": torch.zeros(8, 40, dtype=torch.int32)}, f"{NAME}.qweight", r"shape \[8, 40\]",
+        "gptq", {f"{NAME}.qweight": torch.zeros(8, 40, **INTS)}, f"{NAME}.qweight", r"shape \[8, 40\]",
     ),
-    "scales of another type": ("gptq", {f"{NAME}.scales": torch.zeros(2, 32, dtype=torch.int32)}, f"{NAME}.scales", "I32"),
+    "scales of another type": ("gptq", {f"{NAME}.scales": torch.zeros(2, 32, **INTS)}, f"{NAME}.scales", "I32"),
     "scales that are no numbers": (
         "gptq", {f"{NAME}.scales": torch.full((2, 32), float("nan")).half()}, f"{NAME}.scales", "no finite number",
     ),
     "another zero than the middle": (
-        "gptq, symmetric", {f"{NAME}.qzeros": torch.zeros(2, 4, dtype=torch.int32)}, f"{NAME}.qzeros", "not all zeros are 8",
+        "gptq, symmetric", {f"{NAME}.qzeros": torch.zeros(2, 4, **INTS)}, f"{NAME}.qzeros", "not all zeros are 8",
     ),
     "an order of its own": (
         "gptq, by activation", {f"{NAME}.g_idx": torch.arange(64, dtype=torch.int32) // 32}, f"{NAME}.g_idx",

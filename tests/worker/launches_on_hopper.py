@@ -350,7 +350,14 @@ def launch_packed_experts() -> None:
     from oneloop_kernels.ops.moe.plans import plan_of_packed
 
     odd, whole = (Shape(num_experts=4, top_k=2, hidden=size, width=size) for size in (72, 256))
-    kinds = ((4, "none", 1), (4, "zero", 1), (4, "offset", 1), (4, "offset", 4), (6, "zero", 8), (8, "zero", 4))
+    kinds = (
+        (4, "none", 1),
+        (4, "zero", 1),
+        (4, "offset", 1),
+        (4, "offset", 4),
+        (6, "zero", 8),
+        (8, "zero", 4),
+    )
     for (bits, shift, groups), num_tokens in itertools.product(kinds, (1, 24, 300)):
         for shape, stages, ordered in ((odd, 0, shift == "zero"), (whole, 5, False)):
             call = experts_call(shape, num_tokens, gate=True, full=bits == 4, renormalised=True)

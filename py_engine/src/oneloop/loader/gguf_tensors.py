@@ -105,7 +105,9 @@ def check_gguf(file: GgufFile, expected: Mapping[str, Shape]) -> None:
         if tensor is None:
             message = "this tensor is missing; the file is incomplete"
             if "_exps." in name and any(map(_ALONE.fullmatch, file.tensors)):
-                message = "the file has each expert in a tensor of its own; convert the model again, by a newer llama.cpp"
+                message = (
+                    "each expert has a tensor of its own here; convert the model again, by a newer llama.cpp"
+                )
             raise ModelError(str(file.path), message, item=name)
         if tensor.shape != shape and (1, *tensor.shape) != shape:  # one row may be a vector
             message = f"has shape {list(tensor.shape)}, the model needs {list(shape)}"

@@ -68,7 +68,14 @@ class PackedStack:
         """A half of an expert's weight, or all of it where it has none. ValueError where it is of another kind than
         the stack; halves must have one order."""
         one = pack(numbers, self.dtype)
-        known = (self.bits, self.shift, self.groups, self.rows // self.halves, self.columns, self.order is not None)
+        known = (
+            self.bits,
+            self.shift,
+            self.groups,
+            self.rows // self.halves,
+            self.columns,
+            self.order is not None,
+        )
         found = (one.bits, one.shift, one.groups, one.rows, one.columns, one.order is not None)
         if found != known:
             raise ValueError(f"expert {expert} is of another kind than the others: {found}, not {known}")

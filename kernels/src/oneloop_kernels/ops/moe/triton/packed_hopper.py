@@ -74,9 +74,7 @@ def packed_hopper_kernel(
     words = gl.allocate_shared_memory(gl.int32, [STAGES * halves, TILE_WORDS], _flat())
     high = words
     if BITS > 4:
-        high = gl.allocate_shared_memory(
-            high_ptr.dtype.element_ty, [STAGES * halves, TILE_WORDS], _flat()
-        )
+        high = gl.allocate_shared_memory(high_ptr.dtype.element_ty, [STAGES * halves, TILE_WORDS], _flat())
     num_params: gl.constexpr = 32 * GROUPS * (1 if SHIFT == "none" else 2)
     params = gl.allocate_shared_memory(gl.int32, [STAGES * halves, num_params], _flat())
     kind: gl.constexpr = x_ptr.dtype.element_ty
@@ -231,9 +229,7 @@ def _products(
             ones = gate
             if ON_SUMS and SHIFT == "offset":
                 ones = _sums_of(loaded, BLOCK_M, layout)
-            gate = _add(
-                gate, loaded, ones, words, high, params, place, BITS, SHIFT, GROUPS, ON_SUMS, layout
-            )
+            gate = _add(gate, loaded, ones, words, high, params, place, BITS, SHIFT, GROUPS, ON_SUMS, layout)
             if GATED:
                 last = _add(
                     last, loaded, ones, words, high, params, place + 1, BITS, SHIFT, GROUPS, ON_SUMS, layout
@@ -273,7 +269,16 @@ def _write(
     """Between the products by rows; behind them by pairs, times their factors."""
     layout: gl.constexpr = _out_layout(BLOCK_M)
     _, _, pairs, own, live = _pairs_of(
-        tile, ids_ptr, bins_ptr, tiles_ptr, num_tokens, TOP_K, FEW, BY_PAIR, BLOCK_M, gl.SliceLayout(0, layout)
+        tile,
+        ids_ptr,
+        bins_ptr,
+        tiles_ptr,
+        num_tokens,
+        TOP_K,
+        FEW,
+        BY_PAIR,
+        BLOCK_M,
+        gl.SliceLayout(0, layout),
     )
     out = gl.convert_layout(sums, layout)
     targets = own
