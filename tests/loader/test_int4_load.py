@@ -14,6 +14,7 @@ import torch
 
 from oneloop.errors import ModelError
 from oneloop.loader.dummy import fill_dummy_weights
+from oneloop.loader.load import load_model
 from oneloop.loader.resolve import resolve_model
 from oneloop.models.decoder import Decoder
 from oneloop.models.registry import build_model
@@ -352,6 +353,30 @@ def test_experts_that_stay_packed(kit: Any, tmp_path: Path, name: str) -> None:
     plain = sum(t.nbytes for t in ours.weight_targets().values() if isinstance(t, torch.Tensor))
     total = plain + sum(one.num_bytes for one in stacks) + sum(one.kept.num_bytes for one in kept)  # type: ignore[union-attr]
     assert total == weight_bytes(resolve_model(str(folder)).spec, 2, on_gpu=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["awq", "gptq", "gptq, by activation", "compressed, zeros"])
+def test_experts_on_a_gpu(kit: Any, tmp_path: Path, name: str) -> None:
+    """Packed there as here, and what transformers computes of the same numbers, but for experts that hang on a bit."""
+    model = kit.tiny_model("qwen2_moe")
+    folder = write_experts(tmp_path / "model", "qwen2_moe", model, LAYOUTS[name])
+    device = torch.device("cuda")
+    on_gpu = load_model(resolve_model(str(folder)), dtype=torch.float16, device=device)
+    with prefer("triton"):
+        on_cpu = kit.load(folder, torch.float16)
+    for one, other, truth in zip(on_gpu.layers, on_cpu.layers, model.model.layers, strict=True):  # type: ignore[attr-defined]
+        for there, here in zip(one.sparse.experts[1:3], other.sparse.experts[1:3], strict=True):
+            tensors = [(getattr(there, part), getattr(here, part)) for part in ("words", "params", "order")]
+            assert all(a is b or torch.equal(a.cpu(), b) for a, b in tensors)
+        for num_tokens in (1, 20, 100):
+            x = torch.randn(num_tokens, 64, generator=torch.Generator().manual_seed(num_tokens))
+            actual = x.to(device, torch.float16)
+            with torch.inference_mode():
+                one.sparse(actual, norm=one.mlp_norm, slots=torch.arange(num_tokens, device=device))
+                wanted = x + truth.mlp(truth.post_attention_layernorm(x)[None])[0].view_as(x)
+            errors = (actual.float().cpu() - wanted).norm(dim=1) / wanted.norm(dim=1)
+            assert errors.quantile(0.8) < 3e-3
 
 
 def test_experts_in_groups_without_a_kernel_are_written_out(kit: Any, tmp_path: Path) -> None:
