@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 import pytest
 import torch
 
 from oneloop.formats.quantization.packed import Form
+from oneloop_kernels.compiling.workers import CompileWorkers
+from oneloop_kernels.launch import compiling_ahead
 from oneloop_kernels.ops.linear import Norm
 from oneloop_kernels.ops.moe import MOE, Experts, MoeCall, num_counters
 from oneloop_kernels.ops.moe.packed_stack import PackedStack
@@ -39,6 +42,7 @@ KINDS = {
     "q8_0": Kind(8, "none", 32),
 }
 NUM_EXPERTS, TOP_K = 6, 2
+COMPILE_THREADS = max(1, len(os.sched_getaffinity(0)) - 1)
 
 
 @pytest.fixture(params=["reference", "triton"])
@@ -89,6 +93,75 @@ def make_call(inputs, dtype, kind, num_tokens, *, hidden=200, width=88, down=Non
     )
 
 
+class Case(NamedTuple):
+    """A depth, and sizes in whole tiles of columns."""
+
+    stages: int
+    hidden: int
+    width: int
+
+    @property
+    def sizes(self):
+        return {"hidden": self.hidden, "width": self.width}
+
+
+HOPPER = {
+    1: Case(6, 256, 128),
+    2: Case(3, 1024, 384),
+    20: Case(5, 512, 256),
+    40: Case(4, 256, 128),
+    150: Case(4, 640, 256),
+}
+"""By the number of tokens: tiles of 8, 16, 32 and 64 pairs."""
+
+
+def run_by_hopper(call, num_tokens):
+    from oneloop_kernels.ops.moe.gpu import run
+    from oneloop_kernels.ops.moe.launches import shape_of
+
+    run(call, plan_of_packed(num_tokens, shape_of(call), hopper_stages=HOPPER[num_tokens].stages))
+
+
+class Made:
+    """In the place of random inputs, where kernels are only compiled."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def normal(self, *shape, dtype=torch.float32):
+        return torch.ones(shape, dtype=dtype, device=self.device)
+
+    def integers(self, low, high, *shape, dtype=torch.int64):
+        return torch.ones(shape, dtype=dtype, device=self.device)
+
+    def permutation(self, size):
+        return torch.arange(size, device=self.device)
+
+
+@pytest.fixture(scope="module")
+def compiled(request, kernel_device):
+    """On a GPU, what the chosen tests of this file run compiles at once: one by one it takes minutes."""
+    if kernel_device.type != "cuda":
+        return
+    chosen = [
+        item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")
+    ]
+    made, workers = Made(kernel_device), CompileWorkers.start(COMPILE_THREADS)
+    with compiling_ahead(COMPILE_THREADS, workers):
+        for item in chosen:
+            params = item.callspec.params
+            if "kind" not in params or "num_tokens" not in params or params.get("moe") == "reference":
+                continue
+            num_tokens, dtype, kind = params["num_tokens"], params["half_dtype"], KINDS[params["kind"]]
+            if "moe" in params:
+                MOE.resolve(kernel_device, dtype, name="triton")(make_call(made, dtype, kind, num_tokens))
+            else:
+                call = make_call(made, dtype, kind, num_tokens, **HOPPER[num_tokens].sizes)
+                run_by_hopper(call, num_tokens)
+    if workers is not None:
+        workers.close()
+
+
 def plain_call(call):
     """With weights that somebody wrote out."""
     experts = call.experts
@@ -119,10 +192,11 @@ def check(call, moe):
     assert not call.counters.any()
 
 
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("num_tokens", [1, 5, 40])
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_kinds(moe, inputs, half_dtype, kind, num_tokens):
-    check(make_call(inputs, half_dtype, kind, num_tokens), moe)
+    check(make_call(inputs, half_dtype, KINDS[kind], num_tokens), moe)
 
 
 @pytest.mark.parametrize("num_tokens", [3, 33])
@@ -140,37 +214,27 @@ def test_padding_is_left_alone(moe, inputs, half_dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("num_tokens", [1, 3, 16, 32, 40, 300])
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("num_tokens", HOPPER)
 @pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if not kind.ordered])
 def test_by_the_kernel_of_hopper(inputs, half_dtype, kind, num_tokens):
-    """Few pairs and many, fewer stages than tiles and more; as often as it takes for a race to show."""
-    from oneloop_kernels.ops.moe.gpu import run
-    from oneloop_kernels.ops.moe.launches import shape_of
-
-    for stages, hidden, width in ((4, 1024, 384), (6, 256, 128)):
-        call = make_call(inputs, half_dtype, KINDS[kind], num_tokens, hidden=hidden, width=width)
-        plan, before, results = (
-            plan_of_packed(num_tokens, shape_of(call), hopper_stages=stages),
-            call.x.clone(),
-            [],
-        )
-        check(call, lambda call, plan=plan: run(call, plan))
-        for _ in range(5):
-            again = call._replace(x=before.clone())
-            run(again, plan)
-            results.append(again.x)
-        assert all(torch.equal(result, call.x) for result in results)
+    """Of all sizes of tiles, with fewer stages than tiles and more; as often as it takes for a race to show."""
+    call = make_call(inputs, half_dtype, KINDS[kind], num_tokens, **HOPPER[num_tokens].sizes)
+    before, results = call.x.clone(), []
+    check(call, lambda call: run_by_hopper(call, num_tokens))
+    for _ in range(20):
+        again = call._replace(x=before.clone())
+        run_by_hopper(again, num_tokens)
+        results.append(again.x)
+    assert all(torch.equal(result, call.x) for result in results)
 
 
 @pytest.mark.gpu
 def test_what_the_kernel_of_hopper_does_not_take(inputs, half_dtype):
-    from oneloop_kernels.ops.moe.gpu import run
-    from oneloop_kernels.ops.moe.launches import shape_of
-
     for kind, hidden in (("by activation", 256), ("gptq", 200)):
         call = make_call(inputs, half_dtype, KINDS[kind], 2, hidden=hidden)
         with pytest.raises(ValueError, match="whole tiles of columns"):
-            run(call, plan_of_packed(2, shape_of(call), hopper_stages=4))
+            run_by_hopper(call, 2)
 
 
 @pytest.mark.usefixtures("products_of_tensor_cores")
