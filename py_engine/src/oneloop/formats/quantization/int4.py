@@ -116,8 +116,6 @@ def gptq_scheme(config: JsonValues) -> Int4Scheme:
         )
     if config.string("pack_dtype", default="int32") != "int32":
         config.fail("pack_dtype", f"{config.raw('pack_dtype')!r} is not supported; supported is int32")
-    if config.raw("dynamic"):
-        config.fail("dynamic", "settings of some modules alone are not supported; supported are those of all")
     return Int4Scheme(
         layout="gptq",
         group_size=_group(config, config.integer("group_size", -1, _MAX_GROUP)),
