@@ -12,10 +12,12 @@ import torch
 from gguf.constants import GGMLQuantizationType
 
 from oneloop.errors import ModelError
+from oneloop.loader.load import load_model
 from oneloop.loader.resolve import resolve_model
 from oneloop.quant.plain import PlainWeight
 from oneloop.worker.memory.sizes import weight_bytes
 from oneloop_kernels.ops.moe.packed_stack import PackedStack
+from oneloop_kernels.ops.moe.weights import Fp8Stack
 from oneloop_kernels.registry import prefer
 
 FAMILIES = {"llama": "mixtral", "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}
@@ -249,6 +251,20 @@ def random_blocks(kind: str, shape: torch.Size, seed: int) -> np.ndarray:
         scales = generator.uniform(factor / 2, factor, len(blocks)).astype(np.float16)
         blocks[:, place : place + 2] = scales[:, None].view(np.uint8)
     return blocks.reshape(*shape[:-1], -1)
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q4_0"])
+def test_a_file_that_is_quantised_to_8_bits_while_it_is_loaded(kit: Any, tmp_path: Path, kind: str) -> None:
+    model = tiny_moe(kit, "qwen3moe")
+    mix = dict.fromkeys(EXPERT_PARTS, kind)
+    path = write(tmp_path / "m.gguf", model, "qwen3moe", mix)
+    round_experts(model, mix)
+    source = resolve_model(str(path), quantization="fp8")
+    ours = load_model(source, dtype=torch.float32, device=torch.device("cpu"))
+    assert all(isinstance(one, Fp8Stack) for layer in ours.layers for one in layer.sparse.experts[1:3])  # type: ignore[attr-defined]
+    assert (
+        1e-3 < max(kit.layer_errors(ours, model)) < 0.3
+    )  # of attention too; another expert is chosen now and then
 
 
 def test_dummy_weights(kit: Any, tmp_path: Path) -> None:

@@ -414,6 +414,10 @@ HOSTILE: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "gptq, by activation", {f"{NAME}.g_idx": torch.arange(64, dtype=torch.int32) // 32}, f"{NAME}.g_idx",
         r"than what is computed together with it: model.layers.1.mlp.experts.4.gate_proj; take a checkpoint without",
     ),
+    "an order of its own, as compressed-tensors names it": (
+        "compressed, by activation", {f"{NAME}.weight_g_idx": torch.arange(64, dtype=torch.int32) // 32},
+        f"{NAME}.weight_g_idx", "than what is computed together with it",
+    ),
     "groups of unequal sizes": (
         "gptq, by activation", {f"{NAME}.g_idx": torch.zeros(64, dtype=torch.int32)}, f"{NAME}.g_idx", "32 inputs each",
     ),

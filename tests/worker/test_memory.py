@@ -301,12 +301,13 @@ def test_attention_allocates_no_more_than_planned(num_seqs, num_tokens, num_head
 
 @pytest.mark.parametrize("num_tokens", [1, 64, 2048, 8192])
 @pytest.mark.parametrize("hidden_size", [2048, 512])
-@pytest.mark.parametrize("quantized", [False, True], ids=["plain", "8 bits"])
-def test_experts_allocate_what_is_planned(monkeypatch, num_tokens, hidden_size, quantized):
+@pytest.mark.parametrize("kind", ["plain", "8 bits", "4 bits"])
+def test_experts_allocate_what_is_planned(monkeypatch, num_tokens, hidden_size, kind):
     """By every kind of kernel. What a large step makes beside the activations is small."""
     from oneloop_kernels.ops.fp8_linear.triton import quantize
     from oneloop_kernels.ops.linear import Norm
     from oneloop_kernels.ops.moe import Experts, MoeCall, gpu, num_counters
+    from oneloop_kernels.ops.moe.packed_stack import PackedStack
     from oneloop_kernels.ops.moe.weights import Fp8Stack
 
     class Nothing:
@@ -319,9 +320,16 @@ def test_experts_allocate_what_is_planned(monkeypatch, num_tokens, hidden_size, 
     def tensor(*sizes, dtype=torch.bfloat16):
         return torch.empty(sizes, dtype=dtype, device="meta")
 
+    quantized = kind == "8 bits"
     count, width = EXPERTS.num_experts, EXPERTS.intermediate_size
 
     def weight(rows, columns):
+        if kind == "4 bits":
+            halves, device = 1 + (rows == 2 * width), torch.device("meta")
+            form = {"bits": 4, "shift": "offset", "group_size": 32, "ordered": False}
+            return PackedStack.empty(
+                count, rows, columns, halves=halves, **form, dtype=torch.bfloat16, device=device
+            )
         if not quantized:
             return tensor(count, rows, columns)
         scales = tensor(count, rows // 128, columns // 128, dtype=torch.float32)

@@ -27,6 +27,11 @@ _GROUPS: Final = ("g_idx", "weight_g_idx")
 _ZEROS: Final = "qzeros"
 
 
+def groups_name(scheme: Int4Scheme) -> str:
+    """Last part of the name of the tensor that tells the groups of inputs."""
+    return "weight_g_idx" if scheme.layout == "compressed-tensors" else "g_idx"
+
+
 class Int4Parts:
     """Parts that are computed as one map, to be read: each when all of its tensors have come.
 
@@ -107,7 +112,7 @@ class Int4Parts:
             numbers = self._numbers(waiting)
         except ValueError as error:  # of groups alone: shapes are those of the headers
             message = f"{str(error).removeprefix('g_idx: ')}, as group_size in config.json says"
-            raise WeightError(f"{name}.g_idx", message) from error
+            raise WeightError(f"{name}.{groups_name(self._scheme)}", message) from error
         self._put(index, numbers)
 
     def _check_middle(self, tensor: str, zeros: torch.Tensor) -> None:

@@ -10,7 +10,7 @@ import torch
 from oneloop.formats.ggml_types import GGML_TYPES
 from oneloop.formats.quantization.packed import halves_of
 from oneloop.quant.base import Incoming, WeightError
-from oneloop.quant.int4 import Int4Parts
+from oneloop.quant.int4 import Int4Parts, groups_name
 from oneloop.quant.packed import packs
 from oneloop_kernels.ops.moe.packed_stack import PackedStack
 from oneloop_kernels.ops.packed_linear.gguf import numbers_of, sample_blocks
@@ -40,7 +40,7 @@ class _Kept(Protocol):
 class _Packed:
     """See _Kept. Of parts that are not a gate and what it is for there may be one."""
 
-    __slots__ = ("_first", "_names", "weight")
+    __slots__ = ("_first", "_groups", "_names", "weight")
 
     def __init__(
         self,
@@ -51,11 +51,13 @@ class _Packed:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        groups: str = "",
     ) -> None:
-        """experts: see quant.experts.stored_experts. shift: what kind of shifts the form has."""
+        """experts: see quant.experts.stored_experts. shift: what kind of shifts the form has. groups: the last part of
+        the name of the tensor that tells the groups of inputs."""
         sizes = tuple(experts[0].values())
         assert len(sizes) == halves_of(sizes)
-        self._names = [tuple(parts) for parts in experts]
+        self._names, self._groups = [tuple(parts) for parts in experts], groups
         self._first: dict[int, torch.Tensor] = {}
         self.weight = PackedStack.empty(
             len(experts),
@@ -81,7 +83,7 @@ class _Packed:
                     "puts inputs into other groups than what is computed together with it: "
                     f"{self._names[expert][1 - part]}; take a checkpoint without desc_act (actorder)"
                 )
-                raise WeightError(f"{self._names[expert][part]}.g_idx", message)
+                raise WeightError(f"{self._names[expert][part]}.{self._groups}", message)
         self.weight.put(expert, numbers, part)
 
 
@@ -121,7 +123,8 @@ class Int4Experts:
         form = scheme.expert_form(len(experts[0]), in_size)
         self._kept: _Kept
         if packs(device, dtype) and form is not None:
-            self._kept = _Packed(form, "zero", in_size, experts, dtype=dtype, device=device)
+            groups = groups_name(scheme)
+            self._kept = _Packed(form, "zero", in_size, experts, dtype=dtype, device=device, groups=groups)
         else:
             self._kept = _WrittenOut(in_size, experts, dtype=dtype, device=device)
         self._experts = tuple(

@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from oneloop_kernels.ops.moe.triton.grouped import _fetch
+from oneloop_kernels.ops.moe.triton.grouped import fetch
 from oneloop_kernels.ops.moe.triton.routing import TABLE
 from oneloop_kernels.ops.packed_linear.triton.registers import (
     TILE_COLUMNS,
@@ -135,7 +135,7 @@ def _pairs_of(
     if FEW:
         expert = tile
         if BY_PAIR:
-            expert = _fetch(ids_ptr + tile)
+            expert = fetch(ids_ptr + tile)
         place = gl.full([BLOCK_M], -1, gl.int32, layout)
         for choice in gl.static_range(TOP_K):
             mine = gl.load(
@@ -152,11 +152,11 @@ def _pairs_of(
         expert = gl.maximum(expert, 0)
     else:
         place_ptr = tiles_ptr + TABLE + 4 * tile  # at once, though it may be beyond the last
-        is_tile = tile < _fetch(tiles_ptr)
-        expert = _fetch(place_ptr)
-        begin = _fetch(place_ptr + 1)
-        live = index < gl.where(is_tile, _fetch(place_ptr + 2) - begin, 0)
-        bin_ptr = bins_ptr + gl.where(is_tile, _fetch(place_ptr + 3), 0)
+        is_tile = tile < fetch(tiles_ptr)
+        expert = fetch(place_ptr)
+        begin = fetch(place_ptr + 1)
+        live = index < gl.where(is_tile, fetch(place_ptr + 2) - begin, 0)
+        bin_ptr = bins_ptr + gl.where(is_tile, fetch(place_ptr + 3), 0)
         pairs = gl.load(bin_ptr + index, mask=live, other=0, cache_modifier=".cg")
         own = begin + index
     return is_tile, expert, pairs, own, live
