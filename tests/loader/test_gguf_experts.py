@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch
 from gguf.constants import GGMLQuantizationType
 
 from oneloop.errors import ModelError
+from oneloop.formats.gguf import read_gguf
+from oneloop.formats.gguf_spec import gguf_model_spec
 from oneloop.loader.load import load_model
 from oneloop.loader.resolve import resolve_model
 from oneloop.quant.plain import PlainWeight
@@ -295,6 +298,16 @@ def test_what_the_keys_mean(kit: Any, tmp_path: Path) -> None:
     assert resolve_model(
         str(write(tmp_path / "d.gguf", tiny_moe(kit, "qwen3moe"), "qwen3moe"))
     ).spec.moe.renormalised
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("F16", "float16"), ("Q4_0", "bfloat16"), ("F32", "float32")])
+def test_the_type_of_a_model_is_not_its_routers(kit: Any, tmp_path: Path, kind: str, dtype: str) -> None:
+    """Those are in float32, and the first matrices in files that Hugging Face's order was kept for."""
+    model = tiny_moe(kit, "qwen3moe")
+    kinds = dict.fromkeys((*EXPERT_PARTS, "attn_q", "attn_k", "attn_v", "attn_output"), kind)
+    file = read_gguf(write(tmp_path / "m.gguf", model, "qwen3moe", kinds))
+    first = sorted(file.tensors, key=lambda name: "ffn_gate_inp" not in name)
+    assert gguf_model_spec(replace(file, tensors={name: file.tensors[name] for name in first})).dtype == dtype
 
 
 UP = "blk.1.ffn_up_exps.weight"

@@ -24,6 +24,8 @@ ARCHITECTURES = {
 """GGUF's general.architecture → the class name of config.json. A llama with experts is a Mixtral."""
 
 _EMBEDDING = "token_embd.weight"
+_ROUTER = "ffn_gate_inp"
+"""In names of tensors that have float32 whatever the model has."""
 _ROPE_FACTORS = "rope_freqs.weight"
 _MAX_WIDTH = 1 << 20
 _MAX_LAYERS = 4096
@@ -170,7 +172,12 @@ def _rope_factors(file: GgufFile, tensor: GgufTensor, head_dim: int) -> tuple[fl
 
 def _dtype(file: GgufFile) -> Literal["float32", "bfloat16", "float16"]:
     """Type of the matrices; quantised ones count as bfloat16, whose range no activation leaves."""
-    first = next((t for t in file.tensors.values() if t.name.startswith("blk.") and len(t.shape) == 2), None)
+    matrices = (
+        tensor
+        for name, tensor in file.tensors.items()
+        if name.startswith("blk.") and len(tensor.shape) == 2 and _ROUTER not in name
+    )
+    first = next(matrices, None)
     if first is not None and first.type.name == "F32":
         return "float32"
     return "float16" if first is not None and first.type.name == "F16" else "bfloat16"
