@@ -13,8 +13,9 @@ from oneloop_kernels.compiling.workers import CompileWorkers
 from oneloop_kernels.launch import compiling_ahead
 from oneloop_kernels.ops.linear import Norm
 from oneloop_kernels.ops.moe import MOE, Experts, MoeCall, num_counters
+from oneloop_kernels.ops.moe.launches import shape_of
 from oneloop_kernels.ops.moe.packed_stack import PackedStack
-from oneloop_kernels.ops.moe.plans import plan_of_packed
+from oneloop_kernels.ops.moe.plans import Shape, plan_for, plan_of_packed
 from oneloop_kernels.ops.packed_linear.packing import Numbers, dequantize, joined, pack
 from oneloop_kernels.ops.rms_norm.reference import rms_norm
 from oneloop_kernels.order import fixed_order
@@ -117,7 +118,6 @@ HOPPER = {
 
 def run_by_hopper(call, num_tokens):
     from oneloop_kernels.ops.moe.gpu import run
-    from oneloop_kernels.ops.moe.launches import shape_of
 
     run(call, plan_of_packed(num_tokens, shape_of(call), hopper_stages=HOPPER[num_tokens].stages))
 
@@ -278,3 +278,18 @@ def test_an_expert_of_another_kind_is_refused(inputs, half_dtype):
     for kind in ("q4_0", "gptq", "q8_0"):
         with pytest.raises(ValueError, match="expert 3 is of another kind than the others"):
             stack.put(3, make_numbers(inputs, KINDS[kind], 72, 200))
+
+
+def test_plans_are_by_the_kinds_of_both_maps(inputs, half_dtype):
+    names = {
+        name: shape_of(make_call(inputs, half_dtype, KINDS[name], 1, down=KINDS[down])).weights
+        for name, down in (("gptq", "gptq"), ("q4_k", "q6_k"), ("by activation", "by activation"))
+    }
+    assert names == {"gptq": "w4g128", "q4_k": "w4g32+w6g16", "by activation": "w4g32-ordered"}
+    for weights in (*names.values(), "w4g32+plain"):
+        shape = Shape(num_experts=128, top_k=8, hidden=2048, width=768, weights=weights)
+        counts = (1, 32, 33, 2048, 8192)
+        chosen = [plan_for(inputs.device, half_dtype, count, shape) for count in counts]
+        assert [plan.block_m for plan in chosen] == [16, 16, 16, 64, 64]
+        assert [plan.combined for plan in chosen] == [True, True, False, False, False]
+        assert len({plan_for(inputs.device, half_dtype, count, shape, fixed=True) for count in counts}) == 1

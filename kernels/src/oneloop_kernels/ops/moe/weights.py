@@ -45,7 +45,8 @@ def kind_of(weight: ExpertWeight) -> str:
     if isinstance(weight, torch.Tensor):
         return "plain"
     if isinstance(weight, PackedStack):
-        return f"w{weight.bits}g{TILE_COLUMNS // weight.groups}"
+        ordered = "" if weight.order is None else "-ordered"
+        return f"w{weight.bits}g{TILE_COLUMNS // weight.groups}{ordered}"
     return "fp8-block" if weight.by_block else "fp8"
 
 
