@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 import safetensors.torch
 import torch
 
+from oneloop.engine.offline import LLM
+from oneloop.engine.params import SamplingParams
 from oneloop.errors import ModelError
 from oneloop.loader.dummy import fill_dummy_weights
 from oneloop.loader.load import load_model
@@ -386,6 +389,28 @@ def test_experts_in_groups_without_a_kernel_are_written_out(kit: Any, tmp_path: 
         ours = kit.load(folder, torch.float16)
         assert max(kit.layer_errors(ours, model)) < 2e-3
     assert all(isinstance(one, torch.Tensor) for layer in ours.layers for one in layer.sparse.experts[1:3])
+
+
+def test_an_engine_generates_what_transformers_does(
+    kit: Any, tmp_path: Path, tiny_sparse_model: Path
+) -> None:
+    """Greedily, of several prompts together, on a CPU in float32."""
+    vocabulary = json.loads((tiny_sparse_model / "config.json").read_text())["vocab_size"]
+    model = kit.tiny_model("qwen3_moe", vocab_size=vocabulary)
+    folder = write_experts(tmp_path / "model", "qwen3_moe", model, LAYOUTS["gptq, by activation"])
+    for file in tiny_sparse_model.glob("tokenizer*"):
+        shutil.copy(file, folder)
+    prompts = [[5, 17, 3, 44], [8, 71, 9, 12, 30, 2, 64]]
+    settings = {"device": "cpu", "dtype": "float32", "max_model_len": 64, "max_num_seqs": 4}
+    with LLM(str(folder), use_tqdm=False, **settings) as llm:
+        greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], greedy)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        tokens = list(prompt)
+        for _ in range(8):
+            with torch.no_grad():
+                tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+        assert list(output.outputs[0].token_ids) == tokens[len(prompt) :]
 
 
 NAME = "model.layers.1.mlp.experts.4.up_proj"
