@@ -110,6 +110,7 @@ TOGETHER: Final = [
     *parts_of("chain", "tests/gpu/test_layer_chain.py", seconds=50, shares=3),
     *parts_of("worker", "tests/worker", seconds=50, shares=2),
     *parts_of("moe", "tests/kernels/test_moe.py", seconds=42, shares=4),
+    *parts_of("moe_packed", "tests/kernels/test_moe_packed.py", seconds=40, shares=2),
     *parts_of("moe_fp8", "tests/kernels/test_moe_fp8.py", seconds=40, shares=3),
     *parts_of(
         "small_kernels", "tests/kernels/test_embedding.py", "tests/kernels/test_kv_cache.py",

@@ -168,10 +168,10 @@ def test_hostile_headers_are_refused(name: str, kit: Any, write: Any) -> None:
 
 SPECS: dict[str, tuple[dict[str, Any], str, str]] = {
     # name: (changed keys, key named, words of the message)
-    "experts of an architecture of their own": (
-        {"general__architecture": (S, "qwen3moe")},
+    "experts of an architecture that is not known": (
+        {"general__architecture": (S, "deepseek2")},
         "general.architecture",
-        "models with experts are read from Hugging Face folders",
+        "supported are llama",
     ),
     "no architecture": ({"general__architecture": None}, "general.architecture", "missing"),
     "unknown architecture": (
@@ -218,10 +218,46 @@ SPECS: dict[str, tuple[dict[str, Any], str, str]] = {
         "llama.attention.layer_norm_rms_epsilon",
         "range",
     ),
-    "experts": (
+    "experts, and nobody says how many a token gets": (
         {"llama__expert_count": (U, 8)},
-        "llama.expert_count",
-        "take the model's Hugging Face folder",
+        "llama.expert_used_count",
+        "missing",
+    ),
+    "more experts of a token than there are": (
+        {"llama__expert_count": (U, 8), "llama__expert_used_count": (U, 9)},
+        "llama.expert_used_count",
+        "out of range",
+    ),
+    "10^6 experts": ({"llama__expert_count": (U, 10**6)}, "llama.expert_count", "out of range"),
+    "experts routed by sigmoids": (
+        {"llama__expert_count": (U, 8), "llama__expert_gating_func": (U, 2)},
+        "llama.expert_gating_func",
+        "softmax",
+    ),
+    "experts in groups": (
+        {"llama__expert_count": (U, 8), "llama__expert_group_count": (U, 4)},
+        "llama.expert_group_count",
+        "groups",
+    ),
+    "experts whose weights are scaled": (
+        {"llama__expert_count": (U, 8), "llama__expert_weights_scale": (F, 2.5)},
+        "llama.expert_weights_scale",
+        "multiplied",
+    ),
+    "experts in every second layer": (
+        {"llama__expert_count": (U, 8), "llama__interleave_moe_layer_step": (U, 2)},
+        "llama.interleave_moe_layer_step",
+        "between",
+    ),
+    "a dense layer before those with experts": (
+        {"llama__expert_count": (U, 8), "llama__leading_dense_block_count": (U, 1)},
+        "llama.leading_dense_block_count",
+        "layers without experts",
+    ),
+    "a shared expert in a Mixtral": (
+        {"llama__expert_count": (U, 8), "llama__expert_shared_count": (U, 1)},
+        "llama.expert_shared_count",
+        "shared",
     ),
     "sliding window": (
         {"llama__attention__sliding_window": (U, 16)},

@@ -209,11 +209,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "size 0": (LLAMA | {"vocab_size": 0}, "vocab_size", "out of range"),
     "more chosen than there are": (MIXTRAL | {"num_experts_per_tok": 9}, "num_experts_per_tok", "1 to 8"),
     "too many experts": (QWEN3_MOE | {"num_experts": 5000}, "num_experts", "out of range"),
-    "experts of 4 bits": (
-        QWEN3_MOE | {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 32}},
-        "quantization_config",
-        r"experts of awq \(model\.layers\.0\.mlp\.experts\.0\.gate_proj …\) are not supported; take .* FP8",
-    ),
     "no list of layers' types": (QWEN3 | {"layer_types": 3}, "layer_types", "only a list of full_attention"),
     "no list of layers": (QWEN3_MOE | {"mlp_only_layers": 3}, "mlp_only_layers", "a list of numbers"),
     "no number of a layer": (QWEN3_MOE | {"mlp_only_layers": [True]}, "mlp_only_layers", "a list of numbers"),

@@ -202,6 +202,21 @@ def test_only_some_modules_of_a_layer() -> None:
     assert found.scheme_of(["model.layers.1.mlp.gate_proj", "model.layers.1.mlp.up_proj"]) is found.scheme
 
 
+def test_modules_that_gptq_has_left_alone() -> None:
+    """By patterns, as GPTQModel writes them, say for the routers of a model with experts."""
+    found = read({**GPTQ, "dynamic": {r"-:.*\.mlp\.gate$": {}, r"-:model\.layers\.[01]\.": {}}})
+    assert found is not None
+    assert found.scheme_of(["model.layers.1.mlp.experts.0.up_proj"]) is None
+    assert found.scheme_of(["model.layers.7.mlp.gate"]) is None
+    assert (
+        found.scheme_of(["model.layers.7.mlp.experts.0.gate_proj", "model.layers.7.mlp.up_proj"])
+        is found.scheme
+    )
+    with pytest.raises(ModelError, match="may take too long") as caught:
+        read({**GPTQ, "dynamic": {"-:(a*)*b": {}}})
+    assert caught.value.item == "quantization_config.dynamic"
+
+
 PATTERNS = (
     "re:.*lm_head",
     r"re:.*layers\.\d+\.mlp\.(gate|up)_proj",

@@ -50,6 +50,7 @@ MODELS = {
     "fp8-block": ON_HOPPER,
     "4 bits": ON_HOPPER | {"quantization_config": GPTQ},
     "8-bit keys": ON_HOPPER,
+    "experts of 4 bits": ON_HOPPER | EXPERTS | {"quantization_config": GPTQ},
 }
 """What the model differs in. Heads of 128 take the kernels of Hopper, others those of any card."""
 KINDS = {

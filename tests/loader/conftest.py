@@ -65,7 +65,7 @@ def tiny_model(family: str, **options: Any) -> Any:
     extra: dict[str, Any] = {"head_dim": 16} if family == "qwen3" else {}
     if family in EXPERTS:
         extra = EXPERTS[family]
-    model = model_class(config_class(**SIZES, **extra, **options)).eval()
+    model = model_class(config_class(**(SIZES | extra | options))).eval()
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -79,8 +79,8 @@ def expected_logits(model: Any) -> torch.Tensor:
         return model(TOKEN_IDS[None]).logits[0]
 
 
-def our_logits(model: Model, narrow: bool = False) -> torch.Tensor:
-    """Logits of TOKEN_IDS in one step. narrow: keys and values are kept in 8 bits."""
+def first_step(model: Model, narrow: bool = False) -> tuple[PagedKVCache, AttentionMetadata]:
+    """A cache, and the step that computes TOKEN_IDS. narrow: keys and values are kept in 8 bits."""
     spec, count = model.spec, len(TOKEN_IDS)
     kv = PagedKVCache(spec, 4, 4, dtype=model.dtype, device=CPU, narrow=narrow)
     table = torch.arange(4)
@@ -91,11 +91,43 @@ def our_logits(model: Model, narrow: bool = False) -> torch.Tensor:
         num_single=0,
         block_tables=table[None],
     )
-    positions = torch.arange(count)
     plan = PAGED_ATTENTION.resolve(CPU, model.dtype)(shape, rows, model.dtype)
-    metadata = AttentionMetadata(num_tokens=count, slots=positions, plan=plan)
+    return kv, AttentionMetadata(num_tokens=count, slots=torch.arange(count), plan=plan)
+
+
+def our_logits(model: Model, narrow: bool = False) -> torch.Tensor:
+    """Logits of TOKEN_IDS in one step. narrow: keys and values are kept in 8 bits."""
+    kv, metadata = first_step(model, narrow)
     with torch.inference_mode():
-        return model.compute_logits(model.forward(TOKEN_IDS, positions, kv, metadata))
+        return model.compute_logits(model.forward(TOKEN_IDS, torch.arange(len(TOKEN_IDS)), kv, metadata))
+
+
+def layer_errors(model: Model, truth: Any) -> list[float]:
+    """Of each layer, given what transformers' one is given: the largest distance of a token's hidden state from its,
+    relative to that state's norm. Tokens whose experts hang on a rounding in a type of 16 bits are left out."""
+    kv, metadata = first_step(model)
+    positions, errors = torch.arange(len(TOKEN_IDS)), []
+    with torch.inference_mode():
+        rotary, _ = model.rotary.with_embedding(positions, TOKEN_IDS, model.embedding.weight)  # type: ignore[attr-defined]
+        state = truth.model.embed_tokens(TOKEN_IDS)
+        angles = truth.model.rotary_emb(state[None], positions[None])
+        for layer, expected_layer in zip(model.layers, truth.model.layers, strict=True):  # type: ignore[attr-defined]
+            seen: list[torch.Tensor] = []
+            hook = expected_layer.mlp.gate.register_forward_hook(
+                lambda _module, _inputs, outputs, seen=seen: seen.append(outputs[0])
+            )
+            expected = expected_layer(state[None], attention_mask=None, position_embeddings=angles)[0]
+            hook.remove()
+            actual = state.to(model.dtype)
+            layer(actual, rotary, kv, metadata)
+            top_k = model.spec.moe.top_k  # type: ignore[union-attr]
+            ordered = seen[0].sort(descending=True).values
+            sure = ordered[:, top_k - 1] - ordered[:, top_k] > 0.02 * seen[0].square().mean().sqrt()
+            assert sure.float().mean() > 0.5
+            distances = (actual.float() - expected).norm(dim=1) / expected.norm(dim=1)
+            errors.append(float(distances[sure].max()))
+            state = expected
+    return errors
 
 
 def load(path: Path | str, dtype: torch.dtype = torch.float32, **options: Any) -> Model:
@@ -129,6 +161,8 @@ class Kit:
     tiny_model = staticmethod(tiny_model)
     expected_logits = staticmethod(expected_logits)
     our_logits = staticmethod(our_logits)
+    layer_errors = staticmethod(layer_errors)
+    token_ids = TOKEN_IDS
     load = staticmethod(load)
     save = staticmethod(save)
     edit_json = staticmethod(edit_json)

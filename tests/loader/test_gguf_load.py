@@ -16,7 +16,7 @@ from oneloop.formats.ggml_types import DEQUANTIZABLE
 from oneloop.formats.gguf import read_gguf
 from oneloop.loader.dummy import fill_dummy_weights
 from oneloop.loader.gguf import load_gguf_weights
-from oneloop.loader.gguf_tensors import check_gguf, gguf_name
+from oneloop.loader.gguf_tensors import check_gguf, gguf_place
 from oneloop.loader.load import load_model
 from oneloop.loader.resolve import resolve_model
 from oneloop.models.registry import build_model
@@ -65,7 +65,7 @@ def write_model(
     if arch == "qwen3":
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
-    tensors = {gguf_name(name): tensor.detach().numpy() for name, tensor in model.named_parameters()}
+    tensors = {gguf_place(name).name: tensor.detach().numpy() for name, tensor in model.named_parameters()}
     if arch == "llama":
         for name, array in tensors.items():
             for part, heads in (
@@ -191,10 +191,10 @@ def test_the_embedded_model(kit: Any) -> None:
     source = resolve_model("smollm2")
     stored = source.gguf.tensors
     targets = kit.load("smollm2").weight_targets()
-    assert {gguf_name(name) for name in targets} == set(stored)
+    assert {gguf_place(name).name for name in targets} == set(stored)
     content = np.memmap(source.path, dtype=np.uint8, mode="r")
     for name, target in targets.items():
-        tensor = stored[gguf_name(name)]
+        tensor = stored[gguf_place(name).name]
         if not any(part in name for part in ("layers.0.", "layers.29.", "model.norm")):
             continue
         blocks = content[tensor.offset : tensor.offset + tensor.num_bytes].reshape(tensor.shape[0], -1)

@@ -21,6 +21,7 @@ from oneloop_kernels.ops.fp8_linear import gpu as fp8_gpu
 from oneloop_kernels.ops.linear import NUM_TICKETS, LinearCall, Norm
 from oneloop_kernels.ops.linear.plans import DensePlan, FewRowsPlan, StreamPlan
 from oneloop_kernels.ops.moe import Experts, MoeCall, num_counters
+from oneloop_kernels.ops.moe.packed_stack import PackedStack
 from oneloop_kernels.ops.moe.plans import MoePlan, ProductPlan, Shape
 from oneloop_kernels.ops.moe.weights import ExpertWeight, Fp8Stack
 from oneloop_kernels.ops.packed_linear import PackedCall, PackedWeight
@@ -345,6 +346,35 @@ def experts_call(
     )
 
 
+def launch_packed_experts() -> None:
+    """Every kind of numbers and shifts by both kernels, of one token, few and many."""
+    from oneloop_kernels.ops.moe.gpu import run
+    from oneloop_kernels.ops.moe.launches import shape_of
+    from oneloop_kernels.ops.moe.plans import plan_of_packed
+
+    odd, whole = (Shape(num_experts=4, top_k=2, hidden=size, width=size) for size in (72, 256))
+    kinds = (
+        (4, "none", 1),
+        (4, "zero", 1),
+        (4, "offset", 1),
+        (4, "offset", 4),
+        (6, "zero", 8),
+        (8, "zero", 4),
+    )
+    for (bits, shift, groups), num_tokens in itertools.product(kinds, (1, 24, 300)):
+        for shape, stages, ordered in ((odd, 0, shift == "zero"), (whole, 5, False)):
+            call = experts_call(shape, num_tokens, gate=True, full=bits == 4, renormalised=True)
+            gate_up, down = (
+                PackedStack.empty(
+                    shape.num_experts, rows, shape.hidden, halves=halves, bits=bits, shift=shift,
+                    group_size=128 // groups, ordered=ordered, dtype=torch.bfloat16, device=torch.device("meta"),
+                )
+                for rows, halves in ((2 * shape.width, 2), (shape.hidden, 1))
+            )  # fmt: skip
+            call = call._replace(experts=call.experts._replace(gate_up=gate_up, down=down))
+            run(call, plan_of_packed(num_tokens, shape_of(call), hopper_stages=stages))
+
+
 def launch_norms() -> None:
     """With the residual, which a step on a GPU leaves to the linear map before it."""
     from oneloop_kernels.ops.rms_norm.triton import rms_norm
@@ -370,6 +400,7 @@ def main() -> None:
         launch_attention()
         launch_experts()
         launch_fp8_experts()
+        launch_packed_experts()
         launch_norms()
     print(json.dumps(sorted(set(recorded))))
 

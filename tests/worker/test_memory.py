@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from dataclasses import fields, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,12 +17,8 @@ from oneloop.cli.main import make_parser
 from oneloop.config import EngineConfig, size_in_bytes
 from oneloop.errors import ConfigError
 from oneloop.formats.model_spec import ModelSpec, MoeSpec
-from oneloop.formats.quantization.config import WHILE_LOADING
-from oneloop.formats.quantization.spec import QuantizationSpec
 from oneloop.models.registry import build_model
-from oneloop.worker.memory import sizes
 from oneloop.worker.memory.check import check_peak
-from oneloop.worker.memory.cpu import activation_bytes as cpu_activation_bytes
 from oneloop.worker.memory.free import machine_memory
 from oneloop.worker.memory.gpu import (
     CONTEXT_BYTES,
@@ -35,16 +30,11 @@ from oneloop.worker.memory.gpu import (
     graph_pool_bytes,
     ordered_bytes,
     sampler_bytes,
-    sparse_bytes,
 )
 from oneloop.worker.memory.ledger import DeviceMemory, MemoryPlanError
 from oneloop.worker.memory.plan import plan_memory
 from oneloop.worker.memory.sizes import block_bytes, kv_item_bytes, weight_bytes
 from oneloop_core import Core, CoreConfig
-from oneloop_kernels.ops.fp8_linear import FP8
-from oneloop_kernels.ops.fp8_linear.reference import linear
-from oneloop_kernels.ops.linear import LinearCall
-from oneloop_kernels.ops.moe import weights
 from oneloop_kernels.ops.paged_attention import AttentionShape
 from oneloop_kernels.ops.paged_attention.triton.attention import TritonAttention
 from oneloop_kernels.ops.paged_attention.triton.configs import config_for
@@ -74,12 +64,6 @@ def plan(make_spec):
         return plan_memory(spec or make_spec(), dtype, config, DeviceMemory(total=64 * GIB, free=free_bytes))
 
     return run
-
-
-def kibibytes(item):
-    """Of this process's memory."""
-    status = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in status if line.startswith(item)).split()[1])
 
 
 def gpu_plan(memory=H200, **settings):
@@ -311,96 +295,6 @@ def test_attention_allocates_no_more_than_planned(num_seqs, num_tokens, num_head
         allocated = sum(tensor.nbytes for tensor in tensors if tensor is not None)
         assert allocated <= planned
         assert planned - allocated < 2 * MIB + allocated
-
-
-@pytest.mark.parametrize("num_tokens", [1, 64, 2048, 8192])
-@pytest.mark.parametrize("hidden_size", [2048, 512])
-@pytest.mark.parametrize("quantized", [False, True], ids=["plain", "8 bits"])
-def test_experts_allocate_what_is_planned(monkeypatch, num_tokens, hidden_size, quantized):
-    """By every kind of kernel. What a large step makes beside the activations is small."""
-    from oneloop_kernels.ops.fp8_linear.triton import quantize
-    from oneloop_kernels.ops.linear import Norm
-    from oneloop_kernels.ops.moe import Experts, MoeCall, gpu, num_counters
-    from oneloop_kernels.ops.moe.weights import Fp8Stack
-
-    class Nothing:
-        def __getitem__(self, _grid):
-            return lambda *_arguments, **_constants: None
-
-    monkeypatch.setattr(gpu, "route_kernel", Nothing())
-    monkeypatch.setattr(quantize, "quantize_kernel", Nothing())
-
-    def tensor(*sizes, dtype=torch.bfloat16):
-        return torch.empty(sizes, dtype=dtype, device="meta")
-
-    count, width = EXPERTS.num_experts, EXPERTS.intermediate_size
-
-    def weight(rows, columns):
-        if not quantized:
-            return tensor(count, rows, columns)
-        scales = tensor(count, rows // 128, columns // 128, dtype=torch.float32)
-        return Fp8Stack(tensor(count, rows, columns, dtype=torch.float8_e4m3fn), scales)
-
-    gate_up, down = weight(2 * width, hidden_size), weight(hidden_size, width)
-    experts = Experts(tensor(count, hidden_size), gate_up, down, 8, True)
-    counters = tensor(num_counters(count), dtype=torch.int32)
-    call = MoeCall(tensor(num_tokens, hidden_size), experts, Norm(tensor(hidden_size), 1e-6), counters)
-    plan = gpu.plan_for(CPU, torch.bfloat16, num_tokens, gpu.shape_of(call))
-    routed = gpu.route(call, plan)
-    inner = gpu.gate_up(call, plan, routed).out
-    last = gpu.down(call, plan, routed, inner)
-    parts = (*(part for part in routed if isinstance(part, torch.Tensor)), inner, last.out)
-    if quantized and not plan.down.quantizes:
-        parts += last.arguments[:2]
-    storages = {id(part.untyped_storage()): part.untyped_storage().nbytes() for part in parts}
-    allocated, planned = (
-        sum(storages.values()),
-        num_tokens * sparse_bytes(EXPERTS, hidden_size, 2, quantized=quantized),
-    )
-    assert allocated <= planned + 3 * MIB  # shares of logits, of which a small step has several
-    if num_tokens > 512:
-        assert planned < 1.1 * allocated
-
-
-def test_experts_of_8_bits_are_widened_in_parts(make_spec):
-    """So a CPU needs no memory for all of them."""
-    scheme = QuantizationSpec(method="fp8", scheme=WHILE_LOADING["fp8"])
-    wide = replace(
-        make_spec(hidden_size=4096), quantization=scheme, moe=replace(EXPERTS, intermediate_size=14336)
-    )
-    assert sizes.WIDENED_AT_ONCE == weights.WIDENED_AT_ONCE
-    assert sizes.widened_bytes(wide) == 4 * sizes.WIDENED_AT_ONCE
-
-
-def test_experts_count_as_activations_where_they_are_wider(make_spec):
-    dense = replace(LLAMA_8B, hidden_size=2048, intermediate_size=6144)
-    sparse = replace(dense, moe=EXPERTS)
-    more = activation_bytes(sparse, 2, 1000) - activation_bytes(dense, 2, 1000)
-    assert more == 1000 * (sparse_bytes(EXPERTS, 2048, 2) - 2 * (3 * 6144 + 2048))
-    config = EngineConfig.from_flat({"device": "cpu", "max_num_batched_tokens": 512, "max_model_len": 64})
-    spec = make_spec()
-    wider = replace(spec, moe=replace(EXPERTS, intermediate_size=4096))
-    assert cpu_activation_bytes(wider, 4, config) > cpu_activation_bytes(spec, 4, config)
-    assert cpu_activation_bytes(wider, 4, config) >= 4 * 512 * 4 * 4096
-
-
-@pytest.mark.parametrize("by_block", [False, True])
-def test_weights_of_8_bits_are_widened_in_the_memory_that_is_planned(make_spec, by_block):
-    """On a CPU, one map at a time."""
-    config = EngineConfig.from_flat({"device": "cpu", "max_num_batched_tokens": 512, "max_model_len": 64})
-    spec = replace(make_spec(), hidden_size=1024, intermediate_size=4096)
-    way = WHILE_LOADING["fp8-block" if by_block else "fp8"]
-    eight_bits = replace(spec, quantization=QuantizationSpec(method="fp8", scheme=way))
-    planned = cpu_activation_bytes(eight_bits, 4, config) - cpu_activation_bytes(spec, 4, config)
-    assert planned == 4 * 2 * 4096 * 1024
-    weight = torch.zeros(2 * 4096, 1024, dtype=FP8)
-    scales = torch.ones((64, 8) if by_block else 8192)
-    call = LinearCall(torch.zeros(1, 1024), weight)
-    linear(call, scales)  # so that nothing is made for the first time
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is what is there now
-    before = kibibytes("VmRSS")
-    linear(call, scales)
-    assert 0.9 * planned <= (kibibytes("VmHWM") - before) * 1024 <= planned + 2 * MIB
 
 
 def test_the_fixed_order_has_its_place():

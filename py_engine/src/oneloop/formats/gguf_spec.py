@@ -1,4 +1,4 @@
-"""GGUF metadata → ModelSpec, for the architectures llama, qwen2 and qwen3. No torch."""
+"""GGUF metadata → ModelSpec, for the architectures of Llama and Qwen, with experts too. No torch."""
 
 from __future__ import annotations
 
@@ -7,16 +7,25 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from oneloop.formats.gguf_moe import gguf_moe_spec
 from oneloop.formats.model_spec import ModelSpec, RopeScaling
 
 if TYPE_CHECKING:
     from oneloop.formats.gguf import GgufFile, GgufTensor
     from oneloop.formats.gguf_metadata import GgufMetadata
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-"""GGUF's general.architecture → the class name of config.json."""
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen2moe": "Qwen2MoeForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
+}
+"""GGUF's general.architecture → the class name of config.json. A llama with experts is a Mixtral."""
 
 _EMBEDDING = "token_embd.weight"
+_ROUTER = "ffn_gate_inp"
+"""In names of tensors that have float32 whatever the model has."""
 _ROPE_FACTORS = "rope_freqs.weight"
 _MAX_WIDTH = 1 << 20
 _MAX_LAYERS = 4096
@@ -28,18 +37,19 @@ def gguf_model_spec(file: GgufFile) -> ModelSpec:
     metadata = file.metadata
     arch = metadata.string("general.architecture")
     if arch not in ARCHITECTURES:
-        folder = " (models with experts are read from Hugging Face folders)" if "moe" in arch else ""
-        message = f"'{arch}' is not supported{folder}; supported are {', '.join(ARCHITECTURES)}"
+        message = f"'{arch}' is not supported; supported are {', '.join(ARCHITECTURES)}"
         metadata.fail("general.architecture", message)
     _refuse_variants(metadata, arch)
     hidden_size = metadata.integer(f"{arch}.embedding_length", 1, _MAX_WIDTH)
     num_heads = metadata.integer(f"{arch}.attention.head_count", 1, 4096)
     num_kv_heads = _num_kv_heads(metadata, arch, num_heads)
     head_dim = _head_dim(metadata, arch, hidden_size, num_heads)
+    feed_forward = metadata.integer(f"{arch}.feed_forward_length", 1, _MAX_WIDTH)
+    moe = gguf_moe_spec(metadata, arch, feed_forward)
     return ModelSpec(
-        architecture=ARCHITECTURES[arch],
+        architecture="MixtralForCausalLM" if arch == "llama" and moe else ARCHITECTURES[arch],
         hidden_size=hidden_size,
-        intermediate_size=metadata.integer(f"{arch}.feed_forward_length", 1, _MAX_WIDTH),
+        intermediate_size=feed_forward,
         num_layers=metadata.integer(f"{arch}.block_count", 1, _MAX_LAYERS),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -50,21 +60,17 @@ def gguf_model_spec(file: GgufFile) -> ModelSpec:
         rope_theta=metadata.real(f"{arch}.rope.freq_base", 1.0, 1e12, default=10000.0),
         rope_scaling=_rope_scaling(file, arch, head_dim),
         tie_word_embeddings="output.weight" not in file.tensors,
-        qkv_bias=arch == "qwen2" or "blk.0.attn_q.bias" in file.tensors,
+        qkv_bias=arch in ("qwen2", "qwen2moe") or "blk.0.attn_q.bias" in file.tensors,
         output_bias="blk.0.attn_output.bias" in file.tensors,
         mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
-        qk_norm=arch == "qwen3",
+        qk_norm=arch in ("qwen3", "qwen3moe"),
         dtype=_dtype(file),
+        moe=moe,
     )
 
 
 def _refuse_variants(metadata: GgufMetadata, arch: str) -> None:
     """Features that share the architecture's name but need other mathematics."""
-    experts = f"{arch}.expert_count"
-    if metadata.integer(experts, 0, 1 << 16, default=0) > 0:
-        metadata.fail(
-            experts, "experts are not supported in GGUF files; take the model's Hugging Face folder"
-        )
     window = f"{arch}.attention.sliding_window"
     context = metadata.integer(f"{arch}.context_length", 1, _MAX_POSITION)
     if 0 < metadata.integer(window, 0, 1 << 32, default=0) < context:
@@ -166,7 +172,12 @@ def _rope_factors(file: GgufFile, tensor: GgufTensor, head_dim: int) -> tuple[fl
 
 def _dtype(file: GgufFile) -> Literal["float32", "bfloat16", "float16"]:
     """Type of the matrices; quantised ones count as bfloat16, whose range no activation leaves."""
-    first = next((t for t in file.tensors.values() if t.name.startswith("blk.") and len(t.shape) == 2), None)
+    matrices = (
+        tensor
+        for name, tensor in file.tensors.items()
+        if name.startswith("blk.") and len(tensor.shape) == 2 and _ROUTER not in name
+    )
+    first = next(matrices, None)
     if first is not None and first.type.name == "F32":
         return "float32"
     return "float16" if first is not None and first.type.name == "F16" else "bfloat16"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from oneloop.errors import ModelError
-from oneloop.formats.hf_moe import hf_moe_spec, refuse_experts
+from oneloop.formats.hf_moe import hf_moe_spec
 from oneloop.formats.json_file import read_json_object
 from oneloop.formats.json_values import JsonValues
 from oneloop.formats.model_spec import ModelSpec, RopeScaling
@@ -75,7 +75,7 @@ def hf_model_spec(folder: Path) -> ModelSpec:
     _refuse_window(config, family, max_position, num_layers)
     theta, scaling = _rope(config, family, max_position)
     attention_bias = config.boolean("attention_bias", default=False)
-    spec = ModelSpec(
+    return ModelSpec(
         architecture=architecture,
         hidden_size=hidden_size,
         intermediate_size=config.integer("intermediate_size", 1, _MAX_WIDTH),
@@ -98,8 +98,6 @@ def hf_model_spec(folder: Path) -> ModelSpec:
         short_vectors=_short_vectors(config, hidden_size),
         moe=hf_moe_spec(config, architecture, num_layers),
     )
-    refuse_experts(config, spec)
-    return spec
 
 
 def _short_vectors(config: JsonValues, hidden_size: int) -> tuple[int, ...] | None:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oneloop.formats.expected import linear_maps
 from oneloop.formats.model_spec import MoeSpec
-from oneloop.formats.quantization.config import quantization_key
-from oneloop.formats.quantization.fp8 import Fp8Scheme
 
 if TYPE_CHECKING:
     from oneloop.formats.json_values import JsonValues
-    from oneloop.formats.model_spec import ModelSpec
 
 _MAX_EXPERTS = 4096
 _MAX_WIDTH = 1 << 20
@@ -30,20 +26,6 @@ def hf_moe_spec(config: JsonValues, architecture: str, num_layers: int) -> MoeSp
         case "Qwen3MoeForCausalLM":
             return _qwen(config, num_layers, experts=128, top_k=8, width=768, shared_width=0)
     return None
-
-
-def refuse_experts(config: JsonValues, spec: ModelSpec) -> None:
-    """ModelError where experts are stored in a way that there are no kernels for, or not alike."""
-    quantization, key = spec.quantization, quantization_key(config)
-    if key is None or quantization is None:
-        return
-    for one in linear_maps(spec):
-        if one.experts and not isinstance(quantization.scheme_of(one.names), Fp8Scheme | None):
-            message = (
-                f"experts of {quantization.method} ({one.names[0]} …) are not supported; take a checkpoint in FP8, "
-                "or the original model"
-            )
-            config.fail(key, message)
 
 
 def _mixtral(config: JsonValues) -> MoeSpec:

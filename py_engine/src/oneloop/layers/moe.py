@@ -11,6 +11,8 @@ from oneloop.layers.limits import MLP_TOKENS_AT_ONCE
 from oneloop.layers.mlp import GatedMLP
 from oneloop.quant.experts import stored_experts
 from oneloop_kernels.ops.moe import MOE, Experts, MoeCall, num_counters
+from oneloop_kernels.ops.moe.packed_stack import PackedStack
+from oneloop_kernels.ops.moe.weights import kind_of
 
 if TYPE_CHECKING:
     from oneloop.formats.model_spec import MoeSpec
@@ -85,6 +87,14 @@ class SparseMLP:
     def _add(self, x: torch.Tensor, norm: RMSNorm, slots: torch.Tensor) -> None:
         shared = None if self.shared is None else self.shared.output(x, norm=norm)
         self._compute(MoeCall(x, self.experts, norm.norm, self._counters, slots, shared, self._statistics))
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """How gate and up of the experts are kept, and down: layers that agree in it have the same kernels."""
+        return tuple(
+            f"{kind_of(weight)} {weight.shift}" if isinstance(weight, PackedStack) else kind_of(weight)
+            for weight in (self.experts.gate_up, self.experts.down)
+        )
 
     def count_tokens(self) -> torch.Tensor:
         """[num_experts] int64 on the device: the tokens that each expert is sent from now on."""

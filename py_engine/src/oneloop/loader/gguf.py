@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from gguf.quants import dequantize
 
 from oneloop.errors import ModelError
 from oneloop.loader.arrivals import Arrival, Arrivals
-from oneloop.loader.gguf_tensors import gguf_name
+from oneloop.loader.gguf_tensors import gguf_place
 from oneloop.loader.parallel import in_threads
 from oneloop.loader.progress import ByteCount, Progress, no_progress
 from oneloop.loader.reader import FileReader
@@ -68,10 +68,17 @@ def load_gguf_weights(
     if not targets:
         return
     device = next(iter(targets.values())).device
-    wanted = {gguf_name(name): (name, target) for name, target in targets.items()}
+    wanted: dict[str, list[tuple[str, int | None]]] = {}
+    for name in targets:
+        place, index = gguf_place(name)
+        wanted.setdefault(place, []).append((name, index))
     # llama's converter interleaves the rotary halves of queries and keys; qwen's does not
     interleaved = file.metadata.string("general.architecture") == "llama"
-    found = [(tensor, *wanted[name]) for name, tensor in file.tensors.items() if name in wanted]
+    found = [
+        (_part(tensor, index, targets[name].shape), name, targets[name])
+        for place, tensor in file.tensors.items()
+        for name, index in wanted.get(place, ())
+    ]
     count = ByteCount(progress, "loading weights", sum(tensor.num_bytes for tensor, _, _ in found))
     arrivals = Arrivals()
     pieces = (
@@ -86,7 +93,17 @@ def load_gguf_weights(
     try:
         arrivals.verdicts.look()
     except WeightError as error:
-        raise ModelError(str(file.path), str(error), item=gguf_name(error.tensor)) from error
+        raise ModelError(str(file.path), str(error), item=gguf_place(error.tensor).name) from error
+
+
+def _part(tensor: GgufTensor, index: int | None, shape: tuple[int, ...]) -> GgufTensor:
+    """That part along the first dimension, or all of it; a vector may stand for a matrix of one row."""
+    if index is None:
+        return replace(tensor, shape=(1, *tensor.shape)) if (1, *tensor.shape) == tuple(shape) else tensor
+    num_bytes = tensor.num_bytes // tensor.shape[0]
+    return replace(
+        tensor, shape=tensor.shape[1:], offset=tensor.offset + index * num_bytes, num_bytes=num_bytes
+    )
 
 
 def _pieces(tensor: GgufTensor, target: Target, arrivals: Arrivals, head_dim: int | None) -> Iterator[_Piece]:

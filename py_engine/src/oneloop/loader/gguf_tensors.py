@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from oneloop.errors import ModelError
 from oneloop.formats.expected import linear_maps
@@ -31,6 +31,20 @@ _LAYER_NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+}
+_EXPERT_NAMES = {
+    "gate_proj": "ffn_gate_exps",
+    "up_proj": "ffn_up_exps",
+    "down_proj": "ffn_down_exps",
+    "w1": "ffn_gate_exps",
+    "w3": "ffn_up_exps",
+    "w2": "ffn_down_exps",
 }
 _OUTER_NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -38,24 +52,41 @@ _OUTER_NAMES = {
     "lm_head.weight": "output.weight",
 }
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+_EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
+_ALONE = re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.\d+\.weight")
+"""An expert in a tensor of its own, as files had it before experts were stacked."""
 _UNUSED = "rope_freqs.weight"
 """Read with the model's shape, so no weight."""
 
 
-def gguf_name(name: str) -> str:
-    """The GGUF name of a tensor that Hugging Face calls `name`."""
+class Place(NamedTuple):
+    """Where a file has what is a tensor in Hugging Face's checkpoints."""
+
+    name: str
+    """The file's name of a tensor."""
+    part: int | None = None
+    """Which part of it, along its first dimension; None: all of it."""
+
+
+def gguf_place(name: str) -> Place:
+    """Where a file has the tensor that Hugging Face calls `name`."""
     if name in _OUTER_NAMES:
-        return _OUTER_NAMES[name]
+        return Place(_OUTER_NAMES[name])
     match = _LAYER.fullmatch(name)
-    if match is None or match[2] not in _LAYER_NAMES:
+    if match is None:
         raise KeyError(name)
-    return f"blk.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}"
+    expert = _EXPERT.fullmatch(match[2])
+    if expert is not None:
+        return Place(f"blk.{match[1]}.{_EXPERT_NAMES[expert[2]]}.{match[3]}", int(expert[1]))
+    if match[2] not in _LAYER_NAMES:
+        raise KeyError(name)
+    return Place(f"blk.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}")
 
 
 def weight_types(file: GgufFile, spec: ModelSpec) -> dict[str, str]:
     """Module (Hugging Face's name) → GGUF's name of the type of its weight, for the linear maps that the file has."""
     modules = (name for one in linear_maps(spec) for name in one.names)
-    found = ((name, file.tensors.get(gguf_name(f"{name}.weight"))) for name in modules)
+    found = ((name, file.tensors.get(gguf_place(f"{name}.weight").name)) for name in modules)
     return {name: tensor.type.name for name, tensor in found if tensor is not None}
 
 
@@ -65,12 +96,20 @@ def check_gguf(file: GgufFile, expected: Mapping[str, Shape]) -> None:
     ModelError names the tensor that is missing, misshapen or of a type that cannot be dequantised. Tensors that the
     model has no use for are named in one log line.
     """
-    wanted = {gguf_name(name): shape for name, shape in expected.items()}
+    wanted: dict[str, Shape] = {}
+    for hf_name, shape in expected.items():
+        name, part = gguf_place(hf_name)
+        wanted[name] = shape if part is None else (max(part + 1, wanted.get(name, (0,))[0]), *shape)
     for name, shape in wanted.items():
         tensor = file.tensors.get(name)
         if tensor is None:
-            raise ModelError(str(file.path), "this tensor is missing; the file is incomplete", item=name)
-        if tensor.shape != shape:
+            message = "this tensor is missing; the file is incomplete"
+            if "_exps." in name and any(map(_ALONE.fullmatch, file.tensors)):
+                message = (
+                    "each expert has a tensor of its own here; convert the model again, by a newer llama.cpp"
+                )
+            raise ModelError(str(file.path), message, item=name)
+        if tensor.shape != shape and (1, *tensor.shape) != shape:  # one row may be a vector
             message = f"has shape {list(tensor.shape)}, the model needs {list(shape)}"
             raise ModelError(str(tensor.path), message, item=name)
         if tensor.type.name not in DEQUANTIZABLE:

@@ -141,9 +141,9 @@ class Decoder:
 
     @contextmanager
     def one_layer_of_each_kind(self) -> Iterator[None]:
-        """See Model. A layer is sparse or dense."""
+        """See Model. A layer is dense or sparse, and then its experts' weights are kept in some way."""
         layers = self.layers
-        kinds = {layer.sparse is not None: layer for layer in reversed(layers)}
+        kinds = {None if layer.sparse is None else layer.sparse.kinds: layer for layer in reversed(layers)}
         self.layers = tuple(kinds.values())
         try:
             yield

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from oneloop.errors import ModelError
 from oneloop.formats.quantization.fp8 import Fp8Scheme
+from oneloop.formats.quantization.int4 import Int4Scheme
 from oneloop.quant.fp8 import Fp8Parts, scales_shape
+from oneloop.quant.packed import packs
+from oneloop.quant.packed_experts import GgufExperts, Int4Experts
 from oneloop_kernels.launch import INTERPRETED, generation
-from oneloop_kernels.ops.fp8_linear import FP8
+from oneloop_kernels.ops.fp8_linear import FP8, LEAST_GENERATION
 from oneloop_kernels.ops.moe.weights import Fp8Stack
 
 if TYPE_CHECKING:
@@ -20,9 +23,6 @@ if TYPE_CHECKING:
     from oneloop.formats.quantization.spec import QuantizationSpec
     from oneloop.quant.base import Target
     from oneloop_kernels.ops.moe.weights import ExpertWeight
-
-_FP8_GENERATION: Final = 9
-"""Compute capability (major) from which there are kernels for experts in e4m3."""
 
 
 class StoredExperts(Protocol):
@@ -45,14 +45,17 @@ def stored_experts(
     device: torch.device,
 ) -> StoredExperts:
     """experts: of each its parts, checkpoint name prefix → output size. ModelError where they are not stored alike, or
-    in a way that there are no kernels for."""
+    in a way that there are no kernels for on this card."""
     names = [name for parts in experts for name in parts]
     scheme = None if quantization is None else quantization.scheme_of(names)
     if isinstance(scheme, Fp8Scheme):
         return Fp8Experts(scheme, in_size, experts, dtype=dtype, device=device)
-    if scheme is not None:
-        message = "experts in this kind of numbers are not supported; take a checkpoint in FP8, or the original model"
-        raise ModelError(names[0], message)
+    if isinstance(scheme, Int4Scheme):
+        return Int4Experts(scheme, in_size, experts, dtype=dtype, device=device)
+    if scheme is not None and packs(device, dtype):
+        form = scheme.expert_form(len(experts[0]), in_size)
+        if form is not None:
+            return GgufExperts(scheme.types[0], form, in_size, experts, dtype=dtype, device=device)
     return PlainExperts(in_size, experts, dtype=dtype, device=device)
 
 
@@ -93,9 +96,9 @@ class Fp8Experts:
         device: torch.device,
     ) -> None:
         """See stored_experts. dtype: of the activations around the map."""
-        if device.type == "cuda" and not INTERPRETED and generation(device) < _FP8_GENERATION:
+        if device.type == "cuda" and not INTERPRETED and generation(device) < LEAST_GENERATION:
             message = (
-                f"8-bit experts have kernels from compute capability {_FP8_GENERATION} on, and this card's is "
+                f"8-bit experts have kernels from compute capability {LEAST_GENERATION} on, and this card's is "
                 f"{generation(device)}; take the model in other numbers"
             )
             raise ModelError(next(iter(experts[0])), message)

@@ -28,44 +28,38 @@ _GROUPS: Final = ("g_idx", "weight_g_idx")
 _ZEROS: Final = "qzeros"
 
 
-class Int4Weight:
-    """See StoredWeight. A part is read when all of its tensors have come."""
+def groups_name(scheme: Int4Scheme) -> str:
+    """Last part of the name of the tensor that tells the groups of inputs."""
+    return "weight_g_idx" if scheme.layout == "compressed-tensors" else "g_idx"
 
-    __slots__ = ("_dtype", "_in_size", "_names", "_scheme", "_sizes", "_waiting", "kept")
+
+class Int4Parts:
+    """Parts that are computed as one map, to be read: each when all of its tensors have come.
+
+    put: is given a part's index and its numbers.
+    """
+
+    __slots__ = ("_device", "_dtype", "_in_size", "_names", "_put", "_scheme", "_sizes", "_waiting")
 
     def __init__(
         self,
         scheme: Int4Scheme,
         in_size: int,
         parts: Mapping[str, int],
+        put: Callable[[int, Numbers], None],
         *,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """parts: checkpoint name prefix → output size. dtype: of the activations."""
-        self._scheme, self._in_size, self._dtype = scheme, in_size, dtype
+        """parts: checkpoint name prefix → output size. dtype: of the scales."""
+        self._scheme, self._in_size, self._dtype, self._device = scheme, in_size, dtype, device
         self._names, self._sizes = tuple(parts), tuple(parts.values())
+        self._put = put
         self._waiting: list[dict[str, torch.Tensor]] = [{} for _ in parts]
-        self.kept: Kept
-        if packs(device, dtype) and scheme.form.is_packable(in_size):
-            self.kept = Packed(self._sizes, dtype=dtype, device=device)
-        else:
-            self.kept = WrittenOut(self._sizes, in_size, dtype=dtype, device=device)
-
-    @property
-    def matrix(self) -> torch.Tensor:
-        """See StoredWeight."""
-        return self.kept.matrix
-
-    @property
-    def is_plain(self) -> bool:
-        """See StoredWeight."""
-        return self.kept.is_plain
 
     def targets(self) -> dict[str, Target]:
         """See StoredWeight."""
         targets: dict[str, Target] = {}
-        device = self.matrix.device
         for index, (name, size) in enumerate(zip(self._names, self._sizes, strict=True)):
             for part, stored in self._scheme.tensors(size, self._in_size).items():
                 shape = stored.shapes[0]
@@ -73,20 +67,12 @@ class Int4Weight:
                 targets[f"{name}.{part}"] = Incoming(
                     shape,
                     self._dtype if part in _SCALES else torch.int32,
-                    device,
+                    self._device,
                     partial(take, index, part),
                     self._sample_of(part, shape),
                     optional=stored.optional,
                 )
         return targets
-
-    def joint_call(self, call: LinearCall) -> LinearCall | PackedCall | None:
-        """See StoredWeight."""
-        return self.kept.joint_call(call)
-
-    def multiply(self, call: LinearCall) -> torch.Tensor:
-        """See StoredWeight."""
-        return self.kept.multiply(call)
 
     @property
     def _group_size(self) -> int:
@@ -98,12 +84,12 @@ class Int4Weight:
             return self._groups
         if part == _ZEROS and not self._scheme.zero_points:
             word = self._scheme.word_of(MIDDLE)
-            return partial(torch.full, shape, word, dtype=torch.int32, device=self.matrix.device)
+            return partial(torch.full, shape, word, dtype=torch.int32, device=self._device)
         return None
 
     def _groups(self) -> torch.Tensor:
         """The group of each input, where they follow one another."""
-        inputs = torch.arange(self._in_size, dtype=torch.int32, device=self.matrix.device)
+        inputs = torch.arange(self._in_size, dtype=torch.int32, device=self._device)
         return inputs // self._group_size
 
     def _check_order(self, index: int, part: str, values: torch.Tensor) -> None:
@@ -127,7 +113,7 @@ class Int4Weight:
         if len(waiting) < sum(not tensor.optional for tensor in stored):
             return
         self._waiting[index] = {}
-        self.kept.put(index, self._numbers(waiting))
+        self._put(index, self._numbers(waiting))
 
     def _expect_middle(self, tensor: str, zeros: torch.Tensor) -> None:
         """GPTQ's zeros, where they are not used because all of them are said to be the middle."""
@@ -157,3 +143,49 @@ class Int4Weight:
             group_size=size,
             columns=self._in_size,
         )
+
+
+class Int4Weight:
+    """See StoredWeight."""
+
+    __slots__ = ("_parts", "kept")
+
+    def __init__(
+        self,
+        scheme: Int4Scheme,
+        in_size: int,
+        parts: Mapping[str, int],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """parts: checkpoint name prefix → output size. dtype: of the activations."""
+        sizes = tuple(parts.values())
+        self.kept: Kept
+        if packs(device, dtype) and scheme.form.is_packable(in_size):
+            self.kept = Packed(sizes, dtype=dtype, device=device)
+        else:
+            self.kept = WrittenOut(sizes, in_size, dtype=dtype, device=device)
+        self._parts = Int4Parts(scheme, in_size, parts, self.kept.put, dtype=dtype, device=device)
+
+    @property
+    def matrix(self) -> torch.Tensor:
+        """See StoredWeight."""
+        return self.kept.matrix
+
+    @property
+    def is_plain(self) -> bool:
+        """See StoredWeight."""
+        return self.kept.is_plain
+
+    def targets(self) -> dict[str, Target]:
+        """See StoredWeight."""
+        return self._parts.targets()
+
+    def joint_call(self, call: LinearCall) -> LinearCall | PackedCall | None:
+        """See StoredWeight."""
+        return self.kept.joint_call(call)
+
+    def multiply(self, call: LinearCall) -> torch.Tensor:
+        """See StoredWeight."""
+        return self.kept.multiply(call)

@@ -9,7 +9,7 @@ import triton
 
 from oneloop_kernels.launch import num_sms, pdl_options
 from oneloop_kernels.ops.linear.launches import ROWS_OF_A_WARP, Launch, tensor_map
-from oneloop_kernels.ops.moe import fp8, num_counters
+from oneloop_kernels.ops.moe import fp8, num_counters, packed
 from oneloop_kernels.ops.moe.launches import (
     Routed,
     combines,
@@ -20,6 +20,7 @@ from oneloop_kernels.ops.moe.launches import (
     sum_arguments,
     tile_constants,
 )
+from oneloop_kernels.ops.moe.packed_stack import PackedStack
 from oneloop_kernels.ops.moe.plans import MAX_FEW, MoePlan, ProductPlan, RoutePlan, plan_for, route_plan
 from oneloop_kernels.ops.moe.triton.experts import both_kernel, combine_kernel, experts_kernel
 from oneloop_kernels.ops.moe.triton.routing import TABLE, route_kernel
@@ -141,6 +142,8 @@ def _products_of(call: MoeCall, plan: MoePlan, routed: Routed, x: torch.Tensor, 
     product = plan.gate_up if gated else plan.down
     if isinstance(weight, Fp8Stack):
         return fp8.products(call, plan, product, routed, x, weight, gated=gated)
+    if isinstance(weight, PackedStack):
+        return packed.products(call, plan, product, routed, x, weight, gated=gated)
     out_size = weight.shape[1] // (2 if gated else 1)
     return _products(call, plan, product, routed, x, weight, out_size)
 

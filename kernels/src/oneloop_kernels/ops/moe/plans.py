@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from oneloop_kernels.launch import card_name, of_card
 from oneloop_kernels.ops.linear.plans import can_stream
+from oneloop_kernels.ops.packed_linear import TILE_COLUMNS, TILE_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -117,6 +118,8 @@ def _plan_for(card: str, hopper: bool, item_bytes: int, num_tokens: int, shape: 
                 return plan
     if shape.weights == "plain":
         return plan_by_rule(item_bytes, num_tokens, shape, hopper=hopper)
+    if has_packed(shape):
+        return plan_of_packed(num_tokens, shape)
     return plan_of_8_bits(num_tokens, shape)
 
 
@@ -213,3 +216,27 @@ def plan_of_8_bits(num_tokens: int, shape: Shape) -> MoePlan:
         gate_up=ProductPlan("tokens", block_n=64, block_k=128, num_stages=4, num_warps=8),
         down=ProductPlan("tokens", block_n=128, block_k=128, num_stages=4, num_warps=8),
     )
+
+
+_LARGEST_PACKED_TILE: Final = 64
+"""Pairs: their sums, twice with a gate, have to find room in registers beside the weights that are unpacked."""
+
+
+def has_packed(shape: Shape) -> bool:
+    """Whether gate_up or down is of a few bits."""
+    return any(kind.startswith("w") for kind in shape.weights.split("+"))
+
+
+def plan_of_packed(num_tokens: int, shape: Shape, *, hopper_stages: int = 0) -> MoePlan:
+    """As plan_by_rule, where weights are of a few bits, or some of them.
+
+    hopper_stages: if not 0, by Hopper's kernel of that depth, for weights of few bits that `packed.fits_hopper`.
+    """
+    block_m, mean = 16, num_tokens * shape.top_k / shape.num_experts
+    while block_m < _LARGEST_PACKED_TILE and block_m < 2 * mean:
+        block_m *= 2
+    if hopper_stages:
+        product = ProductPlan("grouped", TILE_ROWS, TILE_COLUMNS, num_stages=hopper_stages)
+        return MoePlan(block_m, product, product)
+    product = ProductPlan("weights", TILE_ROWS, TILE_COLUMNS, num_stages=3)
+    return MoePlan(block_m, product, product, combined=num_tokens <= MAX_FEW)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import torch
 
 from oneloop_kernels.ops.fp8_linear.quantize import dequantized, quantize_blocks, quantize_rows
+from oneloop_kernels.ops.moe.packed_stack import PackedStack
+from oneloop_kernels.ops.packed_linear import TILE_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +36,7 @@ class Fp8Stack(NamedTuple):
         return self.scales.dim() == 3
 
 
-ExpertWeight = torch.Tensor | Fp8Stack
+ExpertWeight = torch.Tensor | Fp8Stack | PackedStack
 """The weight of one map of all experts, [num_experts, rows, in_size]. A tensor: plain numbers of the model's type."""
 
 
@@ -42,6 +44,9 @@ def kind_of(weight: ExpertWeight) -> str:
     """A name for how it is kept, which plans are found by."""
     if isinstance(weight, torch.Tensor):
         return "plain"
+    if isinstance(weight, PackedStack):
+        ordered = "" if weight.order is None else "-ordered"
+        return f"w{weight.bits}g{TILE_COLUMNS // weight.groups}{ordered}"
     return "fp8-block" if weight.by_block else "fp8"
 
 
@@ -54,6 +59,8 @@ def multiply(
     """[n, rows]: x [n, in_size] · one expert's weightᵀ, in plain torch. product: as in linear.apart.Stages."""
     if isinstance(weight, torch.Tensor):
         return product(x, weight[expert], None)
+    if isinstance(weight, PackedStack):
+        return product(x, weight.plain(expert), None)  # written out for no longer than it is used
     return _multiply_fp8(x, weight.values[expert], weight.scales[expert], product)
 
 

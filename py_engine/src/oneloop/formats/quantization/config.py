@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from oneloop.errors import ConfigError
 from oneloop.formats.quantization.fp8 import Fp8Scheme, float_group_scheme, fp8_scheme
 from oneloop.formats.quantization.int4 import Int4Scheme, awq_scheme, gptq_scheme, packed_group_scheme
-from oneloop.formats.quantization.names import module_names
+from oneloop.formats.quantization.names import excluded_modules, module_names
 from oneloop.formats.quantization.spec import QuantizationSpec
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def read_quantization(config: JsonValues) -> QuantizationSpec | None:
         _refuse_others_of_compressed(values)
         ignored = module_names(values, "ignore")
         return QuantizationSpec(method=method, scheme=_only_group(values), ignored=ignored)
-    only = None
+    only: tuple[str, ...] | None = None
+    excluded: tuple[str, ...] = ()
     if method == "fbgemm_fp8":
         scheme: Fp8Scheme | Int4Scheme = Fp8Scheme(scales="channel")
     elif method == "fp8":
@@ -55,10 +56,11 @@ def read_quantization(config: JsonValues) -> QuantizationSpec | None:
     elif method == "gptq":
         scheme = gptq_scheme(values)
         only = module_names(values, _BLOCK_MODULES) or None
+        excluded = excluded_modules(values, "dynamic")
     else:
         values.fail("quant_method", f"{method[:60]!r} is not supported; supported are {', '.join(METHODS)}")
     ignored = (*module_names(values, "modules_to_not_convert"), *module_names(values, "ignored_layers"))
-    return QuantizationSpec(method=method, scheme=scheme, ignored=(_HEAD, *ignored), only=only)
+    return QuantizationSpec(method=method, scheme=scheme, ignored=(_HEAD, *ignored, *excluded), only=only)
 
 
 def quantization_key(config: JsonValues) -> str | None:

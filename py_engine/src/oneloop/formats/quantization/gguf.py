@@ -39,6 +39,12 @@ class GgufScheme:
         grouped = groupby(range(len(forms)), key=forms.__getitem__)
         return tuple((form, tuple(indices)) for form, indices in grouped)
 
+    def expert_form(self, num_parts: int, in_size: int) -> Form | None:
+        """As Int4Scheme.expert_form: parts of several types are kept as plain numbers."""
+        first, *others = self.types[:num_parts]
+        form = FORMS.get(first)
+        return form if form is not None and all(kind == first for kind in others) else None
+
     def kept_bytes(self, parts: tuple[int, ...], in_size: int) -> int:
         """Memory of a map of so many results for each of its parts, the plain ones in 16 bits."""
         total = 0

@@ -80,6 +80,10 @@ class Int4Scheme:
         """How such weights are kept on a GPU."""
         return Form(4, self.group_size, shifts=self.zero_points, ordered=self.act_order)
 
+    def expert_form(self, num_parts: int, in_size: int) -> Form | None:
+        """How a map of experts is kept on a GPU, whose parts are so many in each; None: as plain numbers."""
+        return self.form if self.form.is_packable(in_size) else None
+
     def kept_bytes(self, parts: tuple[int, ...], in_size: int) -> int:
         """Memory of a map of so many results for each part; of 16-bit numbers where no kernel has its groups."""
         if not self.form.is_packable(in_size):
@@ -112,8 +116,6 @@ def gptq_scheme(config: JsonValues) -> Int4Scheme:
         )
     if config.string("pack_dtype", default="int32") != "int32":
         config.fail("pack_dtype", f"{config.raw('pack_dtype')!r} is not supported; supported is int32")
-    if config.raw("dynamic"):
-        config.fail("dynamic", "settings of some modules alone are not supported; supported are those of all")
     return Int4Scheme(
         layout="gptq",
         group_size=_group(config, config.integer("group_size", -1, _MAX_GROUP)),

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 PATTERN: Final = "re:"
 """What begins a regular expression."""
+EXCLUDED: Final = "-:"
+"""What begins a pattern of modules that are left alone, where others have settings of their own (GPTQModel)."""
 _MAX_NAMES: Final = 1 << 16
 _MAX_LENGTH: Final = 200
 _MAX_PATTERNS: Final = 256
@@ -28,6 +30,24 @@ def module_names(config: JsonValues, key: str) -> tuple[str, ...]:
     names = [] if config.raw(key) is None else config.raw(key)
     if isinstance(names, list) and all(isinstance(part, list) for part in names):
         names = [name for part in names for name in part]
+    return _checked(config, key, names)
+
+
+def excluded_modules(config: JsonValues, key: str) -> tuple[str, ...]:
+    """Patterns of the modules that an object of patterns with settings of their own leaves alone: those after "-:".
+
+    ModelError where it has other settings for some, or as module_names().
+    """
+    if not config.raw(key):
+        return ()
+    config.object(key)  # or it is refused
+    patterns = list(config.raw(key))
+    if any(not pattern.startswith(EXCLUDED) for pattern in patterns):
+        config.fail(key, "settings of some modules alone are not supported; supported are those of all")
+    return _checked(config, key, [PATTERN + pattern.removeprefix(EXCLUDED) for pattern in patterns])
+
+
+def _checked(config: JsonValues, key: str, names: object) -> tuple[str, ...]:
     if (
         not isinstance(names, list)
         or len(names) > _MAX_NAMES

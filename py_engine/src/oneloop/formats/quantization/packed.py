@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 TILE_ROWS: Final = 64
 TILE_COLUMNS: Final = 128
@@ -17,7 +17,7 @@ class Form(NamedTuple):
     bits: 4, 6 or 8. group_size: columns that share a scale; None: all of a row. shifts: groups have zeros or offsets.
     """
 
-    bits: int
+    bits: Literal[4, 6, 8]
     group_size: int | None
     shifts: bool
     ordered: bool = False

@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Final
 
 from oneloop.formats.expected import linear_maps, num_parameters
 from oneloop.formats.quantization.fp8 import Fp8Scheme
+from oneloop.formats.quantization.packed import halves_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from oneloop.config import DtypeName, EngineConfig
+    from oneloop.formats.expected import LinearMap
     from oneloop.formats.model_spec import ModelSpec
+    from oneloop.formats.quantization.gguf import GgufScheme
+    from oneloop.formats.quantization.int4 import Int4Scheme
 
 ITEM_BYTES: Final[Mapping[DtypeName, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -32,9 +36,18 @@ def weight_bytes(spec: ModelSpec, item_bytes: int, *, on_gpu: bool) -> int:
     for one in linear_maps(spec):
         scheme = spec.quantization.scheme_of(one.names)
         if isinstance(scheme, Fp8Scheme) or (scheme is not None and on_gpu and item_bytes == 2):
-            kept = one.stacked * scheme.kept_bytes(one.of_one, one.in_size)
-            total += kept - sum(one.out_sizes) * one.in_size * item_bytes
+            total += _kept_bytes(one, scheme) - sum(one.out_sizes) * one.in_size * item_bytes
     return total
+
+
+def _kept_bytes(one: LinearMap, scheme: Fp8Scheme | Int4Scheme | GgufScheme) -> int:
+    """Of a map whose numbers are not plain, or of all experts' maps; plain ones are of 16 bits here."""
+    if not one.experts or isinstance(scheme, Fp8Scheme):
+        return one.stacked * scheme.kept_bytes(one.of_one, one.in_size)
+    form = scheme.expert_form(len(one.of_one), one.in_size)
+    if form is None:
+        return 2 * sum(one.out_sizes) * one.in_size
+    return one.stacked * form.kept_bytes(sum(one.of_one), one.in_size, halves=halves_of(one.of_one))
 
 
 def kv_item_bytes(config: EngineConfig, item_bytes: int) -> int:
@@ -43,13 +56,16 @@ def kv_item_bytes(config: EngineConfig, item_bytes: int) -> int:
 
 
 def written_out_bytes(spec: ModelSpec, item_bytes: int) -> int:
-    """The largest packed weight as the plain numbers of the model's type: of many rows it is multiplied as such."""
+    """The largest packed weight as the plain numbers of the model's type: of many rows it is multiplied as such.
+
+    But for experts', which are unpacked in the product.
+    """
     if spec.quantization is None or item_bytes != 2:
         return 0
     sizes = [
         sum(one.of_one) * one.in_size * item_bytes
         for one in linear_maps(spec)
-        if not isinstance(spec.quantization.scheme_of(one.names), Fp8Scheme | None)
+        if not one.experts and not isinstance(spec.quantization.scheme_of(one.names), Fp8Scheme | None)
     ]
     return max(sizes, default=0)
 
