@@ -15,7 +15,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     async_copy,
     fence_async_shared,
     warpgroup_mma,
-    warpgroup_mma_init,
     warpgroup_mma_wait,
 )
 
@@ -192,9 +191,7 @@ def _products(
     halves: gl.constexpr = 2 if GATED else 1
     layout: gl.constexpr = _layout_of(BLOCK_M, gl.num_warps())
     gate = gl.zeros([TILE_ROWS, BLOCK_M], gl.float32, layout)
-    last = gate
-    if BLOCK_M > FEW_ROWS:
-        last = warpgroup_mma_init(gate)  # up where gated, else gate
+    up_sums = gate
     for step in range(COUNT):
         async_copy.wait_group(AHEAD - 1)
         if BLOCK_M > FEW_ROWS:
@@ -213,17 +210,21 @@ def _products(
         place = step % STAGES * halves
         x = rows.index(step % STAGES).permute((1, 0))
         if BLOCK_M > FEW_ROWS:
+            # The tensor cores read the registers of their operand until they have been waited for, which therefore
+            # stands in the same turn of the loop: beyond it the same registers have the next numbers.
             weights = scaled_weights(
                 words, high, params, place, 0, BITS, SHIFT, GROUPS, 1, rows.dtype, layout
             )
-            waited = warpgroup_mma_wait(0, deps=[last])
+            under_way = warpgroup_mma(weights, x, gate, is_async=True)
             if GATED:
-                under_way = warpgroup_mma(weights, x, gate, is_async=True)
-                weights = scaled_weights(
+                up_weights = scaled_weights(
                     words, high, params, place + 1, 0, BITS, SHIFT, GROUPS, 1, rows.dtype, layout
                 )
-                gate = warpgroup_mma_wait(0, deps=[under_way])
-            last = warpgroup_mma(weights, x, waited, is_async=True)
+                gate, _ = warpgroup_mma_wait(0, deps=[under_way, weights])
+                up_under_way = warpgroup_mma(up_weights, x, up_sums, is_async=True)
+                up_sums, _ = warpgroup_mma_wait(0, deps=[up_under_way, up_weights])
+            else:
+                gate, _ = warpgroup_mma_wait(0, deps=[under_way, weights])
         else:
             loaded = x.load(gl.DotOperandLayout(1, layout, 2))
             ones = gate
@@ -231,18 +232,13 @@ def _products(
                 ones = _sums_of(loaded, BLOCK_M, layout)
             gate = _add(gate, loaded, ones, words, high, params, place, BITS, SHIFT, GROUPS, ON_SUMS, layout)
             if GATED:
-                last = _add(
-                    last, loaded, ones, words, high, params, place + 1, BITS, SHIFT, GROUPS, ON_SUMS, layout
-                )
+                up_sums = _add(
+                    up_sums, loaded, ones, words, high, params, place + 1,
+                    BITS, SHIFT, GROUPS, ON_SUMS, layout,
+                )  # fmt: skip
     async_copy.wait_group(0)
-    if BLOCK_M > FEW_ROWS:
-        done = warpgroup_mma_wait(0, deps=[last])
-        if GATED:
-            gate = gate / (1.0 + gl.exp(-gate)) * done
-        else:
-            gate = done
-    elif GATED:
-        gate = gate / (1.0 + gl.exp(-gate)) * last
+    if GATED:
+        gate = gate / (1.0 + gl.exp(-gate)) * up_sums
     return gate
 
 
