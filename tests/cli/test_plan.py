@@ -15,6 +15,9 @@ from oneloop.config import EngineConfig
 from oneloop.device.cards import card_named
 from oneloop.executor.cpu import CpuExecutor
 from oneloop.formats.model_spec import ModelSpec, MoeSpec
+from oneloop.formats.quantization.config import WHILE_LOADING
+from oneloop.formats.quantization.int4 import Int4Scheme
+from oneloop.formats.quantization.spec import QuantizationSpec
 from oneloop.worker.memory.ledger import DeviceMemory
 from oneloop.worker.memory.plan import plan_memory
 from oneloop.worker.roofline import Roofline, known_roofline
@@ -34,6 +37,9 @@ QWEN_30B_A3B = replace(
     num_kv_heads=4, tie_word_embeddings=False,
     moe=MoeSpec(num_experts=128, top_k=8, intermediate_size=768, renormalised=True, layout="qwen"),
 )  # fmt: skip
+
+
+GPTQ = Int4Scheme(layout="gptq", group_size=128, zero_points=False)
 
 
 @pytest.fixture
@@ -213,6 +219,34 @@ def test_decode_times_are_the_arithmetic_limits(spec, context, limits_ms):
     roofline = Roofline(spec=spec, card=replace(card, flops=790e12))
     for batch, milliseconds in limits_ms.items():
         assert roofline.decode_s(batch, context) * 1e3 == pytest.approx(milliseconds, rel=0.06)
+
+
+def test_limits_count_weights_and_keys_as_they_are_kept():
+    """Llama 3.1 8B on one H200: in 8 bits 8.0 GB and 71 MB of keys and values; in 4 bits 4.7 GB and 143 MB."""
+    card = card_named("h200")
+    assert card is not None
+    fp8 = replace(LLAMA_8B, quantization=QuantizationSpec(method="fp8", scheme=WHILE_LOADING["fp8"]))
+    narrow = Roofline(spec=fp8, card=card, kv_item_bytes=1)
+    assert narrow.decode_s(1, 1088) * 1e3 == pytest.approx(1.8, rel=0.06)
+    plain = Roofline(spec=LLAMA_8B, card=card)
+    assert narrow.decode_s(256, 1088) < plain.decode_s(256, 1088) / 1.8
+    assert narrow.prefill_tokens_per_s(1024) == pytest.approx(2 * plain.prefill_tokens_per_s(1024), rel=0.05)
+    # of 4 bits products have the rate of 16
+    four = replace(LLAMA_8B, quantization=QuantizationSpec(method="gptq", scheme=GPTQ))
+    packed = Roofline(spec=four, card=card)
+    assert packed.decode_s(1, 1088) * 1e3 == pytest.approx(1.1, rel=0.06)
+    assert packed.prefill_tokens_per_s(1024) == plain.prefill_tokens_per_s(1024)
+
+
+def test_experts_that_are_read_count_as_they_are_kept():
+    card = card_named("h200")
+    assert card is not None
+    fp8 = replace(QWEN_30B_A3B, quantization=QuantizationSpec(method="fp8", scheme=WHILE_LOADING["fp8"]))
+    plain, narrow = (Roofline(spec=spec, card=card) for spec in (QWEN_30B_A3B, fp8))
+    head = 2 * QWEN_30B_A3B.vocab_size * QWEN_30B_A3B.hidden_size / card.bytes_per_s
+    for batch in (1, 32):
+        halved = (plain.decode_s(batch, 1) - head) / (narrow.decode_s(batch, 1) - head)
+        assert halved == pytest.approx(2, rel=0.02)
 
 
 LLAMA_70B = replace(LLAMA_8B, hidden_size=8192, intermediate_size=28_672, num_layers=80, num_heads=64)

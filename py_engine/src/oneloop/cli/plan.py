@@ -15,7 +15,7 @@ from oneloop.loader.resolve import check_format, resolve_model
 from oneloop.worker.memory.free import machine_memory
 from oneloop.worker.memory.ledger import DeviceMemory, MemoryPlanError
 from oneloop.worker.memory.plan import plan_memory
-from oneloop.worker.memory.sizes import ITEM_BYTES
+from oneloop.worker.memory.sizes import ITEM_BYTES, kv_item_bytes
 from oneloop.worker.roofline import known_roofline
 
 if TYPE_CHECKING:
@@ -130,7 +130,8 @@ def ledger_values(server: ServerToPlan, ledger: MemoryLedger) -> dict[str, Any]:
 def as_values(server: ServerToPlan, plan: MemoryPlan) -> dict[str, Any]:
     """The plan as numbers: bytes, tokens, seconds."""
     resolved = server.config.resolved
-    roofline = known_roofline(server.spec, server.card, ITEM_BYTES[server.dtype])
+    item_bytes = ITEM_BYTES[server.dtype]
+    roofline = known_roofline(server.spec, server.card, item_bytes, kv_item_bytes(server.config, item_bytes))
     quick_step_tokens = None if roofline is None else roofline.quick_step_tokens()
     lengths = sorted({*(length for length in CONTEXTS if length < plan.max_model_len), plan.max_model_len})
     values: dict[str, Any] = {

@@ -10,8 +10,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from oneloop.formats.expected import num_expert_parameters, num_parameters, num_sparse_layers
-from oneloop.worker.memory.sizes import kv_token_bytes
+from oneloop.formats.expected import linear_maps, num_expert_parameters, num_parameters, num_sparse_layers
+from oneloop.formats.quantization.fp8 import Fp8Scheme
+from oneloop.worker.memory.sizes import expert_bytes, kv_token_bytes, weight_bytes
 
 if TYPE_CHECKING:
     from oneloop.device.cards import Card
@@ -25,32 +26,38 @@ RATED_ITEM_BYTES: Final = 2
 """The rates of the cards' table are those of 16 bits."""
 
 
-def known_roofline(spec: ModelSpec, card: Card | None, item_bytes: int) -> Roofline | None:
-    """None where the rates are unknown: for a CPU, another card (both are no `card`), and other sizes of elements."""
-    return None if card is None or item_bytes != RATED_ITEM_BYTES else Roofline(spec=spec, card=card)
+def known_roofline(
+    spec: ModelSpec, card: Card | None, item_bytes: int, kv_item_bytes: int = RATED_ITEM_BYTES
+) -> Roofline | None:
+    """None where the rates are unknown: for a CPU, another card (both are no `card`), activations of other sizes."""
+    if card is None or item_bytes != RATED_ITEM_BYTES:
+        return None
+    return Roofline(spec=spec, card=card, kv_item_bytes=kv_item_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
-    """A model on a card, its weights and KV in elements of 16 bits."""
+    """A model on a card: activations of 16 bits, weights as they are kept. Products in 8 bits have twice the rate."""
 
     spec: ModelSpec
     card: Card
+    kv_item_bytes: int = RATED_ITEM_BYTES
+    """Of an element of keys and values."""
 
     def decode_s(self, batch: int, context: int) -> float:
         """Seconds of a step that computes one token for each of `batch` sequences of `context` tokens.
 
-        Products: max(weights / bandwidth, 2 · a token's weights · batch / rate). Of experts, those that some token is
-        sent to are read, in the mean of tokens that go anywhere alike. Attention: max(KV / bandwidth,
+        Products: max(bytes of weights / bandwidth, 2 · a token's weights · batch / rate). Of experts, those that some
+        token is sent to are read, in the mean of tokens that go anywhere alike. Attention: max(KV / bandwidth,
         4 · batch · context · query width · layers / rate).
         """
         products = max(
-            self._parameters_read(batch) * RATED_ITEM_BYTES / self.card.bytes_per_s,
-            2 * self._parameters_of_token() * batch / self.card.flops,
+            self._bytes_read(batch) / self.card.bytes_per_s,
+            2 * self._work_of_token() * batch / self.card.flops,
         )
         tokens = batch * context
         attention = max(
-            tokens * kv_token_bytes(self.spec, RATED_ITEM_BYTES) / self.card.bytes_per_s,
+            tokens * kv_token_bytes(self.spec, self.kv_item_bytes) / self.card.bytes_per_s,
             tokens * self._attention_flops() / self.card.flops,
         )
         return products + attention
@@ -62,7 +69,7 @@ class Roofline:
         once per prompt.
         """
         head = self.spec.vocab_size * self.spec.hidden_size
-        layers = self._parameters_of_token() - head
+        layers = self._work_of_token() - head
         flops = 2 * layers + self._attention_flops() * prompt / 2 + 2 * head / prompt
         return self.card.flops / flops
 
@@ -71,7 +78,8 @@ class Roofline:
         below that another token is nearly free. A power of two, so that products are cut into whole waves of tiles.
 
         Time: 2 · a token's parameters in the layers · tokens / rate. The bound: rate · bytes of an element /
-        (2 · bandwidth), times all parameters per parameter of a token.
+        (2 · bandwidth), times all parameters per parameter of a token. All as if weights had 16 bits: what smaller
+        ones allow has not been measured.
         """
         head = self.spec.vocab_size * self.spec.hidden_size
         layers, met = self._matrix_parameters() - head, self._parameters_of_token() - head
@@ -90,11 +98,27 @@ class Roofline:
         idle = 0 if moe is None else moe.num_experts - moe.top_k
         return self._matrix_parameters() - idle * self._expert_parameters()
 
-    def _parameters_read(self, batch: int) -> float:
-        """Of experts · (1 − top_k / experts)^batch experts a step reads nothing."""
-        moe = self.spec.moe
-        idle = 0.0 if moe is None else moe.num_experts * (1 - moe.top_k / moe.num_experts) ** batch
-        return self._matrix_parameters() - idle * self._expert_parameters()
+    def _work_of_token(self) -> float:
+        """The same, those in 8 bits counted half: products of these have twice the rate."""
+        moe, quantization = self.spec.moe, self.spec.quantization
+        if quantization is None:
+            return self._parameters_of_token()
+        saved = 0.0
+        for one in linear_maps(self.spec):
+            if isinstance(quantization.scheme_of(one.names), Fp8Scheme):
+                share = moe.top_k / moe.num_experts if moe is not None and one.experts else 1
+                saved += share * sum(one.out_sizes) * one.in_size / 2
+        return self._parameters_of_token() - saved
+
+    def _bytes_read(self, batch: int) -> float:
+        """Of the weights. A step reads (1 − top_k / experts)^batch of all experts not at all."""
+        spec, moe = self.spec, self.spec.moe
+        embedding = num_parameters(spec) - self._matrix_parameters()
+        read = weight_bytes(spec, RATED_ITEM_BYTES, on_gpu=True) - embedding * RATED_ITEM_BYTES
+        if moe is None:
+            return read
+        idle = (1 - moe.top_k / moe.num_experts) ** batch
+        return read - idle * expert_bytes(spec, RATED_ITEM_BYTES, on_gpu=True)
 
     def _expert_parameters(self) -> int:
         """One expert of each layer that has them."""

@@ -34,10 +34,23 @@ def weight_bytes(spec: ModelSpec, item_bytes: int, *, on_gpu: bool) -> int:
     if spec.quantization is None:
         return total
     for one in linear_maps(spec):
-        scheme = spec.quantization.scheme_of(one.names)
-        if isinstance(scheme, Fp8Scheme) or (scheme is not None and on_gpu and item_bytes == 2):
-            total += _kept_bytes(one, scheme) - sum(one.out_sizes) * one.in_size * item_bytes
+        total += (
+            _map_bytes(spec, one, item_bytes, on_gpu=on_gpu) - sum(one.out_sizes) * one.in_size * item_bytes
+        )
     return total
+
+
+def expert_bytes(spec: ModelSpec, item_bytes: int, *, on_gpu: bool) -> int:
+    """Of `weight_bytes` those of experts that tokens are sent to."""
+    maps = (one for one in linear_maps(spec) if one.experts)
+    return sum(_map_bytes(spec, one, item_bytes, on_gpu=on_gpu) for one in maps)
+
+
+def _map_bytes(spec: ModelSpec, one: LinearMap, item_bytes: int, *, on_gpu: bool) -> int:
+    scheme = None if spec.quantization is None else spec.quantization.scheme_of(one.names)
+    if isinstance(scheme, Fp8Scheme) or (scheme is not None and on_gpu and item_bytes == 2):
+        return _kept_bytes(one, scheme)
+    return sum(one.out_sizes) * one.in_size * item_bytes
 
 
 def _kept_bytes(one: LinearMap, scheme: Fp8Scheme | Int4Scheme | GgufScheme) -> int:
