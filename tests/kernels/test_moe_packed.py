@@ -213,6 +213,36 @@ def test_padding_is_left_alone(moe, inputs, half_dtype):
     assert not torch.equal(call.x[:5], before[:5])
 
 
+@pytest.mark.parametrize("num_tokens", [2, 33])
+def test_all_experts_are_chosen(inputs, kernel_device, half_dtype, num_tokens):
+    call = make_call(inputs, half_dtype, KINDS["q4_0"], num_tokens, shared=True)
+    call = call._replace(experts=call.experts._replace(top_k=NUM_EXPERTS))
+    check(call, MOE.resolve(kernel_device, half_dtype, name="triton"))
+
+
+@pytest.mark.usefixtures("products_of_tensor_cores")
+@pytest.mark.parametrize("num_tokens", [20, 70])
+def test_all_tokens_have_the_same_experts(inputs, kernel_device, half_dtype, num_tokens):
+    """The others have none; of the 70 more than a tile holds. Where a token stands changes no bit of it."""
+    call = make_call(inputs, half_dtype, KINDS["gptq"], num_tokens)
+    router, moe = call.experts.router, MOE.resolve(kernel_device, half_dtype, name="triton")
+    call.x.copy_(((router[1] + router[4]) * call.norm.weight.sign()).expand_as(call.x))
+    statistics = torch.zeros(NUM_EXPERTS, dtype=torch.int64, device=inputs.device)
+    check(call, lambda call: moe(call._replace(statistics=statistics)))
+    assert statistics.tolist() == [0, num_tokens, 0, 0, num_tokens, 0]
+    assert torch.equal(call.x, call.x[:1].expand_as(call.x))
+
+
+@pytest.mark.parametrize("num_tokens", [3, 33])
+def test_nothing_but_padding(moe, inputs, half_dtype, num_tokens):
+    call = make_call(inputs, half_dtype, KINDS["q4_k"], num_tokens, shared=True)
+    before = call.x.clone()
+    moe(call._replace(slots=torch.full((num_tokens,), -1, device=inputs.device)))
+    moe(call._replace(slots=torch.empty(0, dtype=torch.int64, device=inputs.device)))
+    assert torch.equal(call.x, before)
+    assert not call.counters.any()
+
+
 @pytest.mark.gpu
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("num_tokens", HOPPER)
