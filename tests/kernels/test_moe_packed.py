@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -13,7 +14,7 @@ from oneloop_kernels.compiling.workers import CompileWorkers
 from oneloop_kernels.launch import compiling_ahead
 from oneloop_kernels.ops.linear import Norm
 from oneloop_kernels.ops.moe import MOE, Experts, MoeCall, num_counters
-from oneloop_kernels.ops.moe.launches import shape_of
+from oneloop_kernels.ops.moe.launches import combines, shape_of
 from oneloop_kernels.ops.moe.packed_stack import PackedStack
 from oneloop_kernels.ops.moe.plans import Shape, plan_for, plan_of_packed
 from oneloop_kernels.ops.packed_linear.packing import Numbers, dequantize, joined, pack
@@ -308,6 +309,16 @@ def test_an_expert_of_another_kind_is_refused(inputs, half_dtype):
     for kind in ("q4_0", "gptq", "q8_0"):
         with pytest.raises(ValueError, match="expert 3 is of another kind than the others"):
             stack.put(3, make_numbers(inputs, KINDS[kind], 72, 200))
+
+
+@pytest.mark.parametrize(("hidden", "combined"), [(63 * 64, True), (4096, False)])
+def test_sums_are_combined_while_there_are_tickets(inputs, half_dtype, hidden, combined):
+    """One for each tile of 64 results, whatever a plan's blocks are: these are of other weights."""
+    call = make_call(inputs, half_dtype, KINDS["q4_0"], 1, hidden=64, width=16)
+    plan = plan_of_packed(1, shape_of(call))
+    for block_n in (64, 256):
+        wide = replace(plan, down=replace(plan.down, block_n=block_n))
+        assert combines(call._replace(x=inputs.normal(1, hidden, dtype=half_dtype)), wide) is combined
 
 
 def test_plans_are_by_the_kinds_of_both_maps(inputs, half_dtype):
