@@ -163,6 +163,28 @@ def test_products(inputs, dtype, name, kind, num_tokens):
     assert_close(call.x, expected, kind="linear")
 
 
+@pytest.mark.parametrize(("num_experts", "num_tokens"), [(1, 33), (3, 2), (3, 33)])
+def test_all_experts_are_chosen(inputs, kernel_device, dtype, num_experts, num_tokens):
+    """By their own plans; of the tokens that are no padding."""
+    sizes = {"num_experts": num_experts, "top_k": num_experts}
+    call = make_call(inputs, dtype, num_tokens, "by small block", **sizes)
+    plan = plan_for(kernel_device, dtype, num_tokens, shape_of(call))
+    expected = call.x.double() + check_products(call, plan)
+    gpu.run(call, plan)
+    assert not call.counters.any()
+    assert_close(call.x, expected, kind="linear")
+
+
+@pytest.mark.parametrize("num_tokens", [3, 33])
+def test_nothing_but_padding(inputs, kernel_device, dtype, num_tokens):
+    call = make_call(inputs, dtype, num_tokens, "by block", num_experts=3, shared=True)
+    before, compute = call.x.clone(), MOE.resolve(kernel_device, dtype, name="triton")
+    compute(call._replace(slots=torch.full((num_tokens,), -1, device=inputs.device)))
+    compute(call._replace(slots=torch.empty(0, dtype=torch.int64, device=inputs.device)))
+    assert torch.equal(call.x, before)
+    assert not call.counters.any()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("block_m", [64, 128])
 @pytest.mark.parametrize("kind", ["by row", "by block"])

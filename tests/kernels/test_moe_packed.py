@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -13,7 +14,7 @@ from oneloop_kernels.compiling.workers import CompileWorkers
 from oneloop_kernels.launch import compiling_ahead
 from oneloop_kernels.ops.linear import Norm
 from oneloop_kernels.ops.moe import MOE, Experts, MoeCall, num_counters
-from oneloop_kernels.ops.moe.launches import shape_of
+from oneloop_kernels.ops.moe.launches import combines, shape_of
 from oneloop_kernels.ops.moe.packed_stack import PackedStack
 from oneloop_kernels.ops.moe.plans import Shape, plan_for, plan_of_packed
 from oneloop_kernels.ops.packed_linear.packing import Numbers, dequantize, joined, pack
@@ -213,6 +214,36 @@ def test_padding_is_left_alone(moe, inputs, half_dtype):
     assert not torch.equal(call.x[:5], before[:5])
 
 
+@pytest.mark.parametrize("num_tokens", [2, 33])
+def test_all_experts_are_chosen(inputs, kernel_device, half_dtype, num_tokens):
+    call = make_call(inputs, half_dtype, KINDS["q4_0"], num_tokens, shared=True)
+    call = call._replace(experts=call.experts._replace(top_k=NUM_EXPERTS))
+    check(call, MOE.resolve(kernel_device, half_dtype, name="triton"))
+
+
+@pytest.mark.usefixtures("products_of_tensor_cores")
+@pytest.mark.parametrize("num_tokens", [20, 70])
+def test_all_tokens_have_the_same_experts(inputs, kernel_device, half_dtype, num_tokens):
+    """The others have none; of the 70 more than a tile holds. Where a token stands changes no bit of it."""
+    call = make_call(inputs, half_dtype, KINDS["gptq"], num_tokens)
+    router, moe = call.experts.router, MOE.resolve(kernel_device, half_dtype, name="triton")
+    call.x.copy_(((router[1] + router[4]) * call.norm.weight.sign()).expand_as(call.x))
+    statistics = torch.zeros(NUM_EXPERTS, dtype=torch.int64, device=inputs.device)
+    check(call, lambda call: moe(call._replace(statistics=statistics)))
+    assert statistics.tolist() == [0, num_tokens, 0, 0, num_tokens, 0]
+    assert torch.equal(call.x, call.x[:1].expand_as(call.x))
+
+
+@pytest.mark.parametrize("num_tokens", [3, 33])
+def test_nothing_but_padding(moe, inputs, half_dtype, num_tokens):
+    call = make_call(inputs, half_dtype, KINDS["q4_k"], num_tokens, shared=True)
+    before = call.x.clone()
+    moe(call._replace(slots=torch.full((num_tokens,), -1, device=inputs.device)))
+    moe(call._replace(slots=torch.empty(0, dtype=torch.int64, device=inputs.device)))
+    assert torch.equal(call.x, before)
+    assert not call.counters.any()
+
+
 @pytest.mark.gpu
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("num_tokens", HOPPER)
@@ -278,6 +309,16 @@ def test_an_expert_of_another_kind_is_refused(inputs, half_dtype):
     for kind in ("q4_0", "gptq", "q8_0"):
         with pytest.raises(ValueError, match="expert 3 is of another kind than the others"):
             stack.put(3, make_numbers(inputs, KINDS[kind], 72, 200))
+
+
+@pytest.mark.parametrize(("hidden", "combined"), [(63 * 64, True), (4096, False)])
+def test_sums_are_combined_while_there_are_tickets(inputs, half_dtype, hidden, combined):
+    """One for each tile of 64 results, whatever a plan's blocks are: these are of other weights."""
+    call = make_call(inputs, half_dtype, KINDS["q4_0"], 1, hidden=64, width=16)
+    plan = plan_of_packed(1, shape_of(call))
+    for block_n in (64, 256):
+        wide = replace(plan, down=replace(plan.down, block_n=block_n))
+        assert combines(call._replace(x=inputs.normal(1, hidden, dtype=half_dtype)), wide) is combined
 
 
 def test_plans_are_by_the_kinds_of_both_maps(inputs, half_dtype):

@@ -23,11 +23,8 @@ from oneloop.attention.metadata import AttentionMetadata
 from oneloop.engine.offline import LLM
 from oneloop.engine.params import SamplingParams
 from oneloop.errors import ModelError
-from oneloop.formats.quantization.fp8 import Fp8Scheme
-from oneloop.formats.quantization.spec import QuantizationSpec
 from oneloop.loader.load import load_model
 from oneloop.loader.resolve import resolve_model
-from oneloop.quant import experts
 from oneloop_kernels.ops.moe.weights import Fp8Stack
 from oneloop_kernels.ops.paged_attention import PAGED_ATTENTION, AttentionRows, AttentionShape
 
@@ -340,19 +337,6 @@ def test_experts_may_be_left_alone(kit: Any, tmp_path: Path) -> None:
     model = kit.load(folder)
     assert model.layers[0].sparse.experts.gate_up.dtype == torch.float32
     assert model.layers[0].attention.qkv.stored.matrix.dtype == E4M3
-
-
-def test_cards_without_kernels_are_told(monkeypatch: Any) -> None:
-    """Before anything is allocated."""
-    monkeypatch.setattr(experts, "INTERPRETED", False)
-    monkeypatch.setattr(experts, "generation", lambda _device: 8)
-    quantization = QuantizationSpec(method="fp8", scheme=Fp8Scheme(scales="channel"))
-    with pytest.raises(
-        ModelError, match=r"a\.w2: .* from compute capability 9 on, and this card's is 8; take"
-    ):
-        experts.stored_experts(
-            quantization, 64, [{"a.w2": 32}], dtype=torch.bfloat16, device=torch.device("cuda")
-        )
 
 
 W1, W2 = (f"model.layers.1.block_sparse_moe.experts.2.{name}" for name in ("w1", "w2"))

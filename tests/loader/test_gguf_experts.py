@@ -15,6 +15,7 @@ from gguf.constants import GGMLQuantizationType
 from oneloop.errors import ModelError
 from oneloop.formats.gguf import read_gguf
 from oneloop.formats.gguf_spec import gguf_model_spec
+from oneloop.loader import load
 from oneloop.loader.load import load_model
 from oneloop.loader.resolve import resolve_model
 from oneloop.quant.plain import PlainWeight
@@ -339,3 +340,32 @@ def test_an_architecture_of_experts_needs_some(kit: Any, tmp_path: Path, arch: s
     with pytest.raises(ModelError, match="missing") as caught:
         resolve_model(str(path))
     assert caught.value.item == f"{arch}.expert_count"
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("packed", [False, True])
+def test_scales_that_are_no_numbers(
+    kit: Any, tmp_path: Path, monkeypatch: Any, kind: str, value: float, packed: bool
+) -> None:
+    """Of one block of one expert; where blocks stay as they are, and where they are dequantised."""
+    monkeypatch.setattr(load, "loading_threads", lambda _device: 3)
+    options = {
+        "hidden_size": 256,
+        "moe_intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "mlp_only_layers": [],
+    }
+    model, shape = kit.tiny_model("qwen3_moe", **options), torch.Size((6, 256, 256))
+    names = (f"blk.{layer}.{part}.weight" for layer in (0, 1) for part in EXPERT_PARTS)
+    blocks = {name: random_blocks(kind, shape, seed) for seed, name in enumerate(names)}
+    size, num_bytes = gguf.constants.GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    place = {"Q6_K": 208, "Q4_1": 2}.get(kind, 0)
+    damaged = blocks[UP].reshape(6, 256, 256 // size, num_bytes)[4, 7, -1]
+    damaged[place : place + 2] = np.frombuffer(np.float16(value).tobytes(), np.uint8)
+    path = write(tmp_path / "m.gguf", model, "qwen3moe", dict.fromkeys(EXPERT_PARTS, kind), **blocks)
+    with prefer("triton" if packed else "reference"), pytest.raises(ModelError) as caught:
+        kit.load(path, torch.float16 if packed else torch.float32)
+    assert (caught.value.file, caught.value.item) == (str(path), UP)
+    number = "float16" if packed else "float32"
+    assert f"expert 4 holds what is no finite number as {number}" in str(caught.value)

@@ -152,6 +152,25 @@ def test_types_stay_as_they_are_where_there_are_kernels(
     assert weight_bytes(spec, 2, on_gpu=True) == kept + sum(target.nbytes for target in targets)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_scales_that_are_no_numbers(kit: Any, tmp_path: Path, packed: bool) -> None:
+    """Named where blocks stay as they are, and where they are dequantised."""
+    model, name = kit.tiny_model("qwen3"), "blk.1.attn_k.weight"
+    path = write_model(tmp_path / "m.gguf", model, "qwen3", "Q4_0")
+    tensor = read_gguf(path).tensors[name]
+    with path.open("r+b") as file:
+        file.seek(tensor.offset + 5 * tensor.type.block_bytes)
+        file.write(np.float16(np.nan).tobytes())
+    with (
+        prefer("triton" if packed else "reference"),
+        pytest.raises(
+            ModelError, match="no finite number as " + ("float16" if packed else "float32")
+        ) as caught,
+    ):
+        kit.load(path, torch.float16 if packed else torch.float32)
+    assert (caught.value.file, caught.value.item) == (str(path), name)
+
+
 def test_dummy_weights_of_types_that_stay(kit: Any, tmp_path: Path) -> None:
     """Numbers, whatever the types: no bits that mean none."""
     mix = {"attn_q": "Q4_1", "attn_k": "Q5_0", "attn_v": "Q8_0", "ffn_up": "Q5_1"}
@@ -172,6 +191,10 @@ def test_every_quantised_type(tmp_path: Path, kind: str) -> None:
     shape = (700, 512)  # more than one chunk of 2^18 elements
     generator = np.random.default_rng(5)
     data = generator.integers(0, 256, size=(shape[0], shape[1] // block_size * block_bytes), dtype=np.uint8)
+    blocks = data.reshape(-1, block_bytes)
+    with np.errstate(all="ignore"):
+        numbers = gguf.quants.dequantize(blocks, GGMLQuantizationType[kind])
+    blocks[~np.isfinite(numbers).all(1)] = 0  # scales that are no numbers are refused
     path = tmp_path / "m.gguf"
     writer = gguf.GGUFWriter(path, "qwen3")
     writer.add_tensor("token_embd.weight", data, raw_dtype=GGMLQuantizationType[kind])
@@ -180,9 +203,8 @@ def test_every_quantised_type(tmp_path: Path, kind: str) -> None:
     writer.write_tensors_to_file()
     writer.close()
     target = torch.empty(shape)
-    with np.errstate(all="ignore"):  # random scales may be infinite
-        load_gguf_weights(read_gguf(path), None, {"model.embed_tokens.weight": target})
-        expected = gguf.quants.dequantize(data, GGMLQuantizationType[kind])
+    load_gguf_weights(read_gguf(path), None, {"model.embed_tokens.weight": target})
+    expected = gguf.quants.dequantize(data, GGMLQuantizationType[kind])
     np.testing.assert_array_equal(target.numpy(), expected)
 
 

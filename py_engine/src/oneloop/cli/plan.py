@@ -10,7 +10,7 @@ from oneloop.config import NULL_MODEL, EngineConfig, mixed_step_tokens, resolve_
 from oneloop.device.cards import card_named
 from oneloop.device.nvml import first_gpu
 from oneloop.errors import ConfigError
-from oneloop.executor.loading import refuse_order, refuse_settings
+from oneloop.executor.loading import refuse_card, refuse_settings
 from oneloop.loader.resolve import check_format, resolve_model
 from oneloop.worker.memory.free import machine_memory
 from oneloop.worker.memory.ledger import DeviceMemory, MemoryPlanError
@@ -88,7 +88,7 @@ def find_server(settings: Mapping[str, Any], plan_device: str | None) -> ServerT
     check_format(config.model.load_format, "safetensors" if source.gguf is None else "gguf", source.path)
     refuse_settings(source.spec, config)
     if card is not None:
-        refuse_order(source.spec, config, card.generation)
+        refuse_card(source.spec, config, card.generation)
     dtype = resolve_dtype(
         config.model.dtype, config.resolved.device, source.spec.dtype, gguf=source.gguf is not None
     )

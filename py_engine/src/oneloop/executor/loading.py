@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from oneloop.config import resolve_dtype
-from oneloop.errors import ConfigError
+from oneloop.errors import ConfigError, ModelError
 from oneloop.executor.base import ModelFiles, ModelInfo
+from oneloop.formats.expected import linear_maps
 from oneloop.formats.quantization.fp8 import Fp8Scheme
 from oneloop.formats.quantization.spec import QuantizationSpec
 
@@ -122,7 +123,7 @@ class ModelLoading:
             settings.dtype, self._config.resolved.device, spec.dtype, gguf=self._source.gguf is not None
         )
         if device.type == "cuda":
-            refuse_order(spec, self._config, torch.cuda.get_device_capability(device)[0])
+            refuse_card(spec, self._config, torch.cuda.get_device_capability(device)[0])
         plan = plan_memory(spec, dtype, self._config, memory)
         dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
         model = load_model(
@@ -150,15 +151,23 @@ def refuse_settings(spec: ModelSpec, config: EngineConfig) -> None:
         )
 
 
-def refuse_order(spec: ModelSpec, config: EngineConfig, generation: int) -> None:
-    """ConfigError where the fixed order is asked for and has no kernels. generation: compute capability (major)."""
+def refuse_card(spec: ModelSpec, config: EngineConfig, generation: int) -> None:
+    """What has no kernels on a card of that compute capability (major): ModelError for experts of 8 bits, ConfigError
+    where weights of 8 bits are wanted in the fixed order."""
     quantization = spec.quantization
-    eight_bits = isinstance(quantization, QuantizationSpec) and isinstance(quantization.scheme, Fp8Scheme)
-    if True not in config.worker.orders or not eight_bits:
+    if not (isinstance(quantization, QuantizationSpec) and isinstance(quantization.scheme, Fp8Scheme)):
         return
     from oneloop_kernels.ops.fp8_linear import LEAST_GENERATION
 
-    if generation < LEAST_GENERATION:
+    if generation >= LEAST_GENERATION:
+        return
+    if any(one.experts and quantization.scheme_of(one.names) is not None for one in linear_maps(spec)):
+        message = (
+            f"8-bit experts have kernels from compute capability {LEAST_GENERATION} on, and this card's is "
+            f"{generation}; take the model in other numbers"
+        )
+        raise ModelError(config.model.model, message)
+    if True in config.worker.orders:
         raise ConfigError(
             "deterministic" if config.worker.deterministic else "deterministic_requests",
             f"has kernels for 8-bit weights from compute capability {LEAST_GENERATION} on, and this card's is "

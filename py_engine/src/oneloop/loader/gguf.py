@@ -20,7 +20,7 @@ from oneloop.loader.progress import ByteCount, Progress, no_progress
 from oneloop.loader.reader import FileReader
 from oneloop.loader.staging import Staging
 from oneloop.quant.base import Incoming
-from oneloop.quant.verdicts import WeightError
+from oneloop.quant.verdicts import WeightError, not_finite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -42,6 +42,8 @@ _ROTATED = re.compile(r"\.self_attn\.[qk]_proj\.(weight|bias)$")
 class _Piece:
     """Some rows of a tensor, dequantised and copied at once."""
 
+    name: str
+    """Hugging Face's, of which there is one for each expert."""
     tensor: GgufTensor
     offset: int
     num_bytes: int
@@ -85,15 +87,17 @@ def load_gguf_weights(
         piece
         for tensor, name, target in found
         for piece in _pieces(
-            tensor, target, arrivals, spec.head_dim if interleaved and _ROTATED.search(name) else None
+            name, tensor, target, arrivals, spec.head_dim if interleaved and _ROTATED.search(name) else None
         )
     )
-    with FileReader() as reader:
-        in_threads(partial(_fill, reader, device, count), pieces, num_threads)
     try:
+        with FileReader() as reader:
+            in_threads(partial(_fill, reader, device, count), pieces, num_threads)
         arrivals.verdicts.look()
     except WeightError as error:
-        raise ModelError(str(file.path), str(error), item=gguf_place(error.tensor).name) from error
+        place, expert = gguf_place(error.tensor)
+        message = str(error) if expert is None else f"expert {expert} {error}"
+        raise ModelError(str(file.path), message, item=place) from error
 
 
 def _part(tensor: GgufTensor, index: int | None, shape: tuple[int, ...]) -> GgufTensor:
@@ -106,7 +110,9 @@ def _part(tensor: GgufTensor, index: int | None, shape: tuple[int, ...]) -> Gguf
     )
 
 
-def _pieces(tensor: GgufTensor, target: Target, arrivals: Arrivals, head_dim: int | None) -> Iterator[_Piece]:
+def _pieces(
+    name: str, tensor: GgufTensor, target: Target, arrivals: Arrivals, head_dim: int | None
+) -> Iterator[_Piece]:
     """Whole rows (whole heads, where head_dim is given; whole blocks of a vector)."""
     arrival = None
     if isinstance(target, Incoming):
@@ -123,6 +129,7 @@ def _pieces(tensor: GgufTensor, target: Target, arrivals: Arrivals, head_dim: in
         first_block = start * row_elements // kind.block_size
         num_blocks = part.shape[0] * row_elements // kind.block_size
         yield _Piece(
+            name,
             tensor,
             tensor.offset + first_block * kind.block_bytes,
             num_blocks * kind.block_bytes,
@@ -144,7 +151,7 @@ def _fill(reader: FileReader, device: torch.device, count: ByteCount, pieces: It
             stored = room[: piece.num_bytes]
             reader.read_into(piece.tensor.path, piece.offset, stored)
             raw = piece.target.dtype == torch.uint8
-            values: NDArray[Any] = stored if raw else _dequantize(piece.tensor, stored)
+            values: NDArray[Any] = stored if raw else _dequantize(piece.name, piece.tensor, stored)
             values = values.reshape(piece.target.shape)
             copied = None
             if device.type == "cpu":
@@ -177,11 +184,16 @@ def _copy_rows(target: torch.Tensor, values: NDArray[Any], head_dim: int | None)
         target.copy_(torch.from_numpy(values))
 
 
-def _dequantize(tensor: GgufTensor, raw: NDArray[np.uint8]) -> NDArray[np.floating[Any]]:
-    """Flat array of the elements; float32 for every type but F16."""
+def _dequantize(name: str, tensor: GgufTensor, raw: NDArray[np.uint8]) -> NDArray[np.floating[Any]]:
+    """Flat array of the elements; float32 for every type but F16. WeightError where a block's scale is no number."""
     if tensor.type.name in _PLAIN_DTYPES:
         plain: NDArray[np.floating[Any]] = raw.view(_PLAIN_DTYPES[tensor.type.name])
         return plain
     # as one row: the gguf package loops in Python over groups of 16 rows
-    values: NDArray[np.floating[Any]] = dequantize(raw[None, :], GGMLQuantizationType(tensor.type.type_id))[0]
+    with np.errstate(invalid="ignore", over="ignore"):  # of what is refused below
+        values: NDArray[np.floating[Any]] = dequantize(
+            raw[None, :], GGMLQuantizationType(tensor.type.type_id)
+        )[0]
+    if tensor.type.block_size > 1 and not np.isfinite(values).all():
+        raise WeightError(name, not_finite("float32"))
     return values

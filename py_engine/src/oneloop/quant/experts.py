@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from oneloop.errors import ModelError
 from oneloop.formats.quantization.fp8 import Fp8Scheme
 from oneloop.formats.quantization.int4 import Int4Scheme
 from oneloop.quant.fp8 import Fp8Parts, scales_shape
 from oneloop.quant.packed import packs
 from oneloop.quant.packed_experts import GgufExperts, Int4Experts
-from oneloop_kernels.launch import INTERPRETED, generation
-from oneloop_kernels.ops.fp8_linear import FP8, LEAST_GENERATION
+from oneloop_kernels.ops.fp8_linear import FP8
 from oneloop_kernels.ops.moe.weights import Fp8Stack
 
 if TYPE_CHECKING:
@@ -44,8 +42,7 @@ def stored_experts(
     dtype: torch.dtype,
     device: torch.device,
 ) -> StoredExperts:
-    """experts: of each its parts, checkpoint name prefix → output size. ModelError where they are not stored alike, or
-    in a way that there are no kernels for on this card."""
+    """experts: of each its parts, checkpoint name prefix → output size. ModelError where they are not stored alike."""
     names = [name for parts in experts for name in parts]
     scheme = None if quantization is None else quantization.scheme_of(names)
     if isinstance(scheme, Fp8Scheme):
@@ -96,12 +93,6 @@ class Fp8Experts:
         device: torch.device,
     ) -> None:
         """See stored_experts. dtype: of the activations around the map."""
-        if device.type == "cuda" and not INTERPRETED and generation(device) < LEAST_GENERATION:
-            message = (
-                f"8-bit experts have kernels from compute capability {LEAST_GENERATION} on, and this card's is "
-                f"{generation(device)}; take the model in other numbers"
-            )
-            raise ModelError(next(iter(experts[0])), message)
         sizes = tuple(experts[0].values())
         scales = (len(experts), *scales_shape(scheme, sizes, in_size))
         self.weight = Fp8Stack(

@@ -11,6 +11,7 @@ from oneloop.formats.ggml_types import GGML_TYPES
 from oneloop.formats.quantization.gguf import FORMS
 from oneloop.quant.base import Incoming
 from oneloop.quant.packed import Packed
+from oneloop.quant.verdicts import expect_finite
 from oneloop_kernels.ops.packed_linear.gguf import numbers_of, sample_blocks
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from oneloop.quant.base import Target
     from oneloop_kernels.ops.linear import LinearCall
     from oneloop_kernels.ops.packed_linear import PackedCall
+    from oneloop_kernels.ops.packed_linear.packing import Numbers
 
 
 class GgufWeight:
@@ -59,9 +61,9 @@ class GgufWeight:
             if kind in FORMS:
                 shape = (size, self._in_size // blocks[kind].block_size * blocks[kind].block_bytes)
                 dtype = torch.uint8
-            take, device = partial(self._take, index, kind), self.matrix.device
+            key, device = f"{name}.weight", self.matrix.device
             sample = partial(sample_blocks, kind, *shape, device) if kind in FORMS else None
-            targets[f"{name}.weight"] = Incoming(shape, dtype, device, take, sample)
+            targets[key] = Incoming(shape, dtype, device, partial(self._take, key, index, kind), sample)
         return targets
 
     def joint_call(self, call: LinearCall) -> LinearCall | PackedCall | None:
@@ -72,5 +74,15 @@ class GgufWeight:
         """See StoredWeight."""
         return self.kept.multiply(call)
 
-    def _take(self, index: int, kind: str, values: torch.Tensor) -> None:
-        self.kept.put(index, numbers_of(kind, values) if kind in FORMS else values)
+    def _take(self, name: str, index: int, kind: str, values: torch.Tensor) -> None:
+        packed = kind in FORMS
+        self.kept.put(index, read_blocks(name, kind, values, self.matrix.dtype) if packed else values)
+
+
+def read_blocks(tensor: str, kind: str, blocks: torch.Tensor, dtype: torch.dtype) -> Numbers:
+    """As numbers_of, of a tensor whose scales and offsets must be numbers as they are kept: in dtype."""
+    numbers = numbers_of(kind, blocks)
+    expect_finite(tensor, numbers.scales.to(dtype))
+    if numbers.shifts is not None:
+        expect_finite(tensor, numbers.shifts.to(dtype))
+    return numbers

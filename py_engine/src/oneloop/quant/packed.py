@@ -89,7 +89,7 @@ class Packed:
     """
 
     __slots__ = (
-        "_compute", "_compute_plain", "_dtype", "_missing", "_norm", "_pieces", "_silu_mul", "_sizes", "_waiting",
+        "_compute", "_compute_plain", "_dtype", "_norm", "_pieces", "_silu_mul", "_sizes", "_waiting",
         "is_plain", "matrix",
     )  # fmt: skip
 

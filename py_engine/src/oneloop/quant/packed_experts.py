@@ -10,11 +10,12 @@ import torch
 from oneloop.formats.ggml_types import GGML_TYPES
 from oneloop.formats.quantization.packed import halves_of
 from oneloop.quant.base import Incoming
+from oneloop.quant.gguf import read_blocks
 from oneloop.quant.int4 import Int4Parts, groups_name
 from oneloop.quant.packed import packs
 from oneloop.quant.verdicts import expect
 from oneloop_kernels.ops.moe.packed_stack import PackedStack
-from oneloop_kernels.ops.packed_linear.gguf import numbers_of, sample_blocks
+from oneloop_kernels.ops.packed_linear.gguf import sample_blocks
 from oneloop_kernels.ops.packed_linear.packing import plain
 
 if TYPE_CHECKING:
@@ -170,10 +171,11 @@ class GgufExperts:
         targets: dict[str, Target] = {}
         for expert, parts in enumerate(self._experts):
             for part, (name, size) in enumerate(parts.items()):
-                shape, take = (size, row_bytes), partial(self._take, expert, part)
+                key, shape = f"{name}.weight", (size, row_bytes)
+                take = partial(self._take, key, expert, part)
                 sample = partial(sample_blocks, self._kind, size, row_bytes, device)
-                targets[f"{name}.weight"] = Incoming(shape, torch.uint8, device, take, sample)
+                targets[key] = Incoming(shape, torch.uint8, device, take, sample)
         return targets
 
-    def _take(self, expert: int, part: int, blocks: torch.Tensor) -> None:
-        self.weight.put(expert, numbers_of(self._kind, blocks), part)
+    def _take(self, name: str, expert: int, part: int, blocks: torch.Tensor) -> None:
+        self.weight.put(expert, read_blocks(name, self._kind, blocks, self.weight.dtype), part)

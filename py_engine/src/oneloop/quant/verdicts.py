@@ -66,6 +66,9 @@ def expect(holds: torch.Tensor, tensor: str, message: str) -> None:
 
 def expect_finite(tensor: str, values: torch.Tensor) -> None:
     """As `expect`: all are numbers. values: as they are kept."""
-    kind = str(values.dtype).removeprefix("torch.")
-    message = f"holds what is no finite number as {kind}; fetch the model again"
-    expect(values.isfinite().all(), tensor, message)
+    expect(values.isfinite().all(), tensor, not_finite(str(values.dtype).removeprefix("torch.")))
+
+
+def not_finite(kind: str) -> str:
+    """What is wrong with a tensor that holds infinities or NaN. kind: of what is kept."""
+    return f"holds what is no finite number as {kind}; fetch the model again"

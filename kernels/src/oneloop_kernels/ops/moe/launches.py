@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import triton
 
 from oneloop_kernels.ops.moe import NUM_TICKETS
+from oneloop_kernels.ops.moe.packed_stack import PackedStack
 from oneloop_kernels.ops.moe.plans import MAX_FEW, Shape
 from oneloop_kernels.ops.moe.weights import kind_of
+from oneloop_kernels.ops.packed_linear import TILE_ROWS
 from oneloop_kernels.order import order_is_fixed
 
 if TYPE_CHECKING:
@@ -17,8 +19,8 @@ if TYPE_CHECKING:
     from oneloop_kernels.ops.moe import MoeCall
     from oneloop_kernels.ops.moe.plans import MoePlan, ProductPlan
 
-_LEAST_ROWS: Final = {"weights": 8, "tokens": 64}
-"""Of a tile that has all tokens, by the side that is wide."""
+_LEAST_ROWS: Final = {"weights": 8, "tokens": 64, "grouped": 8}
+"""Of a tile that has all tokens, by the plan's kind; grouped: of weights of a few bits."""
 
 
 class Routed(NamedTuple):
@@ -77,7 +79,8 @@ def tile_constants(call: MoeCall) -> dict[str, object]:
 def combines(call: MoeCall, plan: MoePlan) -> bool:
     """Whether the kernel of down leaves no sum to do."""
     _, hidden = call.x.shape
-    return plan.combined and is_few(call) and triton.cdiv(hidden, plan.down.block_n) < NUM_TICKETS
+    block = TILE_ROWS if isinstance(call.experts.down, PackedStack) else plan.down.block_n
+    return plan.combined and is_few(call) and triton.cdiv(hidden, block) < NUM_TICKETS
 
 
 def sum_arguments(

@@ -9,7 +9,14 @@ import triton
 
 from oneloop_kernels.launch import pdl_options
 from oneloop_kernels.ops.linear.launches import Launch
-from oneloop_kernels.ops.moe.launches import combines, is_few, num_tiles, sum_arguments, tile_constants
+from oneloop_kernels.ops.moe.launches import (
+    combines,
+    is_few,
+    num_tiles,
+    rows_of_few,
+    sum_arguments,
+    tile_constants,
+)
 from oneloop_kernels.ops.moe.triton.packed import packed_experts_kernel
 from oneloop_kernels.ops.packed_linear import TILE_COLUMNS, TILE_ROWS
 
@@ -21,8 +28,6 @@ if TYPE_CHECKING:
 
 _MAX_SUMMED: Final = 16
 """Pairs of a tile up to which sums are scaled: of more there would be more to scale than weights."""
-_LEAST_ROWS: Final = 8
-"""Of a matrix product."""
 
 
 def products(
@@ -45,7 +50,7 @@ def products(
         "BITS": weight.bits,
         "SHIFT": weight.shift,
         "GROUPS": weight.groups,
-        "BLOCK_M": max(_LEAST_ROWS, 1 << (num_tokens - 1).bit_length()) if few else plan.block_m,
+        "BLOCK_M": rows_of_few(num_tokens, product) if few else plan.block_m,
         "STAGES": product.num_stages,
     }
     grid = (num_tiles(call, plan) * triton.cdiv(out_size, TILE_ROWS),)
