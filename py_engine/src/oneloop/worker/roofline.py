@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from oneloop.formats.expected import linear_maps, num_expert_parameters, num_parameters, num_sparse_layers
@@ -114,11 +115,9 @@ class Roofline:
         """Of the weights. A step reads (1 − top_k / experts)^batch of all experts not at all."""
         spec, moe = self.spec, self.spec.moe
         embedding = num_parameters(spec) - self._matrix_parameters()
-        read = weight_bytes(spec, RATED_ITEM_BYTES, on_gpu=True) - embedding * RATED_ITEM_BYTES
-        if moe is None:
-            return read
-        idle = (1 - moe.top_k / moe.num_experts) ** batch
-        return read - idle * expert_bytes(spec, RATED_ITEM_BYTES, on_gpu=True)
+        kept, of_experts = _kept_bytes(spec)
+        idle = 0.0 if moe is None else (1 - moe.top_k / moe.num_experts) ** batch
+        return kept - embedding * RATED_ITEM_BYTES - idle * of_experts
 
     def _expert_parameters(self) -> int:
         """One expert of each layer that has them."""
@@ -127,3 +126,10 @@ class Roofline:
     def _attention_flops(self) -> int:
         """Per query and key, in all layers: product with the key and sum of the value, 2 FLOP per element each."""
         return 4 * self.spec.num_heads * self.spec.head_dim * self.spec.num_layers
+
+
+@lru_cache(maxsize=1)  # names of thousands of experts are looked through for each
+def _kept_bytes(spec: ModelSpec) -> tuple[int, int]:
+    """Of all weights, and of experts'."""
+    experts = expert_bytes(spec, RATED_ITEM_BYTES, on_gpu=True)
+    return weight_bytes(spec, RATED_ITEM_BYTES, on_gpu=True), experts
