@@ -7,7 +7,8 @@ import json
 import pytest
 import torch
 
-from oneloop_kernels.ops.fp8_linear import BLOCK, FP8
+from oneloop_kernels.ops.float8 import FP8
+from oneloop_kernels.ops.fp8_linear import BLOCK
 from oneloop_kernels.ops.fp8_linear.plans import TUNED, TilesPlan, plan_by_rule
 from oneloop_kernels.ops.linear import NUM_TICKETS, LinearCall
 from oneloop_kernels.ops.linear.launches import Scales, dense, stream

@@ -22,7 +22,7 @@ from oneloop.loader.load import load_model
 from oneloop.loader.resolve import resolve_model
 from oneloop.models.registry import build_model
 from oneloop.quant.base import Incoming
-from oneloop_kernels.ops.fp8_linear import FP8
+from oneloop_kernels.ops.float8 import FP8
 from oneloop_kernels.ops.fp8_linear.quantize import dequantized, quantize_blocks, quantize_rows
 
 CPU = torch.device("cpu")

@@ -108,7 +108,7 @@ from pathlib import Path
 
 import torch
 
-from oneloop_kernels.ops.fp8_linear import FP8
+from oneloop_kernels.ops.float8 import FP8
 from oneloop_kernels.ops.fp8_linear.reference import linear
 from oneloop_kernels.ops.linear import LinearCall
 

@@ -22,7 +22,8 @@ from oneloop_bench.kernels.timing import KernelBench, bench_arguments, event_tim
 from oneloop_bench.report import BenchError, run_bench
 from oneloop_kernels.compiling.workers import CompileWorkers
 from oneloop_kernels.launch import compiling_ahead
-from oneloop_kernels.ops.fp8_linear import BLOCK, FP8
+from oneloop_kernels.ops.float8 import FP8
+from oneloop_kernels.ops.fp8_linear import BLOCK
 from oneloop_kernels.ops.fp8_linear.gpu import by_plan
 from oneloop_kernels.ops.fp8_linear.plans import TilesPlan, plan_for
 from oneloop_kernels.ops.linear import NUM_TICKETS, LinearCall, Norm

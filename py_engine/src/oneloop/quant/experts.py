@@ -11,7 +11,7 @@ from oneloop.formats.quantization.int4 import Int4Scheme
 from oneloop.quant.fp8 import Fp8Parts, scales_shape
 from oneloop.quant.packed import packs
 from oneloop.quant.packed_experts import GgufExperts, Int4Experts
-from oneloop_kernels.ops.fp8_linear import FP8
+from oneloop_kernels.ops.float8 import FP8
 from oneloop_kernels.ops.moe.weights import Fp8Stack
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ import torch
 from oneloop.formats.quantization.fp8 import BLOCK, rows_per_scale
 from oneloop.quant.base import Incoming
 from oneloop.quant.verdicts import expect_finite
-from oneloop_kernels.ops.fp8_linear import FP8, FP8_LINEAR
+from oneloop_kernels.ops.float8 import FP8
+from oneloop_kernels.ops.fp8_linear import FP8_LINEAR
 from oneloop_kernels.ops.fp8_linear.quantize import quantize_blocks, quantize_rows
 
 if TYPE_CHECKING:

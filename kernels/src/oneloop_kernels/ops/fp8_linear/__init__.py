@@ -11,7 +11,6 @@ from oneloop_kernels.registry import Family, Implementation
 if TYPE_CHECKING:
     from oneloop_kernels.ops.linear import LinearCall
 
-FP8: Final = torch.float8_e4m3fn
 BLOCK: Final = 128
 """Inputs that share a scale, where weights are scaled by blocks."""
 

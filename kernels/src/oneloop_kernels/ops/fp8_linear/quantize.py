@@ -7,10 +7,9 @@ from typing import Final
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from oneloop_kernels.ops.fp8_linear import BLOCK, FP8
+from oneloop_kernels.ops.float8 import FP8_MAX, to_float8
+from oneloop_kernels.ops.fp8_linear import BLOCK
 
-LARGEST: Final = 448.0
-"""Of e4m3."""
 _SMALLEST_SCALE: Final = 1e-12
 """Of what is all zero."""
 
@@ -45,8 +44,8 @@ def dequantized(quantized: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 def _scales(largest: torch.Tensor) -> torch.Tensor:
-    return (largest / LARGEST).clamp(min=_SMALLEST_SCALE)
+    return (largest / FP8_MAX).clamp(min=_SMALLEST_SCALE)
 
 
 def _quantized(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    return (values / scales).clamp(-LARGEST, LARGEST).to(FP8)
+    return to_float8(values / scales)

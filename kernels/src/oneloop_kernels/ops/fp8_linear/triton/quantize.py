@@ -9,7 +9,9 @@ import triton
 import triton.language as tl
 
 from oneloop_kernels.launch import pdl_options
-from oneloop_kernels.ops.fp8_linear import BLOCK, FP8
+from oneloop_kernels.ops.float8 import FP8
+from oneloop_kernels.ops.float8.triton import as_float8
+from oneloop_kernels.ops.fp8_linear import BLOCK
 from oneloop_kernels.ops.silu_mul.triton import silu_mul_tile
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ def quantize_kernel(
     if not BY_BLOCK:
         largest = tl.zeros_like(largest) + tl.max(largest, 0)
     scale = tl.maximum(largest / 448.0, 1e-12)
-    quantized = tl.clamp(wide / scale[:, None], -448.0, 448.0).to(out_ptr.dtype.element_ty)
+    quantized = as_float8(wide / scale[:, None])
     tl.store(out_ptr + token * size + columns, quantized, mask=mask)
     if BY_BLOCK:
         group = tl.arange(0, groups)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from oneloop_kernels.ops.float8.triton import as_float8
 from oneloop_kernels.ops.moe.triton.experts import combine_if_last, prefetch, tile_of
 from oneloop_kernels.ops.silu_mul.triton import silu_mul_tile
 
@@ -157,7 +158,7 @@ def _products(
             wide = x.to(tl.float32)
             if BY_BLOCK:
                 x_scales = _scales(tl.max(tl.abs(wide), 1))
-            x = tl.clamp(wide / x_scales[:, None], -LARGEST, LARGEST).to(weights.dtype)
+            x = as_float8(wide / x_scales[:, None])
         if TOKENS_WIDE:
             if BY_BLOCK:
                 sums += tl.dot(x, tl.trans(weights)) * (x_scales[:, None] * scales[None, :])
