@@ -163,7 +163,7 @@ def test_products(inputs, dtype, name, kind, num_tokens):
     assert_close(call.x, expected, kind="linear")
 
 
-@pytest.mark.parametrize(("kind", "num_tokens"), [("by row", 3), ("by block", 3), ("by small block", 33)])
+@pytest.mark.parametrize(("kind", "num_tokens"), [("by row", 11), ("by block", 11), ("by small block", 33)])
 def test_the_whole_is_the_references(inputs, kernel_device, dtype, kind, num_tokens):
     """But for the few numbers between two of 8 bits that the norm's last place sends the other way."""
     call = make_call(inputs, dtype, num_tokens, kind)
@@ -173,8 +173,8 @@ def test_the_whole_is_the_references(inputs, kernel_device, dtype, kind, num_tok
     added, expected = (x.double() - before for x in (call.x, there))
     live = expected.norm(dim=1) > 0
     errors = ((added - expected).norm(dim=1) / expected.norm(dim=1))[live]
-    bound = 2 ** (2 - 10 if dtype == torch.float16 else 2 - 7)
-    assert errors.median() < bound
+    # One number of a group of 128 gone the other way is some 0.3 %; rounding that loses a carry made 5 to 11 %.
+    assert errors.median() < (2**-6 if dtype == torch.float16 else 2**-4)
 
 
 @pytest.mark.parametrize(("num_experts", "num_tokens"), [(1, 33), (3, 2), (3, 33)])
