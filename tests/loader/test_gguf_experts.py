@@ -20,6 +20,7 @@ from oneloop.loader.load import load_model
 from oneloop.loader.resolve import resolve_model
 from oneloop.quant.plain import PlainWeight
 from oneloop.worker.memory.sizes import weight_bytes
+from oneloop_kernels.ops.fp8_linear.quantize import quantize_rows
 from oneloop_kernels.ops.moe.packed_stack import PackedStack
 from oneloop_kernels.ops.moe.weights import Fp8Stack
 from oneloop_kernels.registry import prefer
@@ -263,12 +264,23 @@ def test_a_file_that_is_quantised_to_8_bits_while_it_is_loaded(kit: Any, tmp_pat
     mix = dict.fromkeys(EXPERT_PARTS, kind)
     path = write(tmp_path / "m.gguf", model, "qwen3moe", mix)
     round_experts(model, mix)
-    source = resolve_model(str(path), quantization="fp8")
-    ours = load_model(source, dtype=torch.float32, device=torch.device("cpu"))
-    assert all(isinstance(one, Fp8Stack) for layer in ours.layers for one in layer.sparse.experts[1:3])  # type: ignore[attr-defined]
-    assert (
-        1e-3 < max(kit.layer_errors(ours, model)) < 0.3
-    )  # of attention too; another expert is chosen now and then
+    ours, plain = (
+        load_model(
+            resolve_model(str(path), quantization=way), dtype=torch.float32, device=torch.device("cpu")
+        )
+        for way in ("fp8", None)
+    )
+    num_stacks = 0
+    for layer, plain_layer in zip(ours.layers, plain.layers, strict=True):
+        for stack, wide in zip(layer.sparse.experts[1:3], plain_layer.sparse.experts[1:3], strict=True):
+            assert isinstance(stack, Fp8Stack)
+            for values, scales, expert in zip(*stack, wide, strict=True):
+                wanted, wanted_scales = quantize_rows(expert)
+                assert torch.equal(values.float(), wanted.float())
+                assert torch.equal(scales, wanted_scales)
+            num_stacks += 1
+    assert num_stacks == 2 * len(ours.layers)
+    assert max(kit.layer_errors(ours, model)) > 1e-3
 
 
 def test_dummy_weights(kit: Any, tmp_path: Path) -> None:
